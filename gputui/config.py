@@ -1,0 +1,117 @@
+"""Where things live: one home per user and machine, and what it is made of."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+PRIVATE_DIR_MODE = 0o700
+PRIVATE_FILE_MODE = 0o600
+
+# File systems on which SQLite's WAL does not work: its shared-memory index needs one machine's memory.
+# https://www.sqlite.org/wal.html, "Overview", disadvantage 2. Names as in /proc/self/mountinfo.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "beegfs", "lustre", "ceph"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The two directories that make a home, and the names of what is in them."""
+
+    profiles: Path
+    state: Path
+
+    @property
+    def database(self) -> Path:
+        return self.state / "gputui.db"
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @property
+    def agent_lock(self) -> Path:
+        """Held exclusively by the one agent of this state directory; its text says who it is."""
+        return self.state / "agent.lock"
+
+    @property
+    def views_lock(self) -> Path:
+        """Held shared by every open view, so that the agent knows whether anybody looks."""
+        return self.state / "views.lock"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.state / "agent.log"
+
+    @property
+    def doorbell(self) -> Path:
+        """Touched by whoever wrote a command row, so that the agent looks at once."""
+        return self.state / "doorbell"
+
+    @property
+    def scenario(self) -> Path:
+        """Present in a demo workspace: the simulated GPUs and the faults planned for them."""
+        return self.state / "simulated.yaml"
+
+    def run_dir(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def create(self) -> None:
+        """Make the directories, private to the user.
+
+        Raises OSError when they cannot be made.
+        """
+        for directory in (self.profiles, self.state, self.runs):
+            directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+        for directory in (self.state, self.runs):
+            directory.chmod(PRIVATE_DIR_MODE)
+
+
+def locate(home: str | os.PathLike[str] | None = None, environ: dict[str, str] | None = None) -> Workspace:
+    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else the XDG directories."""
+    env = dict(os.environ) if environ is None else environ
+    chosen = home or env.get("GPUTUI_HOME")
+    if chosen:
+        base = Path(chosen).expanduser().absolute()
+        return Workspace(profiles=base / "profiles", state=base / "state")
+    user_home = Path(env.get("HOME") or Path.home())
+    config_home = Path(env.get("XDG_CONFIG_HOME") or user_home / ".config")
+    state_home = Path(env.get("XDG_STATE_HOME") or user_home / ".local" / "state")
+    return Workspace(profiles=config_home / "gputui" / "profiles", state=state_home / "gputui")
+
+
+def runtime_dir(environ: dict[str, str] | None = None) -> Path:
+    """Where lock files common to all homes of this user lie; on local memory and gone after a reboot where the
+    system offers such a place."""
+    env = dict(os.environ) if environ is None else environ
+    base = env.get("XDG_RUNTIME_DIR")
+    if base and Path(base).is_dir():
+        return Path(base) / "gputui"
+    return Path("/tmp") / f"gputui-{os.getuid()}"  # noqa: S108 - made 0700 and its owner checked before use
+
+
+def shipped_profiles() -> Path:
+    """The folder of the profiles that come with gputui: inside the wheel, or the checkout's own."""
+    packaged = Path(str(resources.files("gputui"))) / "shipped_profiles"
+    if packaged.is_dir():
+        return packaged
+    return Path(__file__).resolve().parent.parent / "profiles"
+
+
+def file_system_of(path: Path, mountinfo: str) -> str | None:
+    """The type of the file system that holds ``path``, from the text of /proc/self/mountinfo (proc(5))."""
+    best, best_type = "", None
+    target = str(path)
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if len(fields) < 5 or not tail:
+            continue
+        mount = fields[4].replace("\\040", " ")
+        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, best_type = mount, tail[0]
+    return best_type

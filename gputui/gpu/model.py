@@ -1,0 +1,152 @@
+"""What a GPU is at one moment: plain values that cross the pipe from the sampler and go into the store.
+
+``None`` means that the driver did not give the value; it is never replaced by 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+GpuState = Literal["ok", "lost", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What does not change while the driver is loaded; read once per session."""
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str | None = None
+    memory_total_bytes: int | None = None
+    power_limit_default_watts: float | None = None
+    power_limit_max_watts: float | None = None
+    temperature_slowdown_celsius: float | None = None
+    temperature_shutdown_celsius: float | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
+    compute_capability: str | None = None
+    persistence_mode: bool | None = None
+    mig_mode: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """One process that holds memory of one GPU. ``start_ticks`` ties the PID to this machine's procfs; it is
+    None when the PID is not visible here (another PID namespace), and such a PID is never signalled."""
+
+    pid: int
+    memory_bytes: int | None = None
+    kind: Literal["C", "G", "M"] = "C"
+    user: str | None = None
+    command: str | None = None
+    start_ticks: int | None = None
+    sm_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """The fast tier, read every tick."""
+
+    uuid: str
+    state: GpuState = "ok"
+    detail: str | None = None
+    utilization_percent: float | None = None
+    memory_utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    performance_state: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlowSample:
+    """The slow tier, read every few seconds: what is expensive to ask or changes rarely."""
+
+    uuid: str
+    fan_percent: float | None = None
+    memory_temperature_celsius: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_received_bytes_per_second: float | None = None
+    pcie_sent_bytes_per_second: float | None = None
+    nvlink_received_bytes_per_second: float | None = None
+    nvlink_sent_bytes_per_second: float | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None
+    energy_joules: float | None = None
+
+
+# What the sampler process writes, one JSON object a line; `kind` is the tag.
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Which GPUs there are, sent at the start and whenever the set changes. ``problem`` is one sentence a person
+    can act on when the source gives no GPUs (no driver, version mismatch, ...)."""
+
+    at: float
+    source: Literal["nvml", "simulated"]
+    driver_version: str | None
+    gpus: tuple[GpuFacts, ...]
+    problem: str | None = None
+    kind: Literal["inventory"] = "inventory"
+
+
+@dataclass(frozen=True, slots=True)
+class FastTick:
+    """One tick of the fast tier over all GPUs. ``at`` is UTC unix seconds."""
+
+    at: float
+    gpus: tuple[GpuSample, ...]
+    kind: Literal["fast"] = "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTick:
+    """One tick of the slow tier over all GPUs."""
+
+    at: float
+    gpus: tuple[GpuSlowSample, ...]
+    kind: Literal["slow"] = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTick:
+    """The processes of every GPU: uuid → processes; None where the driver gave no (believable) list."""
+
+    at: float
+    processes: dict[str, tuple[GpuProcess, ...] | None] = field(default_factory=dict)
+    kind: Literal["processes"] = "processes"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """Something the driver reported by itself, such as an XID."""
+
+    at: float
+    uuid: str
+    event: Literal["xid", "lost", "returned"]
+    code: int | None = None
+    text: str | None = None
+    kind: Literal["event"] = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """Sent down to the sampler: a process of ours that works on a GPU. Only the simulated source uses it: its GPUs
+    follow the load of the runs launched on them."""
+
+    uuid: str
+    pid: int
+    run_id: str
+    rank: int | None = None

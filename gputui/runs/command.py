@@ -1,0 +1,128 @@
+"""From a specification to the exact command of one attempt: pure, so that ``check``, the launch screen and the agent
+show and run the same thing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+from gputui.runs.spec import RunSpec, Scalar
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+
+# torchrun's agent gives its ranks this long after a SIGTERM; the shim's own grace starts at the same moment and ends
+# later, so that torchrun's report of who failed is still written.
+SHIM_MARGIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the shim starts: an argument vector (no shell ever sees it), the environment added to the user's own, the
+    working directory, and how long a stop may take."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    grace_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Launch:
+        return cls(tuple(data["argv"]), dict(data["env"]), str(data["cwd"]), float(data["grace_seconds"]))
+
+
+def format_value(value: Scalar) -> str:
+    """A parameter as the text that a command line gets."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace ``{name}`` for the names in ``values``; other braces stay as they are, and what is put in is not looked
+    at again."""
+    return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group(0)), text)
+
+
+def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """``--key value`` for each parameter: underscores become dashes, None is left out, booleans are true or false."""
+    tokens: list[str] = []
+    for name, value in params.items():
+        if value is not None:
+            tokens += [f"--{name.replace('_', '-')}", format_value(value)]
+    return tuple(tokens)
+
+
+def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
+    """What placeholders stand for."""
+    return {
+        **{k: format_value(v) for k, v in params.items()},
+        "run_dir": run_dir,
+        "checkpoint": checkpoint or "",
+    }
+
+
+def build_launch(
+    spec: RunSpec,
+    *,
+    run_id: str,
+    run_dir: str,
+    attempt: int,
+    params: Mapping[str, Scalar],
+    visible_gpus: tuple[str, ...],
+    nproc: int,
+    port: int,
+    checkpoint: str | None,
+) -> Launch:
+    """The command of one attempt.
+
+    ``visible_gpus`` are UUIDs or indices as the profile asks, empty for a CPU run (which then sees no GPU at all);
+    ``nproc`` the ranks on this machine; ``port`` a free TCP port on loopback for the rendezvous.
+    """
+    values = values_for(params, run_dir, checkpoint)
+    attempt_dir = str(PurePath(run_dir) / "attempts" / str(attempt))
+    template = flag_tokens(params) if spec.args is None else spec.args
+    arguments = template if spec.args is None else tuple(substitute(token, values) for token in template)
+    if checkpoint is not None and spec.checkpoints is not None:
+        arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
+    program = tuple(substitute(token, values) for token in spec.program)
+    if spec.launcher == "torchrun":
+        argv = (
+            str(spec.python), "-m", "torch.distributed.run",
+            "--nnodes=1", f"--nproc-per-node={nproc}", "--max-restarts=0",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={run_id}.{attempt}",
+            "--local-addr=127.0.0.1",
+            f"--shutdown-timeout={max(1, round(spec.grace_seconds))}",
+            f"--log-dir={attempt_dir}/ranks", "--redirects=3",
+            *(("-m", *program[1:]) if program[0] == "-m" else program),
+            *arguments,
+        )  # fmt: skip
+    elif spec.launcher == "python":
+        argv = (str(spec.python), *program, *arguments)
+    else:
+        argv = (*program, *arguments)
+    env = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_ERROR_FILE": f"{attempt_dir}/error.json",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus),
+        "GPUTUI_RUN_ID": run_id,
+        "GPUTUI_RUN_DIR": run_dir,
+        "GPUTUI_ATTEMPT": str(attempt),
+        "GPUTUI_METRICS": substitute(spec.metrics.path, values)
+        if spec.metrics.kind == "jsonl" and spec.metrics.path
+        else f"{run_dir}/metrics.jsonl",
+    }
+    if checkpoint is not None:
+        env["GPUTUI_CHECKPOINT"] = checkpoint
+    env |= {name: substitute(text, values) for name, text in spec.env.items()}
+    return Launch(argv, env, substitute(spec.workdir, values), spec.grace_seconds + SHIM_MARGIN_SECONDS)

@@ -1,0 +1,125 @@
+"""A run's specification: a profile with everything resolved, frozen at the launch.
+
+It is what the agent works from; it is stored with the run and never changes. Recovery changes only parameters, and
+those are kept per attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast
+
+Launcher = Literal["torchrun", "python", "command"]
+Scalar = str | int | float | bool | None
+MetricsKind = Literal["jsonl", "csv", "hf", "stdout", "none"]
+
+# What recovery may change, and the names under which it finds the parameter when the profile maps no role.
+ROLE_NAMES: dict[str, tuple[str, ...]] = {
+    "batch_size": ("batch_size",),
+    "grad_accum": ("grad_accum", "gradient_accumulation_steps"),
+    "gradient_checkpointing": ("gradient_checkpointing",),
+    "lr": ("lr", "learning_rate"),
+    "grad_clip": ("grad_clip", "max_grad_norm"),
+    "timeout": ("timeout",),
+    "num_workers": ("num_workers",),
+}
+
+
+class SpecError(ValueError):
+    """A stored specification cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """Which GPUs a run asks for: any ``count`` free ones, or exactly those in ``uuids``. A CPU run asks for none."""
+
+    count: int = 0
+    uuids: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSpec:
+    """Where a run's metrics come from. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are regular
+    expressions with named groups (stdout)."""
+
+    kind: MetricsKind = "none"
+    path: str | None = None
+    patterns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """Where checkpoints appear, and the arguments that resume from one (tokens, with ``{checkpoint}``)."""
+
+    directory: str
+    pattern: str
+    resume: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Everything needed to start an attempt but its parameters, GPUs and checkpoint.
+
+    ``program`` is what follows the interpreter (``("train.py",)`` or ``("-m", "trainer")``), or the whole command of
+    launcher ``command``. ``args`` are tokens, split once as a shell would; None means ``--key value`` for each
+    parameter. Placeholders are substituted inside tokens, so that a value can never become two arguments.
+    """
+
+    name: str
+    launcher: Launcher
+    program: tuple[str, ...]
+    workdir: str
+    python: str | None = None
+    profile_path: str | None = None
+    nproc: int = 1
+    gpus: GpuRequest = field(default_factory=GpuRequest)
+    visible: Literal["uuid", "index"] = "uuid"
+    disk_bytes: int | None = None
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    args: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    metrics: MetricsSpec = field(default_factory=MetricsSpec)
+    checkpoints: CheckpointSpec | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    recovery: Mapping[str, Any] = field(default_factory=lambda: {"policy": "standard"})
+    alerts: str | None = "standard"
+    grace_seconds: float = 30.0
+
+    def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
+        """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""
+        mapped = self.roles.get(role)
+        if mapped is not None:
+            return mapped if mapped in params else None
+        return next((name for name in ROLE_NAMES.get(role, ()) if name in params), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
+        """Rebuild a stored specification. Raises SpecError naming what does not fit."""
+        try:
+            values = dict(data)
+            request = dict(values.get("gpus") or {})
+            request["uuids"] = tuple(request.get("uuids") or ())
+            values["gpus"] = GpuRequest(**request)
+            metrics = dict(values.get("metrics") or {})
+            metrics["patterns"] = tuple(metrics.get("patterns") or ())
+            values["metrics"] = MetricsSpec(**metrics)
+            if values.get("checkpoints") is not None:
+                checkpoints = dict(values["checkpoints"])
+                checkpoints["resume"] = tuple(checkpoints.get("resume") or ())
+                values["checkpoints"] = CheckpointSpec(**checkpoints)
+            values["program"] = tuple(values["program"])
+            if values.get("args") is not None:
+                values["args"] = tuple(values["args"])
+            spec = cls(**cast("dict[str, Any]", values))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"not a run specification: {error}") from error
+        if spec.launcher not in ("torchrun", "python", "command") or not spec.program:
+            raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
+        if spec.launcher != "command" and not spec.python:
+            raise SpecError("not a run specification: no interpreter")
+        return spec

@@ -1,0 +1,197 @@
+"""Opening the one SQLite file: the agent's writing connection, the views' read-only ones, and migrations.
+
+SQLite is the bus between the processes, in WAL mode: one writer, any number of readers that never block it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from importlib import resources
+from pathlib import Path
+
+from gputui.config import NETWORK_FILE_SYSTEMS, PRIVATE_FILE_MODE, file_system_of
+
+BUSY_TIMEOUT_SECONDS = 5.0
+CHECKED_AT_START_BYTES = 64 * 2**20
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text says what, where and what to do."""
+
+
+class StoreMissingError(StoreError):
+    """Nothing has been recorded in this home yet."""
+
+
+class StoreCorruptError(StoreError):
+    """The file is not a usable SQLite database."""
+
+
+class StoreNewerError(StoreError):
+    """The file was written by a newer gputui."""
+
+
+def migrations() -> list[tuple[int, str]]:
+    """The numbered schema changes as (version, SQL), in order. A migration that has been released never changes."""
+    found = []
+    for entry in resources.files("gputui.store").joinpath("migrations").iterdir():
+        if entry.name.endswith(".sql"):
+            found.append((int(entry.name.split("_", 1)[0]), entry.read_text("utf-8")))
+    return sorted(found)
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The agent's connection: creates the file (0600) and brings its schema up to date.
+
+    Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreNewerError.
+    """
+    _refuse_network_file_system(path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        os.close(descriptor)
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot open {path}: {error}; check permissions and free space") from error
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # NORMAL loses at most the last moments on a power cut, never integrity: sqlite.org/pragma.html#pragma_synchronous
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA journal_size_limit = 16777216")
+        connection.execute("PRAGMA cache_size = -2048")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        _migrate(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _explain(error, path) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A view's connection; it cannot change history.
+
+    Raises StoreMissingError when nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
+    """
+    if not path.exists():
+        raise StoreMissingError(
+            f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record"
+        )
+    connection = _connect_existing(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def open_commander(path: Path) -> sqlite3.Connection:
+    """A view's connection for writing command rows, and nothing else. Raises as open_reader does."""
+    if not path.exists():
+        raise StoreMissingError(
+            f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record"
+        )
+    return _connect_existing(path)
+
+
+def set_aside(path: Path, now: float) -> Path:
+    """Move a corrupt database and its side files out of the way, keeping them, and return its new name."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    target = path.with_name(f"{path.name}.corrupt-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
+    path.rename(target)
+    for suffix in ("-wal", "-shm"):
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            side.rename(target.with_name(target.name + suffix))
+    return target
+
+
+def _connect_existing(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    try:
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
+    except sqlite3.Error as error:
+        raise _explain(error, path) from error
+    try:
+        version = _version(connection)
+        newest = migrations()[-1][0]
+        if version > newest:
+            raise _newer(path, version, newest)
+        if version < newest:
+            raise StoreMissingError(
+                f"{path} is not set up for this gputui yet; start gputui or gputui --record"
+            )
+    except sqlite3.Error as error:
+        connection.close()
+        raise _explain(error, path) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    steps = migrations()
+    version = _version(connection)
+    if version > steps[-1][0]:
+        raise _newer(path, version, steps[-1][0])
+    if version == steps[-1][0]:
+        _check_integrity(connection, path)
+        return
+    for number, script in steps:
+        if number > version:
+            connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
+
+
+def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
+    """Look for damage before building on it. A large file is only checked after it gave reason to: reading all of
+    it would delay every start."""
+    suspect = suspect_mark(path)
+    if path.stat().st_size > CHECKED_AT_START_BYTES and not suspect.exists():
+        return
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise StoreCorruptError(f"{path} is damaged: {problem}")
+    suspect.unlink(missing_ok=True)
+
+
+def suspect_mark(path: Path) -> Path:
+    """A file whose presence asks the next writer for a full check."""
+    return path.with_name(path.name + ".suspect")
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return
+    kind = file_system_of(path.parent.resolve(), mountinfo)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path.parent} is on a network file system ({kind}), where the database cannot work; "
+            "choose a local directory with --home or GPUTUI_HOME"
+        )
+
+
+def _newer(path: Path, version: int, newest: int) -> StoreNewerError:
+    return StoreNewerError(
+        f"{path} was written by a newer gputui (schema {version}, this one knows {newest}); update gputui or use --home"
+    )
+
+
+def _explain(error: sqlite3.Error, path: Path) -> StoreError:
+    text = str(error)
+    if "malformed" in text or "not a database" in text or "encrypted" in text:
+        return StoreCorruptError(f"{path} is damaged: {text}")
+    if "full" in text or "disk I/O" in text:
+        return StoreError(f"cannot write {path}: {text}; free some disk space")
+    return StoreError(f"cannot open {path}: {text}; check permissions and free space")
