@@ -101,7 +101,7 @@ def build_launch(
             "--local-addr=127.0.0.1",
             f"--shutdown-timeout={max(1, round(spec.grace_seconds))}",
             f"--log-dir={attempt_dir}/ranks", "--redirects=3",
-            *(("-m", *program[1:]) if program[0] == "-m" else program),
+            *program,
             *arguments,
         )  # fmt: skip
     elif spec.launcher == "python":

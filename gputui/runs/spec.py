@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Launcher = Literal["torchrun", "python", "command"]
 Scalar = str | int | float | bool | None
@@ -115,7 +115,7 @@ class RunSpec:
             values["program"] = tuple(values["program"])
             if values.get("args") is not None:
                 values["args"] = tuple(values["args"])
-            spec = cls(**cast("dict[str, Any]", values))
+            spec = cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a run specification: {error}") from error
         if spec.launcher not in ("torchrun", "python", "command") or not spec.program:

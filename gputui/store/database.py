@@ -78,9 +78,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     Raises StoreMissingError when nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
     """
     if not path.exists():
-        raise StoreMissingError(
-            f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record"
-        )
+        raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     connection = _connect_existing(path)
     connection.execute("PRAGMA query_only = ON")
     return connection
@@ -89,9 +87,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def open_commander(path: Path) -> sqlite3.Connection:
     """A view's connection for writing command rows, and nothing else. Raises as open_reader does."""
     if not path.exists():
-        raise StoreMissingError(
-            f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record"
-        )
+        raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     return _connect_existing(path)
 
 
@@ -123,9 +119,7 @@ def _connect_existing(path: Path) -> sqlite3.Connection:
         if version > newest:
             raise _newer(path, version, newest)
         if version < newest:
-            raise StoreMissingError(
-                f"{path} is not set up for this gputui yet; start gputui or gputui --record"
-            )
+            raise StoreMissingError(f"{path} is not set up for this gputui yet; start gputui or gputui --record")
     except sqlite3.Error as error:
         connection.close()
         raise _explain(error, path) from error
