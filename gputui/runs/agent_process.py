@@ -1,0 +1,163 @@
+"""The agent seen from outside: who it is, whether it runs, starting and ending it. Nothing here imports the agent."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from gputui.config import PRIVATE_FILE_MODE, Workspace
+from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+
+START_TIMEOUT_SECONDS = 15.0
+STOP_TIMEOUT_SECONDS = 15.0
+_POLL_SECONDS = 0.02
+
+
+class AgentUnreachableError(Exception):
+    """The agent could not be started or does not answer; the text says where its log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """What the agent's lock file says while the agent holds it."""
+
+    process: ProcessIdentity
+    version: str
+    started_at: float
+    recording: bool
+    ready: bool
+
+
+def read_identity(workspace: Workspace) -> AgentIdentity | None:
+    """The running agent of this workspace, or None."""
+    try:
+        data = json.loads(workspace.agent_lock.read_text("utf-8"))
+        process = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        identity = AgentIdentity(
+            process, str(data["version"]), float(data["started_at"]), bool(data["recording"]), bool(data["ready"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return identity if is_alive(process) else None
+
+
+def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> AgentIdentity:
+    """The running agent, started first when there is none.
+
+    Raises AgentUnreachableError when it does not come up in time or ends at once.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    process: subprocess.Popen[bytes] | None = None
+    while True:
+        identity = read_identity(workspace)
+        if identity is not None and identity.ready:
+            return identity
+        if identity is None and process is None:
+            process = spawn_agent(workspace)
+        if process is not None and process.poll() not in (None, 0):
+            raise AgentUnreachableError(_last_words(workspace))
+        if time.monotonic() > deadline:
+            raise AgentUnreachableError(
+                f"the agent did not start within {timeout_seconds:.0f} s; its log is {workspace.agent_log}"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
+    """Start an agent detached from this terminal: own session, no standard input, output to its log."""
+    try:
+        workspace.create()
+        descriptor = os.open(
+            workspace.agent_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE
+        )
+    except OSError as error:
+        raise AgentUnreachableError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
+    try:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gputui.agent",
+                "--profiles",
+                str(workspace.profiles),
+                "--state",
+                str(workspace.state),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(descriptor)
+
+
+def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+    """End the agent and leave its runs alive. False when none ran.
+
+    Raises AgentUnreachableError when it does not end.
+    """
+    identity = read_identity(workspace)
+    if identity is None:
+        return False
+    send_signal(identity.process, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_seconds
+    while is_alive(identity.process):
+        if time.monotonic() > deadline:
+            raise AgentUnreachableError(
+                f"the agent (pid {identity.process.pid}) does not end; its log is {workspace.agent_log}"
+            )
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+class ViewPresence:
+    """Held while a view is open: the agent stays as long as anybody looks. The kernel lets go when a view is killed."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._path: Path = workspace.views_lock
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> ViewPresence:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def anybody_looks(workspace: Workspace) -> bool:
+    """Whether a view is open: the exclusive lock cannot be had."""
+    try:
+        descriptor = os.open(workspace.views_lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _last_words(workspace: Workspace) -> str:
+    try:
+        lines = workspace.agent_log.read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else f"the agent ended at once; its log is {workspace.agent_log}"

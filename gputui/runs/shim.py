@@ -1,0 +1,271 @@
+"""The shim: one per attempt, standard library only, started as a file by any Python of at least 3.9.
+
+It becomes a session leader and child subreaper, holds the GPU lock files, starts the attempt's command with its output
+going to a file, forwards a stop, and when the command has ended makes sure that no descendant is left. Then it writes
+``exit.json``. It never restarts anything and never looks at the database, so it outlives the agent and loses no exit.
+
+Usage: shim.py ATTEMPT_DIR, where attempt.json says what to start (see `plan_to_json` in gputui.runs.attempt).
+
+SIGTERM, SIGINT or SIGHUP ask for a graceful stop; SIGUSR2 kills at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+STRAY_GRACE_SECONDS = 2.0
+UNKILLABLE_SECONDS = 30.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write JSON so that it is either there whole, also after a power cut, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def stat_of(pid: int) -> tuple[int, str, int] | None:
+    """(parent, state letter, start ticks) of a process, or None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[1]), fields[0], int(fields[19])
+
+
+def descendants() -> set[int]:
+    """Every living process below this one. As a subreaper the shim inherits what its descendants leave behind, so
+    the parent chain is complete however often they forked or called setsid."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = stat_of(int(name))
+            if stat is not None and stat[1] not in ("Z", "X", "x"):
+                parents[int(name)] = stat[0]
+    own = os.getpid()
+    found: set[int] = set()
+    for start in parents:
+        pid, chain = start, []
+        while pid in parents and pid not in found and pid != own:
+            chain.append(pid)
+            pid = parents[pid]
+        if pid == own or pid in found:
+            found.update(chain)
+    found.discard(own)
+    return found
+
+
+def signal_all(pids: set[int], number: int) -> None:
+    """Signal descendants. A stopped one must be continued to notice."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            if number != signal.SIGKILL:
+                os.kill(pid, signal.SIGCONT)
+
+
+def oom_kills() -> dict[str, int | None]:
+    """How many processes the kernel has killed for lack of memory so far: in this control group, and on the host."""
+    counters: dict[str, int | None] = {"cgroup": None, "host": None}
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text("ascii").splitlines():
+            if line.startswith("oom_kill "):
+                counters["host"] = int(line.split()[1])
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        group = next(
+            line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines() if "::" in line
+        )
+        events = Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"
+        for line in events.read_text("ascii").splitlines():
+            if line.startswith("oom_kill "):
+                counters["cgroup"] = int(line.split()[1])
+    return counters
+
+
+def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
+    """Lock a file per GPU, all or none, in sorted order. Returns the descriptors and the paths that were taken."""
+    held: list[int] = []
+    for name in sorted(paths):
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            for other in held:
+                os.close(other)
+            return [], [name]
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        held.append(descriptor)
+    return held, []
+
+
+class Shim:
+    """One attempt from start to exit.json."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
+        self.grace = float(self.plan["grace_seconds"])
+        self.status: int | None = None
+        self.child = 0
+        self.stop_requested = False
+        self.forced = False
+        self.kill_at: float | None = None
+
+    def run(self) -> int:
+        started_at, before = time.time(), oom_kills()
+        record: dict[str, Any] = {
+            "code": None, "signal": None, "started_at": started_at, "stop_requested": False, "forced": False,
+            "survivors": [], "error": None, "lease_conflict": None,
+        }  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        locks, conflict = take_locks(self.plan["lock_files"])
+        if conflict:
+            record["lease_conflict"] = conflict
+        else:
+            try:
+                self.start()
+            except OSError as error:
+                record["error"] = f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
+        survivors = self.supervise() if self.child else []
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        after = oom_kills()
+        record |= {
+            "ended_at": time.time(),
+            "stop_requested": self.stop_requested,
+            "forced": self.forced,
+            "survivors": survivors,
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "oom_kills": {k: None if v is None or before[k] is None else v - before[k] for k, v in after.items()},
+        }
+        if self.status is not None:
+            code = os.waitstatus_to_exitcode(self.status)
+            record["code" if code >= 0 else "signal"] = abs(code)
+        write_record(self.directory / "exit.json", record)
+        for descriptor in locks:
+            os.close(descriptor)
+        return 0
+
+    def start(self) -> None:
+        environment = {**os.environ, **self.plan["env"]}
+        with (self.directory / "output.log").open("ab", buffering=0) as output:
+            process = subprocess.Popen(
+                self.plan["argv"],
+                cwd=self.plan["cwd"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # The shim has one thread, so that code between fork and exec is safe here.
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED),  # noqa: PLW1509
+            )
+        self.child = process.pid
+        own, child = stat_of(os.getpid()), stat_of(self.child)
+        write_record(
+            self.directory / "started.json",
+            {
+                "shim_pid": os.getpid(),
+                "shim_start_ticks": own[2] if own else None,
+                "pid": self.child,
+                "start_ticks": child[2] if child else None,
+                "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(),
+                "at": time.time(),
+            },
+        )
+
+    def supervise(self) -> list[int]:
+        """Wait for the command, then for everything it left behind. Returns what could not be killed."""
+        while self.status is None:
+            self.wait_for_signal(None if self.kill_at is None else self.kill_at - time.monotonic())
+            self.reap()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
+                self.forced = True
+                signal_all(descendants(), signal.SIGKILL)
+                self.kill_at = time.monotonic() + 1.0
+        return self.sweep()
+
+    def sweep(self) -> list[int]:
+        """Ask what is left to end, then kill it."""
+        began = time.monotonic()
+        asked = False
+        while left := descendants():
+            waited = time.monotonic() - began
+            if waited > UNKILLABLE_SECONDS:
+                return sorted(left)
+            if waited > STRAY_GRACE_SECONDS or self.forced:
+                signal_all(left, signal.SIGKILL)
+            elif not asked:
+                signal_all(left, signal.SIGTERM)
+                asked = True
+            self.wait_for_signal(0.05)
+            self.reap()
+        return []
+
+    def wait_for_signal(self, timeout: float | None) -> None:
+        """Sleep until a signal arrives or ``timeout`` seconds passed, and note what it asks for."""
+        if timeout is None:
+            number = signal.sigwaitinfo(WATCHED).si_signo
+        else:
+            info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
+            if info is None:
+                return
+            number = info.si_signo
+        if number in STOP_SIGNALS and not self.stop_requested:
+            self.stop_requested = True
+            self.kill_at = time.monotonic() + self.grace
+            # Only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its step
+            # must not lose its data loaders meanwhile. The sweep asks everything else afterwards.
+            if self.status is None and self.child:
+                signal_all({self.child}, signal.SIGTERM)
+        elif number == signal.SIGUSR2:
+            self.stop_requested = self.forced = True
+            self.kill_at = time.monotonic()
+
+    def reap(self) -> None:
+        """Collect every child that ended: an unreaped one would look alive for ever."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+
+
+def main() -> int:
+    os.umask(0o077)
+    return Shim(Path(sys.argv[1])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

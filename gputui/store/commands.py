@@ -1,0 +1,119 @@
+"""Asking the agent for something: a command is a row, and the agent answers it in place."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+CommandState = Literal["pending", "done", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    """What became of a command. ``reason`` is a sentence when it was refused; ``result`` e.g. ``{id, state}``."""
+
+    command_id: int
+    state: CommandState
+    reason: str | None
+    result: dict[str, Any] | None
+
+
+def submit(
+    connection: sqlite3.Connection,
+    verb: str,
+    run_id: str | None,
+    args: Mapping[str, Any],
+    actor: str,
+    *,
+    now: float,
+    doorbell: Path | None = None,
+) -> int:
+    """Write a command row and ring the agent. Returns the command's id. Raises sqlite3.Error."""
+    cursor = connection.execute(
+        "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, ?, ?, ?)",
+        (now, verb, run_id, json.dumps(dict(args)), actor),
+    )
+    if doorbell is not None:
+        doorbell.touch()
+    return int(cursor.lastrowid or 0)
+
+
+def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
+    """What the agent said, or None while it has not."""
+    row = connection.execute(
+        "SELECT state, reason, result FROM commands WHERE command_id = ? AND state <> 'pending'", (command_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    return CommandAnswer(command_id, row[0], row[1], json.loads(row[2]) if row[2] else None)
+
+
+def wait_for_answer(
+    connection: sqlite3.Connection,
+    command_id: int,
+    timeout_seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> CommandAnswer | None:
+    """The agent's answer, or None when none came in time; the command is withdrawn then, so that it cannot act on
+    it long after the asker has gone."""
+    deadline = clock() + timeout_seconds
+    while (found := answer(connection, command_id)) is None:
+        if clock() >= deadline:
+            withdrawn = connection.execute(
+                "UPDATE commands SET state = 'refused', reason = 'not answered in time' "
+                "WHERE command_id = ? AND state = 'pending'",
+                (command_id,),
+            )
+            return None if withdrawn.rowcount else answer(connection, command_id)
+        pause(0.02)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommand:
+    """A command as the agent reads it."""
+
+    command_id: int
+    verb: str
+    run_id: str | None
+    args: dict[str, Any]
+    actor: str
+
+
+def pending(connection: sqlite3.Connection) -> list[PendingCommand]:
+    """What waits for the agent, oldest first."""
+    rows = connection.execute(
+        "SELECT command_id, verb, run_id, args, actor FROM commands WHERE state = 'pending' ORDER BY command_id"
+    ).fetchall()
+    return [PendingCommand(row[0], row[1], row[2], _arguments(row[3]), row[4]) for row in rows]
+
+
+def give_answer(
+    connection: sqlite3.Connection,
+    command_id: int,
+    state: Literal["done", "refused"],
+    *,
+    now: float,
+    reason: str | None = None,
+    result: Mapping[str, Any] | None = None,
+) -> None:
+    """Answer a command in place; only the agent does."""
+    connection.execute(
+        "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? WHERE command_id = ?",
+        (state, reason, None if result is None else json.dumps(dict(result)), now, command_id),
+    )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
