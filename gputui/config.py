@@ -48,8 +48,9 @@ class Workspace:
 
     @property
     def doorbell(self) -> Path:
-        """Touched by whoever wrote a command row, so that the agent looks at once."""
-        return self.state / "doorbell"
+        """Touched by whoever wrote a command row, so that the agent looks at once; among the runs, where the agent
+        watches the file system anyway."""
+        return self.runs / ".doorbell"
 
     @property
     def scenario(self) -> Path:

@@ -26,6 +26,7 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
+LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
@@ -106,6 +107,11 @@ def oom_kills() -> dict[str, int | None]:
     return counters
 
 
+def growth(before: int | None, after: int | None) -> int | None:
+    """How much a counter grew, or None when it cannot be read."""
+    return None if before is None or after is None else after - before
+
+
 def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
     """Lock a file per GPU, all or none, in sorted order. Returns the descriptors and the paths that were taken."""
     held: list[int] = []
@@ -135,6 +141,7 @@ class Shim:
         self.child = 0
         self.stop_requested = False
         self.forced = False
+        self.last_call_at: float | None = None
         self.kill_at: float | None = None
 
     def run(self) -> int:
@@ -144,6 +151,8 @@ class Shim:
             "survivors": [], "error": None, "lease_conflict": None,
         }  # fmt: skip
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        if not self.claim():
+            return 0
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = take_locks(self.plan["lock_files"])
         if conflict:
@@ -163,7 +172,7 @@ class Shim:
             "survivors": survivors,
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
-            "oom_kills": {k: None if v is None or before[k] is None else v - before[k] for k, v in after.items()},
+            "oom_kills": {name: growth(before[name], after[name]) for name in after},
         }
         if self.status is not None:
             code = os.waitstatus_to_exitcode(self.status)
@@ -172,6 +181,16 @@ class Shim:
         for descriptor in locks:
             os.close(descriptor)
         return 0
+
+    def claim(self) -> bool:
+        """Whether this attempt is this shim's: an agent that was killed while starting one may have its successor
+        start another."""
+        self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return not (self.directory / "exit.json").exists()
 
     def start(self) -> None:
         environment = {**os.environ, **self.plan["env"]}
@@ -204,8 +223,12 @@ class Shim:
     def supervise(self) -> list[int]:
         """Wait for the command, then for everything it left behind. Returns what could not be killed."""
         while self.status is None:
-            self.wait_for_signal(None if self.kill_at is None else self.kill_at - time.monotonic())
+            deadline = self.kill_at if self.last_call_at is None else self.last_call_at
+            self.wait_for_signal(None if deadline is None else deadline - time.monotonic())
             self.reap()
+            if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
+                self.last_call_at = None
+                signal_all(descendants(), signal.SIGTERM)
             if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
                 self.forced = True
                 signal_all(descendants(), signal.SIGKILL)
@@ -241,12 +264,15 @@ class Shim:
         if number in STOP_SIGNALS and not self.stop_requested:
             self.stop_requested = True
             self.kill_at = time.monotonic() + self.grace
-            # Only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its step
-            # must not lose its data loaders meanwhile. The sweep asks everything else afterwards.
+            self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
+            # First only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its
+            # step must not lose its data loaders meanwhile. Everything else is asked shortly before the grace ends,
+            # or by the sweep once the command has ended.
             if self.status is None and self.child:
                 signal_all({self.child}, signal.SIGTERM)
         elif number == signal.SIGUSR2:
             self.stop_requested = self.forced = True
+            self.last_call_at = None
             self.kill_at = time.monotonic()
 
     def reap(self) -> None:

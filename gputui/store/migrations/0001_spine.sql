@@ -123,9 +123,7 @@ CREATE TABLE runs (
     ended_at REAL,
     reason TEXT,
     waiting_for TEXT,
-    resume_from TEXT,
-    next_params TEXT,
-    cause TEXT
+    resume_from TEXT
 ) STRICT;
 CREATE INDEX runs_by_state ON runs (state);
 

@@ -1,0 +1,349 @@
+"""Runs, attempts and leases as rows: the agent's side, which writes them.
+
+Every function works inside the caller's transaction; none commits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gputui.runs.command import Launch
+from gputui.runs.identity import ProcessIdentity
+from gputui.runs.spec import RunSpec, Scalar
+from gputui.runs.states import RunState, check_move
+
+_UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
+_RUN_COLUMNS = "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, waiting_for"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as the agent works with it. ``params`` are those of the attempt that is running or will start next."""
+
+    run_id: str
+    name: str
+    state: RunState
+    attempt: int
+    spec: RunSpec
+    params: dict[str, Scalar]
+    created_at: float
+    queued_at: float | None
+    not_before: float | None
+    started_at: float | None
+    resume_from: str | None
+    waiting_for: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """An attempt as the agent works with it. ``shim`` is None until its identity is known."""
+
+    run_id: str
+    number: int
+    state: str
+    params: dict[str, Scalar]
+    gpus: tuple[str, ...]
+    launch: Launch
+    created_at: float
+    started_at: float | None
+    first_step_at: float | None
+    shim: ProcessIdentity | None
+    first_step: int | None
+    last_step: int | None
+    resumed_step: int | None
+    stop_requested: str | None
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing. Raises sqlite3.Error with nothing changed."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def fitting_name(text: str) -> str:
+    """A run's name as it may stand in a folder name and on a command line."""
+    return _UNFIT_IN_NAME.sub("-", text).strip("-.")[:60] or "run"
+
+
+def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
+    """A new id ``name-N`` (N counts per name; ids whose folder still exists are passed over) and the run's place in
+    the order of all runs."""
+    sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
+    taken = taken_folders | {row[0] for row in connection.execute("SELECT run_id FROM runs WHERE name = ?", (name,))}
+    number = 1
+    while f"{name}-{number}" in taken:
+        number += 1
+    return f"{name}-{number}", int(sequence)
+
+
+def insert_run(
+    connection: sqlite3.Connection,
+    *,
+    run_id: str,
+    sequence: int,
+    name: str,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    now: float,
+    actor: str,
+    cause: str = "launched",
+) -> None:
+    """A new run, queued."""
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            run_id,
+            sequence,
+            name,
+            spec.name,
+            RunState.QUEUED,
+            json.dumps(spec.to_json()),
+            json.dumps(dict(params)),
+            now,
+            now,
+        ),
+    )
+    connection.execute(
+        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) VALUES (?, ?, NULL, ?, ?, ?)",
+        (run_id, now, RunState.QUEUED, cause, actor),
+    )
+
+
+def move(
+    connection: sqlite3.Connection, run: RunRecord, target: RunState, *, cause: str, actor: str = "agent", now: float
+) -> None:
+    """Move a run along the table of states and note why. Raises ForbiddenMoveError."""
+    check_move(run.state, target)
+    connection.execute(
+        "UPDATE runs SET state = ?, reason = ?, waiting_for = NULL, "
+        "ended_at = CASE WHEN ? THEN ? ELSE NULL END, "
+        "queued_at = CASE WHEN ? THEN ? ELSE queued_at END WHERE run_id = ?",
+        (
+            target,
+            cause if target.is_over or target is RunState.RECOVERING else None,
+            target.is_over,
+            now,
+            target is RunState.QUEUED,
+            now,
+            run.run_id,
+        ),
+    )
+    connection.execute(
+        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, ?)",
+        (run.run_id, now, run.state, target, cause, actor),
+    )
+
+
+def set_next_attempt(
+    connection: sqlite3.Connection,
+    run_id: str,
+    *,
+    params: Mapping[str, Scalar],
+    resume_from: str | None,
+    not_before: float | None,
+) -> None:
+    """What the run's next attempt will start with."""
+    connection.execute(
+        "UPDATE runs SET params = ?, resume_from = ?, not_before = ? WHERE run_id = ?",
+        (json.dumps(dict(params)), resume_from, not_before, run_id),
+    )
+
+
+def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | None) -> None:
+    connection.execute("UPDATE runs SET waiting_for = ? WHERE run_id = ?", (text, run_id))
+
+
+def runs_in(connection: sqlite3.Connection, states: Sequence[RunState]) -> list[RunRecord]:
+    """The runs in any of these states, in the order they were launched."""
+    marks = ", ".join("?" * len(states))
+    rows = connection.execute(
+        f"SELECT {_RUN_COLUMNS} FROM runs WHERE state IN ({marks}) ORDER BY sequence",  # noqa: S608 - marks only
+        tuple(states),
+    )
+    return [_run(row) for row in rows.fetchall()]
+
+
+def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
+    row = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ?", (run_id,)).fetchone()  # noqa: S608
+    return None if row is None else _run(row)
+
+
+def insert_attempt(
+    connection: sqlite3.Connection, run: RunRecord, *, number: int, gpus: Sequence[str], launch: Launch, now: float
+) -> None:
+    """A new attempt in state ``starting``; its shim is not known yet."""
+    connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
+        "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?)",
+        (
+            run.run_id,
+            number,
+            json.dumps(run.params),
+            json.dumps(list(gpus)),
+            json.dumps(launch.to_json()),
+            now,
+            run.resume_from,
+            step_in_name(run.resume_from),
+        ),
+    )
+    connection.execute(
+        "UPDATE runs SET attempt = ?, started_at = coalesce(started_at, ?) WHERE run_id = ?", (number, now, run.run_id)
+    )
+
+
+def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> AttemptRecord | None:
+    row = connection.execute(
+        "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, shim_pid, "
+        "shim_start_ticks, boot_id, first_step, last_step, resumed_step, stop_requested "
+        "FROM attempts WHERE run_id = ? AND number = ?",
+        (run_id, number),
+    ).fetchone()
+    if row is None:
+        return None
+    shim = None if row[9] is None else ProcessIdentity(row[9], row[10], row[11])
+    return AttemptRecord(
+        run_id=row[0],
+        number=row[1],
+        state=row[2],
+        params=json.loads(row[3]),
+        gpus=tuple(json.loads(row[4])),
+        launch=Launch.from_json(json.loads(row[5])),
+        created_at=row[6],
+        started_at=row[7],
+        first_step_at=row[8],
+        shim=shim,
+        first_step=row[12],
+        last_step=row[13],
+        resumed_step=row[14],
+        stop_requested=row[15],
+    )
+
+
+def set_shim(connection: sqlite3.Connection, run_id: str, number: int, shim: ProcessIdentity) -> None:
+    connection.execute(
+        "UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ? WHERE run_id = ? AND number = ?",
+        (shim.pid, shim.start_ticks, shim.boot_id, run_id, number),
+    )
+
+
+def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int, at: float) -> None:
+    connection.execute(
+        "UPDATE attempts SET state = 'running', started_at = ? WHERE run_id = ? AND number = ? AND started_at IS NULL",
+        (at, run_id, number),
+    )
+
+
+def note_steps(
+    connection: sqlite3.Connection, run_id: str, number: int, *, first: int | None, last: int | None, at: float | None
+) -> None:
+    """What the metrics show of an attempt's progress: the first and the newest step, and when the first was seen."""
+    connection.execute(
+        "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
+        "first_step_at = coalesce(first_step_at, ?) WHERE run_id = ? AND number = ? AND ? IS NOT NULL",
+        (first, last, at, run_id, number, last),
+    )
+
+
+def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
+    """Note the intent before any signal is sent: an exit status does not tell a stop from a crash."""
+    connection.execute(
+        "UPDATE attempts SET stop_requested = ? WHERE run_id = ? AND number = ?", (intent, run_id, number)
+    )
+
+
+def end_attempt(
+    connection: sqlite3.Connection,
+    run_id: str,
+    number: int,
+    *,
+    state: str,
+    ended_at: float,
+    exit_record: Mapping[str, Any] | None,
+) -> None:
+    record = dict(exit_record or {})
+    connection.execute(
+        "UPDATE attempts SET state = ?, ended_at = ?, exit_code = ?, exit_signal = ?, exit = ? "
+        "WHERE run_id = ? AND number = ?",
+        (
+            state,
+            ended_at,
+            record.get("code"),
+            record.get("signal"),
+            json.dumps(record) if record else None,
+            run_id,
+            number,
+        ),
+    )
+
+
+def leases(connection: sqlite3.Connection) -> dict[str, str]:
+    """GPU UUID → the run that holds it."""
+    return dict(connection.execute("SELECT gpu_uuid, run_id FROM leases").fetchall())
+
+
+def take_leases(connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float) -> None:
+    """All or nothing, in sorted order. Raises sqlite3.IntegrityError when another run holds one."""
+    for uuid in sorted(uuids):
+        holder = connection.execute("SELECT run_id FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
+        if holder is None or holder[0] != run_id:
+            connection.execute("INSERT INTO leases (gpu_uuid, run_id, since) VALUES (?, ?, ?)", (uuid, run_id, now))
+
+
+def release_leases(connection: sqlite3.Connection, run_id: str) -> None:
+    connection.execute("DELETE FROM leases WHERE run_id = ?", (run_id,))
+
+
+def add_event(
+    connection: sqlite3.Connection,
+    message: str,
+    *,
+    now: float,
+    severity: str = "info",
+    subject: str | None = None,
+    run_id: str | None = None,
+    attempt: int | None = None,
+) -> None:
+    """One sentence for the events strip. ``severity`` is info, warning or error."""
+    connection.execute(
+        "INSERT INTO events (at, severity, subject, run_id, attempt, message) VALUES (?, ?, ?, ?, ?, ?)",
+        (now, severity, subject, run_id, attempt, message),
+    )
+
+
+def step_in_name(path: str | None) -> int | None:
+    """The step that a checkpoint's name tells (its last run of digits), or None."""
+    if path is None:
+        return None
+    numbers = re.findall(r"\d+", path.rsplit("/", 1)[-1].rsplit(".", 1)[0])
+    return int(numbers[-1]) if numbers else None
+
+
+def _run(row: Sequence[Any]) -> RunRecord:
+    return RunRecord(
+        run_id=row[0],
+        name=row[1],
+        state=RunState(row[2]),
+        attempt=row[3],
+        spec=RunSpec.from_json(json.loads(row[4])),
+        params=json.loads(row[5]),
+        created_at=row[6],
+        queued_at=row[7],
+        not_before=row[8],
+        started_at=row[9],
+        resume_from=row[10],
+        waiting_for=row[11],
+    )
