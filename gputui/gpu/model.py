@@ -29,6 +29,9 @@ class GpuFacts:
     compute_capability: str | None = None
     persistence_mode: bool | None = None
     mig_mode: bool | None = None
+    power_reading: Literal["instant", "driver"] | None = None
+    """Which reading ``GpuSample.power_watts`` is: the instantaneous field, or the driver's own (a one second mean
+    on Ampere and later, but for GA100)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """The fast tier, read every tick."""
+    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` change
+    rarely and may be as old as the slow tier's interval. ``throttle_reasons`` is empty when nothing holds the clocks
+    back and None when the driver does not say."""
 
     uuid: str
     state: GpuState = "ok"
@@ -63,7 +68,7 @@ class GpuSample:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
-    throttle_reasons: tuple[str, ...] = ()
+    throttle_reasons: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,9 @@ class GpuSlowSample:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Which GPUs there are, sent at the start and whenever the set changes. ``problem`` is one sentence a person
-    can act on when the source gives no GPUs (no driver, version mismatch, ...)."""
+    """Which GPUs there are, sent at the start and whenever the set changes. ``problem`` is one line a person
+    can act on: why there are no GPUs (no driver, version mismatch, ...), or which GPU of the machine is not among
+    ``gpus`` and why. A GPU that was seen once stays in ``gpus`` after it is lost."""
 
     at: float
     source: Literal["nvml", "simulated"]
@@ -144,9 +150,11 @@ class GpuEvent:
 @dataclass(frozen=True, slots=True)
 class Occupant:
     """Sent down to the sampler: a process of ours that works on a GPU. Only the simulated source uses it: its GPUs
-    follow the load of the runs launched on them."""
+    follow the load of the runs launched on them. ``memory_bytes`` is what it holds there; None lets the source choose
+    an amount that stays the same for the run."""
 
     uuid: str
     pid: int
     run_id: str
     rank: int | None = None
+    memory_bytes: int | None = None
