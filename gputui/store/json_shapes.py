@@ -1,0 +1,125 @@
+"""The JSON that ``--json`` prints: stable shapes, to which fields are only ever added. Unknown is null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, IncidentView, RunView
+
+Shape = dict[str, Any]
+
+
+def iso(at: float | None) -> str | None:
+    """UTC unix seconds as ISO 8601 with milliseconds and a Z."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def gpu_shape(gpu: GpuView) -> Shape:
+    """One GPU of ``gputui gpus --json``."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "utilization_percent": gpu.utilization_percent,
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "memory_reserved_bytes": gpu.memory_reserved_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "temperature_celsius": gpu.temperature_celsius,
+        "power_watts": gpu.power_watts,
+        "power_limit_watts": gpu.power_limit_watts,
+        "sm_clock_mhz": gpu.sm_clock_mhz,
+        "throttle_reasons": None if gpu.throttle_reasons is None else list(gpu.throttle_reasons),
+        "state": gpu.state,
+        "age_seconds": None if gpu.age_seconds is None else round(gpu.age_seconds, 3),
+        "run_id": gpu.run_id,
+        "rank": gpu.rank,
+        "processes": None
+        if gpu.processes is None
+        else [
+            {
+                "pid": process.pid,
+                "user": process.user,
+                "command": process.command,
+                "memory_bytes": process.memory_bytes,
+                "run_id": process.run_id,
+                "rank": process.rank,
+            }
+            for process in gpu.processes
+        ],
+    }
+
+
+def run_shape(run: RunView) -> Shape:
+    """One run of ``gputui ps --json``. ``reason`` is why it ended or recovers, or what a queued run waits for."""
+    return {
+        "id": run.run_id,
+        "name": run.name,
+        "profile": run.profile,
+        "state": run.state,
+        "attempt": run.attempt,
+        "gpus": list(run.gpus),
+        "params": dict(run.params),
+        "created_at": iso(run.created_at),
+        "started_at": iso(run.started_at),
+        "ended_at": iso(run.ended_at),
+        "reason": run.reason if run.reason is not None else run.waiting_for,
+    }
+
+
+def show_shape(
+    run: RunView,
+    attempts: Sequence[AttemptView],
+    incidents: Sequence[IncidentView],
+    decisions: Sequence[DecisionView],
+) -> Shape:
+    """``gputui show RUN --json``. An attempt that met several incidents shows the first: the others follow from it."""
+    first: dict[int, IncidentView] = {}
+    for incident in incidents:
+        first.setdefault(incident.attempt, incident)
+    decided = {decision.incident_id: decision for decision in decisions}
+    return {
+        **run_shape(run),
+        "attempts": [_attempt_shape(attempt, first.get(attempt.number), decided) for attempt in attempts],
+    }
+
+
+def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
+    """``gputui agent status --json``; whether it runs is for the caller to find out."""
+    known = agent if running else None
+    return {
+        "running": running,
+        "pid": known.pid if known else None,
+        "version": known.version if known else None,
+        "started_at": iso(known.started_at) if known else None,
+        "recording": known.recording if known else False,
+        "home": home,
+    }
+
+
+def _attempt_shape(attempt: AttemptView, incident: IncidentView | None, decided: Mapping[int, DecisionView]) -> Shape:
+    decision = decided.get(incident.incident_id) if incident else None
+    ended = attempt.exit_code is not None or attempt.exit_signal is not None
+    return {
+        "number": attempt.number,
+        "state": attempt.state,
+        "params": dict(attempt.params),
+        "gpus": list(attempt.gpus),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "exit": {"code": attempt.exit_code, "signal": attempt.exit_signal} if ended else None,
+        "resumed_from": attempt.resumed_from,
+        "last_step": attempt.last_step,
+        "incident": {
+            "kind": incident.kind,
+            "rank": incident.rank,
+            "summary": incident.summary,
+            "evidence": list(incident.evidence),
+        }
+        if incident
+        else None,
+        "decision": {"actions": list(decision.actions), "reason": decision.reason} if decision else None,
+    }

@@ -1,0 +1,372 @@
+"""Read-only questions to the store. Every function takes a connection and answers with frozen values.
+
+All are cheap enough to be asked again whenever ``PRAGMA data_version`` moved: the newest sample of a GPU is one probe
+of the primary key, and JSON that did not change is not parsed again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from gputui.store.views import (
+    AgentView,
+    AttemptView,
+    DecisionView,
+    EventView,
+    GpuHistory,
+    GpuView,
+    GpuViewState,
+    HostHistory,
+    HostView,
+    IncidentView,
+    ProcessView,
+    RunView,
+    TransitionView,
+)
+
+# A sample is stale after this many intervals, and not before this many seconds.
+STALE_AFTER_INTERVALS = 3.0
+STALE_AFTER_SECONDS = 3.0
+
+# A GPU that the driver no longer lists stays on show this long after it was last seen.
+LOST_SHOWN_SECONDS = 86_400.0
+
+_OVER = "('succeeded', 'failed', 'stopped')"
+
+
+class RunLookupError(LookupError):
+    """A run could not be told from what was typed; the text says what to do."""
+
+
+class RunNotFoundError(RunLookupError):
+    """No run matches. ``nearest`` holds ids and names that look like what was typed, best first."""
+
+    def __init__(self, wanted: str, nearest: list[str]) -> None:
+        hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
+        super().__init__(f"no run {wanted!r}; {hint}")
+        self.nearest = nearest
+
+
+class AmbiguousRunError(RunLookupError):
+    """Several runs begin with what was typed. ``candidates`` holds their ids, newest first."""
+
+    def __init__(self, wanted: str, candidates: list[str]) -> None:
+        super().__init__(f"{wanted!r} could be {', '.join(candidates)}; type more of the id")
+        self.candidates = candidates
+
+
+def data_version(connection: sqlite3.Connection) -> int:
+    """A number that moves whenever another connection committed something."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def agent(connection: sqlite3.Connection) -> AgentView | None:
+    """The newest agent of this store, alive or not; None before the first one."""
+    row = connection.execute(
+        "SELECT pid, version, started_at, heartbeat_at, ended_at, recording, interval_seconds, source, driver_version, "
+        "gpu_problem, sampler_state, sampler_silent_seconds FROM agent"
+    ).fetchone()
+    if row is None:
+        return None
+    values = [*row[:5], bool(row[5]), *row[6:]]
+    return AgentView(*values)
+
+
+# --- hardware -------------------------------------------------------------------------------------------------------
+
+_GPUS = """
+SELECT g.uuid, g.position, g.name, g.present, s.state, s.at,
+    s.utilization_percent, s.memory_utilization_percent, s.memory_used_bytes, s.memory_reserved_bytes,
+    s.memory_total_bytes, s.temperature_celsius, s.power_watts, s.power_limit_watts, s.sm_clock_mhz,
+    s.memory_clock_mhz, s.performance_state, s.throttle_reasons,
+    g.facts, g.slow, g.processes, l.run_id, r.name, g.last_seen_at
+FROM gpus AS g
+LEFT JOIN gpu_samples AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id)
+LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid
+LEFT JOIN runs AS r ON r.run_id = l.run_id
+WHERE g.present = 1 OR g.last_seen_at > ?
+ORDER BY g.position, g.gpu_id
+"""
+
+
+def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
+    """Every GPU as it is now, in the driver's order; ``now`` is UTC unix seconds and gives the ages."""
+    row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
+    stale_after = max(STALE_AFTER_SECONDS, STALE_AFTER_INTERVALS * float(row[0]) if row else 0.0)
+    reported = _newest_gpu_events(connection)
+    return [
+        _gpu(row, reported.get(row[0]), now, stale_after)
+        for row in connection.execute(_GPUS, (now - LOST_SHOWN_SECONDS,))
+    ]
+
+
+def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float) -> GpuView:
+    uuid, position, name, present, sample_state, at = row[:6]
+    run_id = row[21]
+    facts = _mapping(row[18])
+    processes = _processes(row[20])
+    age = None if at is None else max(0.0, now - at)
+    state: GpuViewState
+    if not present or sample_state == "lost":
+        state = "lost"
+    elif age is None or age > stale_after:
+        state = "stale"
+    else:
+        state = "error" if sample_state == "error" else "ok"
+    ranks = sorted(p.rank for p in processes or () if p.rank is not None and run_id is not None and p.run_id == run_id)
+    total = row[10] if row[10] is not None else facts.get("memory_total_bytes")
+    event_at, event_code, event_text = reported or (None, None, None)
+    values = [
+        uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], _words(row[17]),
+        facts, _mapping(row[19]), processes, run_id, row[22], ranks[0] if ranks else None, row[23],
+        event_at, event_code, event_text,
+    ]  # fmt: skip
+    return GpuView(*values)
+
+
+def _newest_gpu_events(connection: sqlite3.Connection) -> dict[str, tuple[float, int | None, str | None]]:
+    rows = connection.execute("SELECT uuid, at, code, text FROM gpu_events ORDER BY event_id DESC LIMIT 64").fetchall()
+    return {uuid: (at, code, text) for uuid, at, code, text in reversed(rows)}
+
+
+def gpu_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> dict[str, GpuHistory]:
+    """Means over ``buckets`` equal spans of [since, until), per GPU UUID. GPUs without a sample there are left out."""
+    columns = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
+    rows = connection.execute(
+        f"SELECT g.uuid, {_bucket('s.at')} AS bucket, {_means(columns)} FROM gpus AS g "  # noqa: S608 - fixed names
+        "JOIN gpu_samples AS s ON s.gpu_id = g.gpu_id AND s.at >= ? AND s.at < ? GROUP BY s.gpu_id, bucket",
+        (since, buckets / (until - since), since, until),
+    )
+    found: dict[str, list[list[float | None]]] = {}
+    for uuid, bucket, *values in rows:
+        _place(found.setdefault(uuid, _empty(len(columns), buckets)), bucket, values)
+    return {uuid: GpuHistory(*(tuple(series) for series in table)) for uuid, table in found.items()}
+
+
+def host(connection: sqlite3.Connection) -> HostView | None:
+    """The newest sample of the host."""
+    row = connection.execute(
+        "SELECT at, cpu_percent, cpu_count, load_1m, memory_used_bytes, memory_total_bytes, swap_used_bytes, "
+        "disk_read_bytes_per_second, disk_write_bytes_per_second, disk_used_bytes, disk_total_bytes, shm_used_bytes, "
+        "shm_total_bytes, network_received_bytes_per_second, network_sent_bytes_per_second "
+        "FROM host_samples ORDER BY at DESC LIMIT 1"
+    ).fetchone()
+    return None if row is None else HostView(*row)
+
+
+def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
+    """Means over ``buckets`` equal spans of [since, until)."""
+    columns = (
+        "cpu_percent", "memory_used_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second",
+        "network_received_bytes_per_second", "network_sent_bytes_per_second",
+    )  # fmt: skip
+    table = _empty(len(columns), buckets)
+    rows = connection.execute(
+        f"SELECT {_bucket('at')} AS bucket, {_means(columns)} FROM host_samples "  # noqa: S608 - fixed names
+        "WHERE at >= ? AND at < ? GROUP BY bucket",
+        (since, buckets / (until - since), since, until),
+    )
+    for bucket, *values in rows:
+        _place(table, bucket, values)
+    return HostHistory(*(tuple(series) for series in table))
+
+
+def _bucket(column: str) -> str:
+    return f"CAST(({column} - ?) * ? AS INTEGER)"
+
+
+def _means(columns: Iterable[str]) -> str:
+    return ", ".join(f"avg({column})" for column in columns)
+
+
+def _empty(columns: int, buckets: int) -> list[list[float | None]]:
+    return [[None] * buckets for _ in range(columns)]
+
+
+def _place(table: list[list[float | None]], bucket: int, values: list[float | None]) -> None:
+    # Rounding can push a sample at the very end of the span one bucket too far.
+    place = min(bucket, len(table[0]) - 1)
+    for series, value in zip(table, values, strict=True):
+        series[place] = value
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+_RUNS = """
+SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.created_at, r.queued_at, r.not_before,
+    r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
+    a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.spec
+FROM runs AS r
+LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
+"""
+
+
+def runs(connection: sqlite3.Connection, *, limit: int | None = None, active_only: bool = False) -> list[RunView]:
+    """Runs, newest first; ``active_only`` leaves out those that have ended."""
+    where = f"WHERE r.state NOT IN {_OVER}" if active_only else ""
+    query = f"{_RUNS} {where} ORDER BY r.sequence DESC LIMIT ?"
+    return [_run(row) for row in connection.execute(query, (-1 if limit is None else limit,))]
+
+
+def run(connection: sqlite3.Connection, wanted: str) -> RunView:
+    """The run meant by ``wanted``: its id, else the only one whose id begins so, else the newest with that name.
+
+    Raises RunNotFoundError or AmbiguousRunError.
+    """
+    text = wanted.strip()
+    row = connection.execute(f"{_RUNS} WHERE r.run_id = ?", (text,)).fetchone()
+    if row is not None:
+        return _run(row)
+    candidates = []
+    if text:
+        candidates = connection.execute(
+            f"{_RUNS} WHERE substr(r.run_id, 1, ?) = ? ORDER BY r.sequence DESC LIMIT 6", (len(text), text)
+        ).fetchall()
+    if len(candidates) == 1:
+        return _run(candidates[0])
+    row = connection.execute(f"{_RUNS} WHERE r.name = ? ORDER BY r.sequence DESC LIMIT 1", (text,)).fetchone()
+    if row is not None:
+        return _run(row)
+    if candidates:
+        raise AmbiguousRunError(wanted, [found[0] for found in candidates])
+    known = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
+    words = list(dict.fromkeys(word for found in known for word in found))
+    raise RunNotFoundError(wanted, difflib.get_close_matches(text, words, n=3, cutoff=0.5))
+
+
+def _run(row: Any) -> RunView:
+    leased = _list(row[20])
+    return RunView(*[*row[:6], _mapping(row[6]), *row[7:19], tuple(leased or _list(row[19])), row[21]])
+
+
+def attempts(connection: sqlite3.Connection, run_id: str) -> list[AttemptView]:
+    """The attempts of a run, first to last."""
+    rows = connection.execute(
+        "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
+        "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested "
+        "FROM attempts WHERE run_id = ? ORDER BY number",
+        (run_id,),
+    )
+    return [_attempt(row) for row in rows]
+
+
+def _attempt(row: Any) -> AttemptView:
+    exit_report = _optional_mapping(row[12])
+    values = [*row[:3], _mapping(row[3]), tuple(_list(row[4])), _mapping(row[5]), *row[6:12], exit_report, *row[13:]]
+    return AttemptView(*values)
+
+
+def incidents(
+    connection: sqlite3.Connection, run_id: str | None = None, *, limit: int | None = None, after_id: int = 0
+) -> list[IncidentView]:
+    """Incidents with an id above ``after_id``, oldest first; ``limit`` keeps the newest so many."""
+    columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence"
+    rows = _newest(connection, "incidents", "incident_id", columns, run_id, limit, after_id)
+    return [IncidentView(*[*row[:8], tuple(_list(row[8]))]) for row in rows]
+
+
+def decisions(
+    connection: sqlite3.Connection, run_id: str | None = None, *, limit: int | None = None, after_id: int = 0
+) -> list[DecisionView]:
+    """What recovery decided, in the same manner."""
+    columns = (
+        "decision_id, incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
+        "delay_seconds, reason, outcome"
+    )
+    rows = _newest(connection, "decisions", "decision_id", columns, run_id, limit, after_id)
+    return [DecisionView(*[*row[:7], tuple(_list(row[7])), _mapping(row[8]), *row[9:]]) for row in rows]
+
+
+def transitions(
+    connection: sqlite3.Connection, run_id: str | None = None, *, limit: int | None = None, after_id: int = 0
+) -> list[TransitionView]:
+    """Moves of runs from state to state, in the same manner."""
+    columns = "transition_id, run_id, at, from_state, to_state, cause, actor"
+    rows = _newest(connection, "transitions", "transition_id", columns, run_id, limit, after_id)
+    return [TransitionView(*row) for row in rows]
+
+
+def events(
+    connection: sqlite3.Connection, run_id: str | None = None, *, limit: int | None = None, after_id: int = 0
+) -> list[EventView]:
+    """Sentences about what happened, in the same manner."""
+    columns = "event_id, at, severity, subject, run_id, attempt, message"
+    rows = _newest(connection, "events", "event_id", columns, run_id, limit, after_id)
+    return [EventView(*row) for row in rows]
+
+
+def _newest(
+    connection: sqlite3.Connection,
+    table: str,
+    key: str,
+    columns: str,
+    run_id: str | None,
+    limit: int | None,
+    after_id: int,
+) -> list[Any]:
+    where = "" if run_id is None else "AND run_id = ?"
+    arguments: list[Any] = [after_id, *([] if run_id is None else [run_id]), -1 if limit is None else limit]
+    rows = connection.execute(
+        f"SELECT {columns} FROM {table} WHERE {key} > ? {where} ORDER BY {key} DESC LIMIT ?",  # noqa: S608 - fixed names
+        arguments,
+    ).fetchall()
+    rows.reverse()
+    return rows
+
+
+# --- JSON columns ---------------------------------------------------------------------------------------------------
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@lru_cache(maxsize=512)
+def _mapping(text: str | None) -> Mapping[str, Any]:
+    value = _parse(text)
+    return MappingProxyType(value) if isinstance(value, dict) else _NOTHING
+
+
+def _optional_mapping(text: str | None) -> Mapping[str, Any] | None:
+    return None if text is None else _mapping(text)
+
+
+@lru_cache(maxsize=512)
+def _list(text: str | None) -> tuple[Any, ...]:
+    value = _parse(text)
+    return tuple(value) if isinstance(value, list) else ()
+
+
+@lru_cache(maxsize=256)
+def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
+    if text is None:
+        return None
+    return tuple(
+        ProcessView(
+            entry["pid"], entry.get("user"), entry.get("command"), entry.get("memory_bytes"), entry.get("run_id"),
+            entry.get("rank"), entry.get("kind"), entry.get("start_ticks"), entry.get("sm_percent"),
+        )
+        for entry in _list(text)
+        if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _words(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(str(word) for word in _list(text))
+
+
+def _parse(text: str | None) -> Any:
+    """Stored JSON; what cannot be read counts as unknown, so that one bad row never takes a view down."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
