@@ -1,0 +1,213 @@
+"""The queries and the JSON shapes, asked of a database filled by hand."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.config import locate
+from gputui.store import json_shapes, queries
+from gputui.store.database import open_reader
+from tests.tui.filling import GIB, NOW, Filler, uuid
+
+
+@pytest.fixture
+def filler(tmp_path: Path) -> Iterator[Filler]:
+    made = Filler(locate(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
+    connection = open_reader(filler.workspace.database)
+    yield connection
+    connection.close()
+
+
+def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None:
+    assert queries.agent(reader) is None
+    assert queries.host(reader) is None
+    assert queries.gpus(reader, NOW) == []
+    assert queries.runs(reader) == []
+    assert queries.gpu_history(reader, NOW - 60, NOW, 6) == {}
+    assert queries.host_history(reader, NOW - 60, NOW, 2).cpu_percent == (None, None)
+
+
+def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
+    filler: Filler, reader: sqlite3.Connection
+) -> None:
+    filler.overnight()
+    gpus = queries.gpus(reader, NOW + 0.5)
+    assert [gpu.index for gpu in gpus] == list(range(8))
+    busy, slow_one, stranger, lost = gpus[0], gpus[3], gpus[5], gpus[7]
+    assert (busy.state, busy.utilization_percent, busy.age_seconds) == ("ok", 97.0, 0.5)
+    assert (busy.run_id, busy.run_name, busy.rank) == ("gpt2-124m-1", "gpt2-124m", 0)
+    assert gpus[2].rank == 2
+    assert slow_one.throttle_reasons == ("hardware thermal slowdown",)
+    assert busy.slow["pcie_generation"] == 5
+    assert busy.facts["temperature_slowdown_celsius"] == 87.0
+    assert stranger.run_id is None and stranger.processes is not None
+    assert stranger.processes[0].user == "alice" and stranger.processes[0].rank is None
+    assert (lost.state, lost.event_code, lost.event_text) == ("lost", 79, "GPU has fallen off the bus")
+
+
+def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()
+    filler.gpus(2)
+    filler.sample(0, utilization=None, power=None, throttle=None)
+    gpu, silent = queries.gpus(reader, NOW + 1)
+    assert (gpu.state, gpu.utilization_percent, gpu.power_watts, gpu.throttle_reasons) == ("ok", None, None, None)
+    assert (silent.state, silent.age_seconds) == ("stale", None)
+    assert silent.memory_total_bytes == 80 * GIB  # known from the facts before the first sample
+    later = queries.gpus(reader, NOW + 14)[0]
+    assert (later.state, later.age_seconds) == ("stale", 14.0)
+
+
+def test_staleness_follows_the_agents_interval(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()
+    filler.connection.execute("UPDATE agent SET interval_seconds = 10")
+    filler.gpus(1)
+    filler.sample(0)
+    assert queries.gpus(reader, NOW + 14)[0].state == "ok"
+    assert queries.gpus(reader, NOW + 31)[0].state == "stale"
+
+
+def test_a_lost_gpu_is_shown_for_a_day(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.gpus(2)
+    filler.lose(1, seconds_ago=0)
+    assert [gpu.state for gpu in queries.gpus(reader, NOW + 3600)] == ["stale", "lost"]
+    assert len(queries.gpus(reader, NOW + 2 * queries.LOST_SHOWN_SECONDS)) == 1
+
+
+def test_history_takes_means_and_leaves_gaps(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.gpus(1)
+    for ago, value in ((29, 10), (25, 30), (5, 80)):
+        filler.sample(0, at=NOW - ago, utilization=value)
+        filler.host(NOW - ago)
+    history = queries.gpu_history(reader, NOW - 30, NOW, 3)[uuid(0)]
+    assert history.utilization_percent == (20.0, None, 80.0)
+    assert queries.host_history(reader, NOW - 30, NOW, 3).cpu_percent == (34.0, None, 34.0)
+
+
+def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.overnight()
+    assert [run.run_id for run in queries.runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
+    assert [run.run_id for run in queries.runs(reader, active_only=True, limit=2)] == ["lr-sweep-3", "vit-b16-1"]
+    vit = queries.run(reader, "vit-b16-1")
+    assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
+    assert vit.params["batch_size"] == 384
+    assert json.loads(vit.spec_json)["params"]["batch_size"] == 512
+
+
+def test_a_run_is_meant_by_id_prefix_or_name(filler: Filler, reader: sqlite3.Connection) -> None:
+    for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("digits-ddp-1", "digits-ddp"), ("lm-1", "vit-x")):
+        filler.run(run_id, "succeeded", name=name, ended_ago=5.0)
+    assert queries.run(reader, "vit-1").run_id == "vit-1"  # exact before prefix
+    assert queries.run(reader, "dig").run_id == "digits-ddp-1"
+    assert queries.run(reader, "vit").run_id == "vit-10"  # the newest with that name, though the prefix is shared
+    assert queries.run(reader, "vit-x").run_id == "lm-1"
+    with pytest.raises(queries.AmbiguousRunError, match="vit-10, vit-1; type more"):
+        queries.run(reader, "vi")
+    with pytest.raises(queries.RunNotFoundError, match="nearest: digits-ddp") as caught:
+        queries.run(reader, "digit-dpp")
+    assert caught.value.nearest[0].startswith("digits-ddp")
+    with pytest.raises(queries.RunNotFoundError, match="gputui ps lists them"):
+        queries.run(reader, "")
+
+
+def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.overnight()
+    events = queries.events(reader)
+    assert [event.event_id for event in events] == [1, 2, 3]
+    assert [event.event_id for event in queries.events(reader, limit=2)] == [2, 3]
+    assert queries.events(reader, after_id=3) == []
+    assert [event.subject for event in queries.events(reader, "lr-sweep-3")] == ["lr-sweep-3"]
+    incidents = queries.incidents(reader, "vit-b16-1")
+    assert [incident.kind for incident in incidents] == ["cuda_oom", "gpu_lost"]
+    assert incidents[0].evidence == ("error.json: torch.OutOfMemoryError: tried to allocate 2.00 GiB",)
+    assert queries.decisions(reader, "vit-b16-1")[0].actions == ("batch_size 512 → 384", "grad_accum 1 → 2")
+    filler.transition("vit-b16-1", "running", "recovering", "cuda_oom", 5500)
+    assert queries.transitions(reader, "vit-b16-1")[0].to_state == "recovering"
+
+
+def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.overnight()
+    gpu = json_shapes.gpu_shape(queries.gpus(reader, NOW)[1])
+    assert list(gpu) == [
+        "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
+        "memory_total_bytes", "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
+        "throttle_reasons", "state", "age_seconds", "run_id", "rank", "processes",
+    ]  # fmt: skip
+    assert gpu["processes"][0] == {
+        "pid": 1001, "user": "me", "command": "python train.py", "memory_bytes": 40 * GIB, "run_id": "gpt2-124m-1",
+        "rank": 1,
+    }  # fmt: skip
+    run_id = "vit-b16-1"
+    shown = json_shapes.show_shape(
+        queries.run(reader, run_id),
+        queries.attempts(reader, run_id),
+        queries.incidents(reader, run_id),
+        queries.decisions(reader, run_id),
+    )
+    assert list(shown) == [
+        "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
+        "attempts",
+    ]  # fmt: skip
+    first, second, third = shown["attempts"]
+    assert first["exit"] == {"code": 1, "signal": None}
+    assert first["incident"]["kind"] == "cuda_oom" and first["incident"]["rank"] == 1
+    assert first["decision"]["actions"] == ["batch_size 512 → 384", "grad_accum 1 → 2"]
+    assert second["exit"] == {"code": None, "signal": 9}
+    assert third["exit"] is None and third["incident"] is None and third["decision"] is None
+    assert shown["started_at"].endswith("Z") and shown["ended_at"] is None
+    assert json.loads(json.dumps(shown)) == shown
+    agent = json_shapes.agent_shape(queries.agent(reader), running=True, home="/h")
+    assert agent == {
+        "running": True, "pid": 4242, "version": "0.1.0", "started_at": json_shapes.iso(NOW - 7200),
+        "recording": False, "home": "/h",
+    }  # fmt: skip
+    assert json_shapes.agent_shape(queries.agent(reader), running=False, home="/h")["pid"] is None
+
+
+def test_iso_times_are_utc_with_milliseconds() -> None:
+    assert json_shapes.iso(NOW) == "2026-11-21T03:12:44.000Z"
+    assert json_shapes.iso(None) is None
+
+
+def test_damaged_json_counts_as_unknown(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.gpus(1)
+    filler.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
+    gpu = queries.gpus(reader, NOW)[0]
+    assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
+
+
+def test_data_version_moves_with_anothers_commit(filler: Filler, reader: sqlite3.Connection) -> None:
+    before = queries.data_version(reader)
+    assert queries.data_version(reader) == before
+    filler.agent()
+    assert queries.data_version(reader) != before
+
+
+def test_the_overviews_questions_stay_cheap_over_a_long_history(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.overnight()
+    filler.connection.execute(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
+        "INSERT INTO gpu_samples (at, gpu_id, state) SELECT ? - 1000 - i, gpu_id, 'ok' FROM n, gpus",
+        (NOW,),
+    )
+    spent = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        queries.agent(reader)
+        queries.gpus(reader, NOW)
+        queries.host(reader)
+        queries.runs(reader, limit=50)
+        queries.events(reader, limit=20)
+        spent.append(time.perf_counter() - begin)
+    assert min(spent) < 0.003
