@@ -1,0 +1,55 @@
+"""``python -m trainer`` or ``torchrun … -m trainer``: reads the settings, trains, and says by exit code how it went.
+
+0: done, or stopped by a signal after a checkpoint. 1: failed. 2: a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from trainer import config
+from trainer.errors import SettingsError, TrainerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One run of the trainer in this process. Errors other than TrainerError come out as they are."""
+    try:
+        settings, show = config.from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
+    except SettingsError as error:
+        return _report(error)
+    if show:
+        if _is_main():
+            print(config.as_json(settings))
+        return 0
+
+    # Only now: importing torch takes a second or more, and a wrong flag should not.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from trainer import distributed, loop
+
+    try:
+        # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the
+        # others fail in turn as soon as that happens.
+        record(loop.run)(settings)
+    except TrainerError as error:
+        return _report(error)
+    finally:
+        distributed.leave()
+    return 0
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _report(error: TrainerError) -> int:
+    """One line, from one rank: such errors come on all ranks alike."""
+    if _is_main():
+        print(f"trainer: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
