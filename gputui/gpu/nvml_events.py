@@ -1,0 +1,51 @@
+"""XIDs as the driver reports them while we listen; what happened before is only in the kernel log."""
+
+from __future__ import annotations
+
+import contextlib
+from ctypes import c_void_p, cast
+from typing import Any
+
+_XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError in nvml.h
+_AT_ONCE_MAX = 64
+
+
+class XidEvents:
+    """One event set over all GPUs of a session. Where the driver has no events (old ones, WSL) it stays silent."""
+
+    def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
+        self._nvml = nvml
+        self._uuids: dict[int | None, str] = {}
+        self._set: Any = None
+        with contextlib.suppress(nvml.NVMLError):
+            self._set = nvml.nvmlEventSetCreate()
+        if self._set is None:
+            return
+        for uuid, handle in handles.items():
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(handle, _XID_CRITICAL_ERROR, self._set)
+                self._uuids[_address(handle)] = uuid
+
+    def read(self) -> list[tuple[str, int]]:
+        """(UUID, XID) of what has come since the last call; does not wait."""
+        found: list[tuple[str, int]] = []
+        if not self._uuids:
+            return found
+        # Any error ends the reading: a timeout is the usual one, and a lost GPU is found out by the fast tier.
+        with contextlib.suppress(self._nvml.NVMLError):
+            while len(found) < _AT_ONCE_MAX:
+                data = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+                uuid = self._uuids.get(_address(data.device))
+                if uuid is not None and data.eventType & _XID_CRITICAL_ERROR:
+                    found.append((uuid, int(data.eventData)))
+        return found
+
+    def close(self) -> None:
+        if self._set is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._set)
+            self._set = None
+
+
+def _address(handle: Any) -> int | None:
+    return cast(handle, c_void_p).value

@@ -1,0 +1,114 @@
+"""Who a PID on a GPU is, from this machine's procfs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_COMMAND_MAX_CHARACTERS = 300
+
+# The first PID namespace of a machine: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """``start_ticks`` is field 22 of /proc/PID/stat: with it a reused PID is not mistaken for the old one."""
+
+    start_ticks: int
+    user: str | None
+    command: str | None
+
+
+class ProcessReader:
+    """Looks PIDs up and remembers what it found for as long as (PID, start) stays the same.
+
+    The driver reports PIDs of the machine's first PID namespace. Inside another one (a container) the same number may
+    belong to somebody else, so there a PID counts only when the process has a device file of the driver open.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), first_namespace: bool | None = None) -> None:
+        self._proc = str(proc)
+        self._check_device = not (in_first_pid_namespace(proc) if first_namespace is None else first_namespace)
+        self._known: dict[int, tuple[int, ProcessIdentity | None]] = {}
+
+    def look(self, pid: int) -> ProcessIdentity | None:
+        """Who ``pid`` is now, or None when it is not visible here."""
+        ticks = self._start_ticks(pid)
+        if ticks is None:
+            self._known.pop(pid, None)
+            return None
+        known = self._known.get(pid)
+        if known is not None and known[0] == ticks:
+            return known[1]
+        found = None
+        if not self._check_device or self._has_device_open(pid):
+            found = ProcessIdentity(ticks, self._user(pid), self._command(pid))
+        self._known[pid] = (ticks, found)
+        return found
+
+    def forget_all_but(self, pids: Iterable[int]) -> None:
+        """Drop what is known of other PIDs, so that the memory stays as small as the lists are."""
+        keep = set(pids)
+        for pid in [pid for pid in self._known if pid not in keep]:
+            del self._known[pid]
+
+    def _start_ticks(self, pid: int) -> int | None:
+        try:
+            with open(f"{self._proc}/{pid}/stat", "rb") as file:  # noqa: PTH123 - every tick, for every process
+                text = file.read()
+        except OSError:
+            return None
+        # The command name may hold spaces and parentheses; what follows its last ")" starts at field 3.
+        fields = text[text.rfind(b")") + 2 :].split()
+        try:
+            return int(fields[19])
+        except (IndexError, ValueError):
+            return None
+
+    def _user(self, pid: int) -> str | None:
+        try:
+            uid = os.stat(f"{self._proc}/{pid}").st_uid  # noqa: PTH116
+        except OSError:
+            return None
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
+
+    def _command(self, pid: int) -> str | None:
+        for name in ("cmdline", "comm"):  # a kernel thread or a zombie has no command line
+            try:
+                raw = Path(self._proc, str(pid), name).read_bytes()
+            except OSError:
+                return None
+            text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            if text:
+                clean = "".join(character if character.isprintable() else " " for character in text)
+                return clean[:_COMMAND_MAX_CHARACTERS]
+        return None
+
+    def _has_device_open(self, pid: int) -> bool:
+        folder = f"{self._proc}/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return False
+        for name in names:
+            try:
+                if os.readlink(f"{folder}/{name}").startswith("/dev/nvidia"):  # noqa: PTH115
+                    return True
+            except OSError:
+                continue
+        return False
+
+
+def in_first_pid_namespace(proc: Path = Path("/proc")) -> bool:
+    """Whether PIDs here are those that the driver reports."""
+    try:
+        return os.readlink(proc / "self" / "ns" / "pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115
+    except OSError:
+        return False

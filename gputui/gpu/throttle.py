@@ -1,0 +1,34 @@
+"""Why a GPU runs slower than it could, in words."""
+
+from __future__ import annotations
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons ("throttle reasons" before driver 535), from nvml.h.
+_WORDS = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal",
+    0x040: "hardware thermal",
+    0x080: "power brake",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+
+# Idle, application clocks and display clocks: nothing is wrong and nobody has to act, so they are not listed.
+# Utilisation shows idleness already.
+_BENIGN = 0x001 | 0x002 | 0x100
+
+
+def throttle_words(bitmap: int) -> tuple[str, ...]:
+    """The reasons set in ``bitmap``; a bit without a known meaning is named by its number."""
+    left = bitmap & ~_BENIGN
+    words = []
+    for bit, word in _WORDS.items():
+        if left & bit:
+            words.append(word)
+            left &= ~bit
+    while left:
+        bit = left & -left
+        words.append(f"reason 0x{bit:x}")
+        left &= ~bit
+    return tuple(words)
