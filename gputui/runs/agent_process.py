@@ -19,6 +19,7 @@ from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
+RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
 
 
 class AgentUnreachableError(Exception):
@@ -80,6 +81,8 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise AgentUnreachableError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
+    # An agent started from inside a run would carry that run's mark and be swept away with it.
+    environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     try:
         return subprocess.Popen(
             [
@@ -95,6 +98,7 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
+            env=environment,
             cwd="/",
         )
     finally:

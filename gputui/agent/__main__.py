@@ -1,0 +1,25 @@
+"""`python -m gputui.agent`: the agent as a process in the background."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gputui.agent.start import run_in_background
+from gputui.config import Workspace
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="gputui.agent", description="The agent of one state directory.")
+    parser.add_argument("--profiles", type=Path, required=True)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
+    parser.add_argument("--linger", type=float, default=None, metavar="SECONDS")
+    arguments = parser.parse_args()
+    workspace = Workspace(profiles=arguments.profiles, state=arguments.state)
+    return run_in_background(workspace, interval_seconds=arguments.interval, linger_seconds=arguments.linger)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

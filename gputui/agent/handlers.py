@@ -1,0 +1,197 @@
+"""Answering commands: one function per verb, each either done with a result or refused with a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gputui.agent.rundirs import checkpoint_directory, open_metrics
+from gputui.agent.supervisor import Supervisor
+from gputui.config import PRIVATE_DIR_MODE
+from gputui.recovery.checkpoints import newest_valid
+from gputui.runs import repository
+from gputui.runs.redaction import redact_params, redact_spec
+from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_ticket
+from gputui.store import commands
+from gputui.store.commands import PendingCommand
+
+
+class RefusedError(Exception):
+    """The command cannot be carried out; the text says why and what to do. Nothing was changed."""
+
+
+Result = dict[str, Any]
+
+
+def answer_all(supervisor: Supervisor) -> int:
+    """Answer what waits, oldest first. Returns how many were answered. Raises sqlite3.Error."""
+    waiting = commands.pending(supervisor.connection)
+    for command in waiting:
+        handler = HANDLERS.get(command.verb)
+        try:
+            if handler is None:
+                raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
+            result = handler(supervisor, command)
+        except RefusedError as error:
+            commands.give_answer(
+                supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=str(error)
+            )
+        else:
+            commands.give_answer(
+                supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result
+            )
+    return len(waiting)
+
+
+def run(supervisor: Supervisor, command: PendingCommand) -> Result:
+    """Queue a new run."""
+    try:
+        ticket, spec = read_ticket(supervisor.workspace, str(command.args.get("ticket") or ""))
+    except SpecError as error:
+        raise RefusedError(str(error)) from error
+    refuse_impossible_gpus(supervisor, spec)
+    name = repository.fitting_name(str(command.args.get("name") or spec.name))
+    now = supervisor.wall()
+    try:
+        folders = {entry.name for entry in supervisor.workspace.runs.iterdir()}
+        run_id, sequence = repository.next_run_id(supervisor.connection, name, folders)
+        folder = supervisor.workspace.run_dir(run_id)
+        folder.mkdir(mode=PRIVATE_DIR_MODE)
+        checkpoints = checkpoint_directory(spec, folder)
+        if checkpoints is not None:
+            checkpoints.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+        ticket.rename(folder / SPEC_FILE)
+    except OSError as error:
+        raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
+    with transaction(supervisor.connection) as connection:
+        repository.insert_run(
+            connection,
+            run_id=run_id,
+            sequence=sequence,
+            name=name,
+            spec=redact_spec(spec),
+            params=redact_params(spec.params),
+            now=now,
+            actor=command.actor,
+        )
+        open_metrics(supervisor.ingest, run_id, spec, folder)
+        repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
+    supervisor.needs_schedule = True
+    return {"id": run_id, "state": RunState.QUEUED}
+
+
+def stop(supervisor: Supervisor, command: PendingCommand) -> Result:
+    """Stop a run: checkpoint and leave, or at once with ``now``."""
+    target = find(supervisor, command)
+    if target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state} already")
+    supervisor.stop(target, intent="stop", actor=command.actor, now_at_once=bool(command.args.get("now")))
+    return state_of(supervisor, target.run_id)
+
+
+def restart(supervisor: Supervisor, command: PendingCommand) -> Result:
+    """Begin again from the start with the parameters as launched; a run that is active is stopped first."""
+    target = find(supervisor, command)
+    if target.state.has_attempt:
+        supervisor.stop(target, intent="restart", actor=command.actor, now_at_once=False)
+    elif target.state.is_over:
+        requeue(supervisor, target, params=dict(target.spec.params), resume_from=None, command=command)
+    else:
+        raise RefusedError(f"{target.run_id} is {target.state}: it has not begun")
+    return state_of(supervisor, target.run_id)
+
+
+def resume(supervisor: Supervisor, command: PendingCommand) -> Result:
+    """Go on from the newest checkpoint that validates, with parameters changed by ``set``."""
+    target = find(supervisor, command)
+    if not target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
+    folder = checkpoint_directory(target.spec, supervisor.workspace.run_dir(target.run_id))
+    if target.spec.checkpoints is None or folder is None:
+        raise RefusedError(f"{target.run_id} has no checkpoints in its profile; gputui restart begins it again")
+    changes = command.args.get("set") or {}
+    unknown = [name for name in changes if name not in target.params]
+    if unknown:
+        raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
+    found = newest_valid(folder, target.spec.checkpoints.pattern)
+    if found is None:
+        raise RefusedError(f"no valid checkpoint in {folder}; gputui restart begins the run again")
+    requeue(supervisor, target, params={**target.params, **changes}, resume_from=str(found.path), command=command)
+    return state_of(supervisor, target.run_id)
+
+
+def remove(supervisor: Supervisor, command: PendingCommand) -> Result:
+    """Forget a run that is over: its rows and its folder."""
+    target = find(supervisor, command)
+    if not target.state.is_over or target.run_id in supervisor.draining:
+        raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
+    folder = supervisor.workspace.run_dir(target.run_id)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise RefusedError(f"cannot remove {folder}: {error}") from error
+    with transaction(supervisor.connection) as connection:
+        repository.release_leases(connection, target.run_id)
+        connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
+        connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
+    supervisor.ingest.forget(target.run_id)
+    return {"id": target.run_id, "state": "removed"}
+
+
+HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], Result]] = {
+    "run": run,
+    "stop": stop,
+    "restart": restart,
+    "resume": resume,
+    "rm": remove,
+}
+
+
+def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
+    found = None if command.run_id is None else repository.get_run(supervisor.connection, command.run_id)
+    if found is None:
+        raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
+    return found
+
+
+def state_of(supervisor: Supervisor, run_id: str) -> Result:
+    found = repository.get_run(supervisor.connection, run_id)
+    return {"id": run_id, "state": None if found is None else str(found.state)}
+
+
+def requeue(
+    supervisor: Supervisor,
+    target: RunRecord,
+    *,
+    params: dict[str, Scalar],
+    resume_from: str | None,
+    command: PendingCommand,
+) -> None:
+    now = supervisor.wall()
+    with transaction(supervisor.connection) as connection:
+        repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
+        repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
+        where = f" from {Path(resume_from).name}" if resume_from else " from the start"
+        repository.add_event(connection, f"{command.verb} by {command.actor}{where}", now=now, run_id=target.run_id)
+    supervisor.needs_schedule = True
+
+
+def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
+    """Refuse at once what waiting could never help."""
+    wanted = len(spec.gpus.uuids) or spec.gpus.count
+    inventory = supervisor.recorder.inventory
+    if not wanted or inventory is None:
+        return
+    known = {gpu.uuid for gpu in inventory.gpus}
+    missing = [uuid for uuid in spec.gpus.uuids if uuid not in known]
+    if missing:
+        raise RefusedError(f"there is no GPU {missing[0]} here; gputui gpus lists them")
+    if wanted > len(known):
+        have = f"this machine has {len(known)}" if known else inventory.problem or "this machine has none"
+        raise RefusedError(f"the run asks for {wanted} GPU{'s' if wanted > 1 else ''}: {have}; choose with --gpus")

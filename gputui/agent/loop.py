@@ -1,0 +1,308 @@
+"""The agent's loop: one thread, woken by the sampler, by files that changed, by a shim that ended, or by time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.agent import handlers, rebuilding
+from gputui.agent.lock import AgentLock
+from gputui.agent.recorder import Recorder
+from gputui.agent.supervisor import Supervisor
+from gputui.config import Workspace
+from gputui.gpu.client import SamplerClient
+from gputui.metrics.ingest import IngestReport, MetricsIngest
+from gputui.metrics.watch import FileWatcher
+from gputui.runs import repository
+from gputui.runs.agent_process import anybody_looks
+from gputui.runs.identity import boot_id, identify
+from gputui.runs.repository import transaction
+from gputui.runs.states import RunState
+from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
+from gputui.version import VERSION
+
+log = logging.getLogger(__name__)
+
+COMMAND_SECONDS = 0.25
+HOUSEKEEPING_SECONDS = 1.0
+# Lines that arrive together are stored together; one flush per line would be one transaction per line.
+GATHER_SECONDS = 0.05
+PUMP_BUDGET_BYTES = 8 << 20
+LINGER_SECONDS = 30.0
+OCCUPANTS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """How this agent was asked to run. ``recording`` keeps it alive with nothing else to do; ``duration_seconds``
+    ends it by itself; ``linger_seconds`` is how long it stays once nobody needs it."""
+
+    recording: bool = False
+    interval_seconds: float = 1.0
+    duration_seconds: float | None = None
+    linger_seconds: float = LINGER_SECONDS
+
+
+class Agent:
+    """One agent from taking the lock to leaving."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        options: AgentOptions,
+        lock: AgentLock,
+        *,
+        on_second: Callable[[Agent], None] | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.options = options
+        self.lock = lock
+        self.on_second = on_second
+        self.wall = time.time
+        self.clock = time.monotonic
+        self.started_at = self.wall()
+        self.stopping = False
+        self._opened_anew: Path | None = None
+        self.connection = self._open_store()
+        self.selector = selectors.DefaultSelector()
+        self.recorder = Recorder(self.connection, self.wall)
+        self.ingest = MetricsIngest(self.connection)
+        self.supervisor = Supervisor(
+            self.connection, workspace, self.ingest, self.recorder, self.selector, self.wall, self.clock
+        )
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._dirty = True
+        self._needed_at = self.clock()
+        self.sampler = SamplerClient(workspace, interval_seconds=options.interval_seconds)
+        self._sampler_fd: int | None = None
+        self._health_text: tuple[str, int | None] | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until a signal, the duration, or until nobody needs an agent."""
+        self._catch_signals()
+        self.selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._introduce(ready=False)
+        if self._opened_anew is not None:
+            rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+        self.supervisor.adopt()
+        self.supervisor.repeat_stops()
+        watcher = FileWatcher(self.workspace.runs, self._wake_write)
+        watcher.start()
+        self.sampler.start()
+        self._introduce(ready=True)
+        log.info("agent %s started, pid %d, files by %s", VERSION, os.getpid(), watcher.mode)
+        try:
+            self._loop()
+        finally:
+            watcher.stop()
+            self.sampler.close()
+            self._leave()
+
+    def _loop(self) -> None:
+        started = self.clock()
+        next_commands = next_housekeeping = next_occupants = started
+        pump_at: float | None = started
+        while not self.stopping:
+            now = self.clock()
+            due = min(next_commands, next_housekeeping, now + 1.0 if pump_at is None else pump_at)
+            wall_due = self.supervisor.next_due()
+            if wall_due is not None:
+                due = min(due, now + max(0.0, wall_due - self.wall()))
+            for key, _ in self.selector.select(max(0.0, due - now)):
+                if key.fd == self._wake_read:
+                    self._drain_wake()
+                    next_commands = min(next_commands, self.clock())
+                    pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
+                elif key.fd == self._sampler_fd:
+                    self._read_sampler()
+            now = self.clock()
+            try:
+                if pump_at is not None and now >= pump_at:
+                    pump_at = now if self._pump() else None
+                if now >= next_commands:
+                    next_commands = now + COMMAND_SECONDS
+                    if handlers.answer_all(self.supervisor):
+                        self._needed_at = now
+                self.supervisor.turn()
+                if now >= next_housekeeping:
+                    next_housekeeping = now + HOUSEKEEPING_SECONDS
+                    pump_at = now if pump_at is None and self.supervisor.live else pump_at
+                    self._housekeeping(now, started)
+                if self.sampler.is_simulated and now >= next_occupants:
+                    next_occupants = now + OCCUPANTS_SECONDS
+                    self.sampler.send_occupants(self.supervisor.occupants())
+            except sqlite3.OperationalError as error:
+                # A full disk or a lock held elsewhere: nothing was changed, everything is tried again.
+                log.warning("the database cannot be written now: %s", error)
+                self._wait_quietly()
+
+    def _wait_quietly(self) -> None:
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+        self.selector.select(0.5)
+
+    # --- what wakes it --------------------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> None:
+        def ask_to_stop(_number: int, _frame: object) -> None:
+            self.stopping = True
+
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask_to_stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if not self.options.recording else ask_to_stop)
+
+    def _drain_wake(self) -> None:
+        try:
+            while os.read(self._wake_read, 65536):
+                pass
+        except BlockingIOError:
+            return
+
+    def _read_sampler(self) -> None:
+        self.recorder.take(self.sampler.read())
+        if self.recorder.flush():
+            self._heartbeat()
+        self.supervisor.needs_schedule = True
+
+    def _pump(self) -> bool:
+        report = self.ingest.pump(budget_bytes=PUMP_BUDGET_BYTES)
+        self._note_progress(report)
+        return report.more
+
+    def _note_progress(self, report: IngestReport) -> None:
+        for progress in report.progress:
+            with transaction(self.connection):
+                repository.note_steps(
+                    self.connection,
+                    progress.run_id,
+                    progress.attempt,
+                    first=progress.first_step,
+                    last=progress.last_step,
+                    at=self.wall(),
+                )
+                run = repository.get_run(self.connection, progress.run_id)
+                if run is not None and run.state is RunState.STARTING and run.attempt == progress.attempt:
+                    repository.move(
+                        self.connection, run, RunState.RUNNING, cause="its first step was seen", now=self.wall()
+                    )
+
+    # --- once a second --------------------------------------------------------------------------------------------
+
+    def _housekeeping(self, now: float, started: float) -> None:
+        self._watch_sampler(now)
+        if self.on_second is not None:
+            self.on_second(self)
+        if self.options.duration_seconds is not None and now - started >= self.options.duration_seconds:
+            self.stopping = True
+        if self.options.recording or self.supervisor.is_busy() or anybody_looks(self.workspace):
+            self._needed_at = now
+        elif now - self._needed_at >= self.options.linger_seconds:
+            log.info("nobody needs an agent now")
+            self.stopping = True
+
+    def _watch_sampler(self, now: float) -> None:
+        health = self.sampler.check(now)
+        descriptor = self.sampler.fileno()
+        if descriptor != self._sampler_fd:
+            if self._sampler_fd is not None:
+                self.selector.unregister(self._sampler_fd)
+            if descriptor is not None:
+                self.selector.register(descriptor, selectors.EVENT_READ, None)
+            self._sampler_fd = descriptor
+        silent = None if health.silent_seconds is None else int(health.silent_seconds)
+        if (health.state, silent) != self._health_text:
+            self._health_text = (health.state, silent)
+            self.connection.execute(
+                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?",
+                (health.state, health.silent_seconds, self.wall()),
+            )
+
+    def _heartbeat(self) -> None:
+        self.connection.execute("UPDATE agent SET heartbeat_at = ?", (self.wall(),))
+
+    # --- coming and going -----------------------------------------------------------------------------------------
+
+    def _open_store(self) -> sqlite3.Connection:
+        path = self.workspace.database
+        try:
+            return open_writer(path)
+        except StoreCorruptError as error:
+            self._opened_anew = set_aside(path, self.wall())
+            connection = open_writer(path)
+            repository.add_event(
+                connection,
+                f"the database was damaged and set aside as {self._opened_anew.name}; a new one was begun",
+                now=self.wall(),
+                severity="error",
+            )
+            log.error("%s; set aside as %s", error, self._opened_anew)
+            return connection
+
+    def _introduce(self, *, ready: bool) -> None:
+        own = identify(os.getpid())
+        assert own is not None
+        self.lock.describe(
+            {
+                "pid": own.pid,
+                "start_ticks": own.start_ticks,
+                "boot_id": boot_id(),
+                "version": VERSION,
+                "started_at": self.started_at,
+                "recording": self.options.recording,
+                "ready": ready,
+            }
+        )
+        self.connection.execute(
+            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, recording, "
+            "interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                own.pid,
+                own.start_ticks,
+                boot_id(),
+                VERSION,
+                self.started_at,
+                self.wall(),
+                self.options.recording,
+                self.options.interval_seconds,
+            ),
+        )
+
+    def _leave(self) -> None:
+        self.recorder.flush()
+        self.connection.execute("UPDATE agent SET ended_at = ?", (self.wall(),))
+        self.connection.close()
+        log.info("agent ended")
+
+
+def describe_corruption(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
+    """Leave a mark so that the next agent checks the whole file, and say so."""
+    suspect_mark(workspace.database).touch()
+    return f"{workspace.database}: {error}; the next start will check it and set it aside if it is damaged"
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+
+
+def active_runs(connection: sqlite3.Connection) -> int:
+    """How many runs are not over."""
+    over = json.dumps([state for state in RunState if state.is_over])
+    row = connection.execute("SELECT count(*) FROM runs WHERE state NOT IN (SELECT value FROM json_each(?))", (over,))
+    return int(row.fetchone()[0])

@@ -1,0 +1,105 @@
+"""After the database was lost: runs are told again from their folders, so that those alive are not orphaned."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from gputui.agent.rundirs import open_metrics
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.runs import repository
+from gputui.runs.command import Launch
+from gputui.runs.redaction import redact_launch, redact_params, redact_spec
+from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.spec import SpecError
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_spec
+
+log = logging.getLogger(__name__)
+
+
+def rebuild(connection: sqlite3.Connection, workspace: Workspace, ingest: MetricsIngest, now: float) -> int:
+    """Enter every run folder that the database does not know. Runs come back in the state of their newest attempt:
+    its end, if there was one, is then noticed as after any adoption. Returns how many were entered."""
+    known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
+    folders = sorted(
+        (entry for entry in workspace.runs.iterdir() if entry.is_dir() and entry.name not in known),
+        key=lambda entry: entry.stat().st_mtime,
+    )
+    entered = 0
+    for folder in folders:
+        try:
+            _enter(connection, ingest, folder, now)
+            entered += 1
+        except (SpecError, OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s cannot be read back: %s", folder, error)
+    return entered
+
+
+def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, now: float) -> None:
+    spec = read_spec(folder / SPEC_FILE)
+    attempts = _attempts(folder)
+    newest = attempts[-1] if attempts else None
+    params = newest["params"] if newest else redact_params(spec.params)
+    sequence = int(connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0])
+    name = folder.name.rsplit("-", 1)[0]
+    with transaction(connection):
+        repository.insert_run(
+            connection,
+            run_id=folder.name,
+            sequence=sequence,
+            name=name,
+            spec=redact_spec(spec),
+            params=params,
+            now=float(attempts[0]["created_at"]) if attempts else folder.stat().st_mtime,
+            actor="agent",
+            cause="read back from its folder",
+        )
+        open_metrics(ingest, folder.name, spec, folder)
+        run = _get(connection, folder.name)
+        if newest is None:
+            repository.move(connection, run, RunState.STOPPED, cause="found in its folder, never started", now=now)
+            return
+        for record in attempts:
+            repository.insert_attempt(
+                connection,
+                _get(connection, folder.name),
+                number=int(record["attempt"]),
+                gpus=tuple(record["gpus"]),
+                launch=redact_launch(Launch.from_json(record)),
+                now=float(record["created_at"]),
+            )
+            if record is not newest:
+                repository.end_attempt(
+                    connection,
+                    folder.name,
+                    int(record["attempt"]),
+                    state="failed",
+                    ended_at=float((record["exit"] or {}).get("ended_at") or now),
+                    exit_record=record["exit"],
+                )
+        repository.take_leases(connection, folder.name, tuple(newest["gpus"]), now)
+        repository.move(connection, run, RunState.STARTING, cause="read back from its folder", now=now)
+
+
+def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
+    run = repository.get_run(connection, run_id)
+    assert run is not None
+    return run
+
+
+def _attempts(folder: Path) -> list[dict[str, Any]]:
+    """The attempts that left a plan, in order, each with its exit record or None."""
+    found = []
+    for entry in (folder / "attempts").iterdir() if (folder / "attempts").is_dir() else ():
+        plan = entry / "attempt.json"
+        if entry.name.isdigit() and plan.exists():
+            record = json.loads(plan.read_text("utf-8"))
+            ended = entry / "exit.json"
+            record["exit"] = json.loads(ended.read_text("utf-8")) if ended.exists() else None
+            found.append(record)
+    return sorted(found, key=lambda record: int(record["attempt"]))

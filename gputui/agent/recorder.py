@@ -1,0 +1,237 @@
+"""From the sampler's messages to rows: the history of the hardware, and what the scheduler needs to know now."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+
+from gputui.gpu.model import (
+    FastTick,
+    GpuEvent,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    GpuSlowSample,
+    Inventory,
+    ProcessTick,
+    SlowTick,
+)
+from gputui.host.model import HostSample
+from gputui.runs.identity import environment_of, read_stat
+from gputui.runs.repository import add_event, transaction
+
+log = logging.getLogger(__name__)
+
+Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
+
+# While the database cannot be written (full disk, locked), so many messages wait; older ones are counted as lost.
+BACKLOG_MESSAGES = 1200
+
+# A change of a process's memory below this is not a new set of processes.
+MEMORY_GRAIN_BYTES = 64 << 20
+
+_HOST_COLUMNS = [field.name for field in fields(HostSample) if field.name != "kind"]
+_FAST_COLUMNS = [field.name for field in fields(GpuSample) if field.name not in ("uuid", "detail", "throttle_reasons")]
+_SLOW_COLUMNS = [field.name for field in fields(GpuSlowSample) if field.name != "uuid"]
+
+
+def _insert(table: str, columns: list[str]) -> str:
+    return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+
+
+_INSERT_HOST = _insert("host_samples", _HOST_COLUMNS)
+_INSERT_FAST = _insert("gpu_samples", ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
+_INSERT_SLOW = _insert("gpu_slow_samples", ["at", "gpu_id", *_SLOW_COLUMNS])
+
+Owner = tuple[str, int | None]
+
+
+class ProcessOwners:
+    """Which run and rank a PID belongs to, told by the mark in its environment. A process keeps its environment, so
+    each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Owner | None] = {}
+
+    def of(self, process: GpuProcess) -> Owner | None:
+        """(run id, rank) or None for a process that is not of ours."""
+        if process.start_ticks is None:
+            return None
+        key = (process.pid, process.start_ticks)
+        if key not in self._known:
+            self._known[key] = self._look(process)
+        return self._known[key]
+
+    def keep_only(self, processes: Iterable[GpuProcess]) -> None:
+        alive = {(process.pid, process.start_ticks) for process in processes}
+        self._known = {key: owner for key, owner in self._known.items() if key in alive}
+
+    @staticmethod
+    def _look(process: GpuProcess) -> Owner | None:
+        environment = environment_of(process.pid)
+        stat = read_stat(process.pid)
+        if environment is None or stat is None or stat.start_ticks != process.start_ticks:
+            return None
+        run_id = environment.get("GPUTUI_RUN_ID")
+        rank = environment.get("RANK", "")
+        return None if not run_id else (run_id, int(rank) if rank.isdigit() else None)
+
+
+class Recorder:
+    """Writes hardware messages in one transaction per batch, and keeps the newest of each kind in memory."""
+
+    def __init__(self, connection: sqlite3.Connection, wall: Callable[[], float]) -> None:
+        self._connection = connection
+        self._wall = wall
+        self._waiting: deque[Message] = deque()
+        self._ids: dict[str, int] = dict(connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
+        self._process_sets: dict[str, object] = {}
+        self._owners = ProcessOwners()
+        self.lost_messages = 0
+        self.inventory: Inventory | None = None
+        self.fast: dict[str, GpuSample] = {}
+        self.fast_at = 0.0
+        self.processes: dict[str, tuple[GpuProcess, ...] | None] = {}
+        self.host: HostSample | None = None
+
+    @property
+    def facts(self) -> dict[str, GpuFacts]:
+        return {} if self.inventory is None else {gpu.uuid: gpu for gpu in self.inventory.gpus}
+
+    def owner(self, process: GpuProcess) -> Owner | None:
+        return self._owners.of(process)
+
+    def take(self, messages: Iterable[Message]) -> None:
+        """Remember what was read; `flush` writes it."""
+        for message in messages:
+            if isinstance(message, FastTick):
+                self.fast = {sample.uuid: sample for sample in message.gpus}
+                self.fast_at = message.at
+            elif isinstance(message, HostSample):
+                self.host = message
+            elif isinstance(message, ProcessTick):
+                self.processes = dict(message.processes)
+                self._owners.keep_only(p for held in message.processes.values() for p in held or ())
+            elif isinstance(message, Inventory):
+                self.inventory = message
+            if len(self._waiting) >= BACKLOG_MESSAGES:
+                self._waiting.popleft()
+                self.lost_messages += 1
+            self._waiting.append(message)
+
+    def flush(self) -> bool:
+        """Write what waits. False when the database cannot be written now; nothing is forgotten then."""
+        if not self._waiting:
+            return True
+        known = dict(self._ids)
+        sets = dict(self._process_sets)
+        try:
+            with transaction(self._connection):
+                for message in self._waiting:
+                    self._write(message)
+                if self.lost_messages:
+                    add_event(
+                        self._connection,
+                        f"{self.lost_messages} hardware messages were lost while the database could not be written",
+                        now=self._wall(),
+                        severity="warning",
+                    )
+        except sqlite3.OperationalError as error:
+            self._ids, self._process_sets = known, sets
+            log.warning("hardware samples wait: %s", error)
+            return False
+        self._waiting.clear()
+        self.lost_messages = 0
+        return True
+
+    def _write(self, message: Message) -> None:
+        match message:
+            case FastTick():
+                self._write_fast(message)
+            case HostSample():
+                self._connection.execute(_INSERT_HOST, [getattr(message, name) for name in _HOST_COLUMNS])
+            case SlowTick():
+                self._write_slow(message)
+            case ProcessTick():
+                self._write_processes(message)
+            case Inventory():
+                self._write_inventory(message)
+            case GpuEvent():
+                self._write_event(message)
+
+    def _write_fast(self, tick: FastTick) -> None:
+        rows = []
+        for sample in tick.gpus:
+            gpu_id = self._ids.get(sample.uuid)
+            if gpu_id is not None:
+                reasons = None if sample.throttle_reasons is None else json.dumps(sample.throttle_reasons)
+                rows.append((tick.at, gpu_id, *(getattr(sample, name) for name in _FAST_COLUMNS), reasons))
+        self._connection.executemany(_INSERT_FAST, rows)
+
+    def _write_slow(self, tick: SlowTick) -> None:
+        for sample in tick.gpus:
+            gpu_id = self._ids.get(sample.uuid)
+            if gpu_id is not None:
+                values = [getattr(sample, name) for name in _SLOW_COLUMNS]
+                self._connection.execute(_INSERT_SLOW, (tick.at, gpu_id, *values))
+                self._connection.execute(
+                    "UPDATE gpus SET slow = ?, slow_at = ?, last_seen_at = ? WHERE gpu_id = ?",
+                    (json.dumps(dict(zip(_SLOW_COLUMNS, values, strict=True))), tick.at, tick.at, gpu_id),
+                )
+
+    def _write_processes(self, tick: ProcessTick) -> None:
+        for uuid, held in tick.processes.items():
+            gpu_id = self._ids.get(uuid)
+            if gpu_id is None:
+                continue
+            listed = None if held is None else [self._process_json(process) for process in held]
+            key = None if held is None else tuple((p.pid, (p.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for p in held)
+            text = None if listed is None else json.dumps(listed)
+            self._connection.execute(
+                "UPDATE gpus SET processes = ?, processes_at = ? WHERE gpu_id = ?", (text, tick.at, gpu_id)
+            )
+            if uuid not in self._process_sets or self._process_sets[uuid] != key:
+                self._process_sets[uuid] = key
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, ?, ?)",
+                    (tick.at, gpu_id, text),
+                )
+
+    def _process_json(self, process: GpuProcess) -> dict[str, object]:
+        run_id, rank = self._owners.of(process) or (None, None)
+        return {**asdict(process), "run_id": run_id, "rank": rank}
+
+    def _write_inventory(self, inventory: Inventory) -> None:
+        self._connection.execute("UPDATE gpus SET present = 0")
+        for gpu in inventory.gpus:
+            self._connection.execute(
+                "INSERT INTO gpus (uuid, position, name, facts, first_seen_at, last_seen_at) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (uuid) DO UPDATE SET position = excluded.position, name = excluded.name, "
+                "facts = excluded.facts, present = 1, last_seen_at = excluded.last_seen_at",
+                (gpu.uuid, gpu.index, gpu.name, json.dumps(asdict(gpu)), inventory.at, inventory.at),
+            )
+        self._ids = dict(self._connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
+        self._connection.execute(
+            "UPDATE agent SET source = ?, driver_version = ?, gpu_problem = ?",
+            (inventory.source, inventory.driver_version, inventory.problem),
+        )
+
+    def _write_event(self, event: GpuEvent) -> None:
+        self._connection.execute(
+            "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, ?, ?, ?)",
+            (event.at, event.uuid, event.event, event.code, event.text),
+        )
+        facts = self.facts.get(event.uuid)
+        subject = f"GPU {facts.index}" if facts else event.uuid
+        words = {"xid": f"XID {event.code}", "lost": "is lost", "returned": "is back"}[event.event]
+        add_event(
+            self._connection,
+            f"{words}: {event.text}" if event.text else words,
+            now=event.at,
+            severity="info" if event.event == "returned" else "error",
+            subject=subject,
+        )

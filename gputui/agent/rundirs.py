@@ -1,0 +1,28 @@
+"""What lies where in a run's folder, once the profile's placeholders are filled in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.metrics.ingest import MetricsIngest
+from gputui.runs.command import substitute, values_for
+from gputui.runs.spec import RunSpec
+
+
+def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
+    """Where the run's checkpoints appear, or None when its profile names no place."""
+    return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
+
+
+def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
+    """Tell the ingest where this run's metrics will be. Runs inside the caller's transaction."""
+    metrics = spec.metrics
+    if metrics.kind != "none":
+        path = in_run(metrics.path, spec, run_dir) if metrics.path else run_dir
+        ingest.open_source(run_id, str(path), metrics.kind, metrics.patterns)
+
+
+def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
+    """A path of the profile: placeholders filled in, relative ones from the working directory."""
+    path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
+    return path if path.is_absolute() else Path(spec.workdir) / path

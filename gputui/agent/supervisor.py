@@ -1,0 +1,397 @@
+"""Supervision: starts what may start, notices what ended, adopts what a predecessor started.
+
+The database says what is meant, the shims say what is: nothing here is believed from memory alone, so that an agent
+that was killed at any line is followed by one that carries on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputui.agent import launching
+from gputui.agent.ending import Ending
+from gputui.agent.recorder import Recorder
+from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
+from gputui.config import Workspace
+from gputui.gpu.model import GpuProcess, Occupant
+from gputui.metrics.ingest import MetricsIngest
+from gputui.runs import repository
+from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.states import RunState
+
+log = logging.getLogger(__name__)
+
+TERM_BEFORE_KILL_SECONDS = 2.0
+UNKILLABLE_SECONDS = 30.0
+
+# A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
+# (other processes come and go), or after the deadline.
+RELEASED_WITHIN_BYTES = 512 << 20
+RELEASE_DEADLINE_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class LiveAttempt:
+    """An attempt of which processes may exist. ``pidfd`` becomes readable the moment its shim ends."""
+
+    record: AttemptRecord
+    shim: ProcessIdentity | None
+    pidfd: int | None = None
+    sweeping_since: float | None = None
+    killed: bool = False
+
+
+@dataclass(slots=True)
+class Draining:
+    """GPUs whose attempt has ended and whose memory must be back before anything else starts on them."""
+
+    run_id: str
+    baseline_bytes: dict[str, int | None]
+    ended_at: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """All runs of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    ingest: MetricsIngest
+    recorder: Recorder
+    selector: selectors.BaseSelector
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    live: dict[str, LiveAttempt] = field(default_factory=dict)
+    draining: dict[str, Draining] = field(default_factory=dict)
+    baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    needs_schedule: bool = True
+
+    def __post_init__(self) -> None:
+        self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
+
+    # --- adoption -------------------------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Take over what a predecessor left: every run of which processes may exist."""
+        for run in repository.runs_in(self.connection, [state for state in RunState if state.has_attempt]):
+            record = repository.get_attempt(self.connection, run.run_id, run.attempt)
+            if record is None:
+                with transaction(self.connection):
+                    repository.move(
+                        self.connection,
+                        run,
+                        RunState.FAILED,
+                        cause="its attempt is not in the database",
+                        now=self.wall(),
+                    )
+                continue
+            shim = record.shim or launching.find_shim(run.run_id, record.number)
+            ended = (launching.attempt_dir(self.workspace, run.run_id, record.number) / "exit.json").exists()
+            rebooted = record.shim is not None and record.shim.boot_id != boot_id()
+            if shim is None and not ended and not rebooted:
+                # Its starter died between the row and the shim; the shim itself refuses to run twice.
+                self._spawn(record)
+            else:
+                self._watch(record, shim)
+                if shim is not None and record.shim is None:
+                    repository.set_shim(self.connection, run.run_id, record.number, shim)
+        for run_id in {holder for holder in repository.leases(self.connection).values() if holder not in self.live}:
+            run = repository.get_run(self.connection, run_id)
+            if (run is None or run.state.is_over) and not marked_processes(run_id):
+                repository.release_leases(self.connection, run_id)
+
+    # --- one turn of the loop -------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Everything that may have become due. Called often; does nothing when nothing changed."""
+        for live in list(self.live.values()):
+            self._check(live)
+        self._drain()
+        self._wake_recovering()
+        if self.needs_schedule:
+            self.needs_schedule = False
+            self._schedule()
+
+    def next_due(self) -> float | None:
+        """Wall-clock time of the next thing that is only a matter of time, or None."""
+        if self.draining or any(live.sweeping_since is not None for live in self.live.values()):
+            return self.wall() + 0.1
+        row = self.connection.execute(
+            "SELECT min(not_before) FROM runs WHERE state = ?", (RunState.RECOVERING,)
+        ).fetchone()
+        return None if row[0] is None else float(row[0])
+
+    def is_busy(self) -> bool:
+        """Whether a run needs an agent."""
+        states = [state for state in RunState if not state.is_over]
+        marks = ", ".join("?" * len(states))
+        row = self.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
+        return bool(row[0]) or bool(self.live) or bool(self.draining)
+
+    # --- what the command handlers call -------------------------------------------------------------------------------
+
+    def stop(self, run: RunRecord, *, intent: str, actor: str, now_at_once: bool) -> None:
+        """Ask a run to end; what follows is noticed like any other end."""
+        now = self.wall()
+        live = self.live.get(run.run_id)
+        with transaction(self.connection):
+            if live is not None:
+                repository.request_stop(self.connection, run.run_id, live.record.number, intent)
+                if run.state is not RunState.STOPPING:
+                    repository.move(self.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
+                    repository.add_event(
+                        self.connection, f"{actor} asked it to stop", now=now, run_id=run.run_id, attempt=run.attempt
+                    )
+            else:
+                repository.move(
+                    self.connection, run, RunState.STOPPED, cause=f"stopped by {actor}", actor=actor, now=now
+                )
+                repository.release_leases(self.connection, run.run_id)
+                repository.add_event(self.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
+        if live is not None:
+            self._signal_stop(live, now_at_once)
+        self.needs_schedule = True
+
+    def repeat_stops(self) -> None:
+        """After adoption: a stop whose signal may not have been sent is sent again; a shim ignores the second."""
+        for run in repository.runs_in(self.connection, [RunState.STOPPING]):
+            live = self.live.get(run.run_id)
+            if live is not None:
+                self._signal_stop(live, at_once=False)
+
+    def occupants(self) -> list[Occupant]:
+        """Our ranks on their GPUs, for the simulated source."""
+        found = []
+        for live in self.live.values():
+            uuids = live.record.gpus
+            if not uuids:
+                continue
+            for identity in marked_processes(live.record.run_id, live.record.number):
+                environment = environment_of(identity.pid) or {}
+                local_rank = environment.get("LOCAL_RANK", "")
+                if local_rank.isdigit():
+                    rank = int(local_rank)
+                    found.append(Occupant(uuids[rank % len(uuids)], identity.pid, live.record.run_id, rank))
+        return found
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def standings(self) -> list[GpuStanding] | None:
+        """How each GPU stands for the scheduler, or None before the first inventory."""
+        inventory = self.recorder.inventory
+        if inventory is None:
+            return None
+        holders = repository.leases(self.connection)
+        draining = {uuid for entry in self.draining.values() for uuid in entry.baseline_bytes}
+        standings = []
+        for gpu in inventory.gpus:
+            sample = self.recorder.fast.get(gpu.uuid)
+            obstacle = None
+            if sample is None:
+                obstacle = "has not been read yet"
+            elif sample.state != "ok":
+                obstacle = "is lost" if sample.state == "lost" else f"has an error: {sample.detail}"
+            elif gpu.uuid in draining:
+                obstacle = "still holds memory of the previous attempt"
+            elif gpu.mig_mode:
+                obstacle = "is split by MIG"
+            else:
+                stranger = self._stranger(gpu.uuid)
+                if stranger is not None:
+                    obstacle = f"is used by {stranger.user or 'another user'} (pid {stranger.pid})"
+            total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
+            used = sample.memory_used_bytes if sample else None
+            free = None if total is None or used is None else total - used
+            standings.append(GpuStanding(gpu.uuid, gpu.index, holders.get(gpu.uuid), obstacle, free))
+        return standings
+
+    def _stranger(self, uuid: str) -> GpuProcess | None:
+        for process in self.recorder.processes.get(uuid) or ():
+            heavy = process.kind != "G" or (process.memory_bytes or 0) >= FOREIGN_BUSY_BYTES
+            if heavy and self.recorder.owner(process) is None:
+                return process
+        return None
+
+    def _schedule(self) -> None:
+        queue = repository.runs_in(self.connection, [RunState.QUEUED])
+        if not queue:
+            return
+        for outcome in schedule(queue, self.standings()):
+            if isinstance(outcome, Start):
+                self._start(outcome)
+            elif outcome.run.waiting_for != outcome.reason:
+                repository.set_waiting_for(self.connection, outcome.run.run_id, outcome.reason)
+
+    def _start(self, start: Start) -> None:
+        facts = self.recorder.facts
+        indices = [facts[uuid].index for uuid in start.uuids]
+        disk = start.run.spec.disk_bytes
+        try:
+            if disk is not None and (free := free_disk_bytes(self.workspace)) < disk:
+                raise launching.LaunchError(f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free")
+            record = launching.prepare_attempt(
+                self.connection, self.ingest, self.workspace, start.run, start.uuids, indices, self.wall()
+            )
+        except launching.LaunchError as error:
+            text = f"cannot start: {error}; trying again"
+            if start.run.waiting_for != text:
+                repository.set_waiting_for(self.connection, start.run.run_id, text)
+            return
+        self.baselines[start.run.run_id] = {
+            uuid: sample.memory_used_bytes if (sample := self.recorder.fast.get(uuid)) else None for uuid in start.uuids
+        }
+        self._spawn(record)
+
+    def _spawn(self, record: AttemptRecord) -> None:
+        shim = launching.spawn_shim(self.workspace, record)
+        if shim is not None:
+            repository.set_shim(self.connection, record.run_id, record.number, shim)
+        self._watch(record, shim)
+
+    def _watch(self, record: AttemptRecord, shim: ProcessIdentity | None) -> None:
+        live = LiveAttempt(record, shim)
+        if shim is not None and is_alive(shim):
+            try:
+                live.pidfd = os.pidfd_open(shim.pid)
+                self.selector.register(live.pidfd, selectors.EVENT_READ, None)
+            except OSError:
+                live.pidfd = None
+        self.live[record.run_id] = live
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def _signal_stop(self, live: LiveAttempt, at_once: bool) -> None:
+        if live.shim is not None:
+            send_signal(live.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
+
+    def _check(self, live: LiveAttempt) -> None:
+        folder = launching.attempt_dir(self.workspace, live.record.run_id, live.record.number)
+        if live.record.started_at is None:
+            self._note_start(live, folder)
+        shim_alive = live.shim is not None and is_alive(live.shim)
+        exit_record = read_record(folder / "exit.json")
+        if exit_record is None and shim_alive:
+            return
+        if exit_record is None:
+            # It may have been written between the two looks.
+            exit_record = read_record(folder / "exit.json")
+        self._release(live)
+        left = [
+            process
+            for process in marked_processes(live.record.run_id, live.record.number)
+            if live.shim is None or process.pid != live.shim.pid
+        ]
+        if left and not self._sweep(live, left):
+            return
+        survivors = [process.pid for process in left]
+        if self.ending.attempt_ended(live.record, exit_record, survivors):
+            del self.live[live.record.run_id]
+            self._begin_draining(live.record)
+            self.needs_schedule = True
+
+    def _note_start(self, live: LiveAttempt, folder: Any) -> None:
+        started = read_record(folder / "started.json")
+        if started is not None:
+            at = float(started.get("at") or self.wall())
+            repository.set_attempt_started(self.connection, live.record.run_id, live.record.number, at)
+            refreshed = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
+            if refreshed is not None:
+                live.record = refreshed
+
+    def _sweep(self, live: LiveAttempt, left: list[ProcessIdentity]) -> bool:
+        """End what a dead shim left behind. True when there is no more to be done: what is left cannot be killed."""
+        now = self.clock()
+        if live.sweeping_since is None:
+            live.sweeping_since = now
+            for process in left:
+                send_signal(process, signal.SIGTERM)
+                send_signal(process, signal.SIGCONT)
+            return False
+        if now - live.sweeping_since > UNKILLABLE_SECONDS:
+            return True
+        if now - live.sweeping_since > TERM_BEFORE_KILL_SECONDS:
+            for process in left:
+                send_signal(process, signal.SIGKILL)
+        return False
+
+    def _release(self, live: LiveAttempt) -> None:
+        """Let go of the shim's descriptor, and reap it where it was our child."""
+        if live.pidfd is not None:
+            self.selector.unregister(live.pidfd)
+            os.close(live.pidfd)
+            live.pidfd = None
+        if live.shim is not None:
+            launching.wait_for_shim_gone(live.shim.pid, 0.5)
+
+    def _begin_draining(self, record: AttemptRecord) -> None:
+        if record.gpus:
+            baseline = self.baselines.pop(record.run_id, {})
+            self.draining[record.run_id] = Draining(
+                record.run_id,
+                {uuid: baseline.get(uuid) for uuid in record.gpus},
+                self.wall(),
+                self.clock() + RELEASE_DEADLINE_SECONDS,
+            )
+
+    def _drain(self) -> None:
+        for entry in list(self.draining.values()):
+            late = self.clock() > entry.deadline
+            if not late and not self._memory_is_back(entry):
+                continue
+            del self.draining[entry.run_id]
+            run = repository.get_run(self.connection, entry.run_id)
+            if run is None or run.state.is_over:
+                repository.release_leases(self.connection, entry.run_id)
+            self.needs_schedule = True
+
+    def _memory_is_back(self, entry: Draining) -> bool:
+        if self.recorder.fast_at <= entry.ended_at:
+            return False
+        for uuid, baseline in entry.baseline_bytes.items():
+            sample = self.recorder.fast.get(uuid)
+            if sample is None or sample.memory_used_bytes is None or baseline is None:
+                continue
+            if sample.memory_used_bytes > baseline + RELEASED_WITHIN_BYTES:
+                return False
+        return True
+
+    def _wake_recovering(self) -> None:
+        now = self.wall()
+        due = self.connection.execute(
+            "SELECT run_id FROM runs WHERE state = ? AND (not_before IS NULL OR not_before <= ?)",
+            (RunState.RECOVERING, now),
+        ).fetchall()
+        for (run_id,) in due:
+            run = repository.get_run(self.connection, run_id)
+            if run is not None:
+                with transaction(self.connection):
+                    repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=now)
+                self.needs_schedule = True
+
+
+def read_record(path: Any) -> dict[str, Any] | None:
+    """A record that the shim wrote, or None while there is none. A damaged one counts as an empty record: something
+    was written, so the shim has ended."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError:
+        return None
+    except ValueError:
+        log.warning("%s cannot be read", path)
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def free_disk_bytes(workspace: Workspace) -> int:
+    status = os.statvfs(workspace.state)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,52 @@
+"""`gputui agent start|stop|status`."""
+
+from __future__ import annotations
+
+import click
+
+from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, print_json, say
+from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
+from gputui.store import json_shapes, queries
+
+
+@click.group("agent")
+def command() -> None:
+    """The process in the background that records and supervises."""
+
+
+@command.command("start")
+@click.pass_obj
+def start(session: Session) -> None:
+    """Start the agent where none runs."""
+    session.need_agent()
+    identity = read_identity(session.workspace)
+    say(f"agent running, pid {identity.process.pid}" if identity else "agent started")
+
+
+@command.command("stop")
+@click.pass_obj
+def stop(session: Session) -> None:
+    """End the agent; runs go on, and the next agent takes them over."""
+    try:
+        ended = stop_agent(session.workspace)
+    except AgentUnreachableError as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    say("agent ended; runs go on" if ended else "no agent runs")
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def status(session: Session, as_json: bool) -> None:
+    """Whether an agent runs here, and which."""
+    identity = read_identity(session.workspace)
+    connection = session.reader_or_none()
+    view = None if connection is None else queries.agent(connection)
+    home = str(session.workspace.state.parent)
+    if as_json:
+        print_json(json_shapes.agent_shape(view, running=identity is not None, home=home))
+    elif identity is None:
+        say(f"no agent runs for {home}")
+    else:
+        doing = "recording" if identity.recording else "in the background"
+        say(f"agent {identity.version} {doing}, pid {identity.process.pid}, home {home}")

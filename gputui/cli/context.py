@@ -1,0 +1,110 @@
+"""What every verb shares: the workspace, the store, exit codes, and how errors and answers are printed."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent
+from gputui.store import commands, queries
+from gputui.store.database import StoreError, StoreMissingError, open_commander, open_reader
+from gputui.store.views import RunView
+
+EXIT_OK = 0
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_UNREACHABLE = 4
+EXIT_INTERRUPTED = 130
+
+ANSWER_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One command's view of the world."""
+
+    workspace: Workspace
+
+    def reader(self) -> sqlite3.Connection:
+        """A read-only connection; ends the command with one line when there is nothing to read."""
+        try:
+            return open_reader(self.workspace.database)
+        except StoreMissingError as error:
+            fail(str(error), EXIT_REFUSED)
+        except StoreError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def reader_or_none(self) -> sqlite3.Connection | None:
+        """As `reader`, but None where nothing has been recorded yet: an empty list is then the true answer."""
+        return self.reader() if self.workspace.database.exists() else None
+
+    def need_agent(self) -> None:
+        """Start an agent where none runs."""
+        try:
+            ensure_agent(self.workspace)
+        except AgentUnreachableError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
+        """Ask the agent for something and wait for its answer; ends the command where it refuses."""
+        self.need_agent()
+        with closing(self.commander()) as connection:
+            command_id = commands.submit(
+                connection, verb, run_id, args, actor(), now=time.time(), doorbell=self.workspace.doorbell
+            )
+            return self.wait(connection, command_id)
+
+    def commander(self) -> sqlite3.Connection:
+        try:
+            return open_commander(self.workspace.database)
+        except StoreError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def wait(self, connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
+        answer = commands.wait_for_answer(connection, command_id, ANSWER_SECONDS)
+        if answer is None:
+            fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
+        if answer.state == "refused":
+            fail(answer.reason or "refused", EXIT_REFUSED)
+        return answer.result or {}
+
+    def find_run(self, connection: sqlite3.Connection, wanted: str) -> RunView:
+        try:
+            return queries.run(connection, wanted)
+        except queries.RunLookupError as error:
+            fail(str(error), EXIT_REFUSED)
+
+
+def actor() -> str:
+    """Who asks, as it is written into the history."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """One line on standard error, and the documented exit code."""
+    click.echo(f"gputui: {clean(message)}", err=True)
+    sys.exit(code)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=None if not sys.stdout.isatty() else 2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """A line for a person, with text from outside made harmless."""
+    click.echo(clean(text))

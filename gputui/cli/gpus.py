@@ -1,0 +1,71 @@
+"""`gputui gpus`."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import click
+
+from gputui.charts import units
+from gputui.cli.context import Session, print_json, say
+from gputui.cli.table import columns
+from gputui.store import json_shapes, queries
+from gputui.store.views import GpuView
+
+FIRST_SAMPLE_SECONDS = 10.0
+
+
+@click.command("gpus")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(session: Session, as_json: bool) -> None:
+    """The GPUs now, and who is on them."""
+    session.need_agent()
+    connection = session.reader()
+    gpus, problem = wait_for_gpus(connection)
+    if as_json:
+        print_json([json_shapes.gpu_shape(gpu) for gpu in gpus])
+        return
+    if not gpus:
+        say(problem or "no GPUs have been reported yet")
+        return
+    rows = [
+        (
+            str(gpu.index),
+            gpu.state,
+            units.percent(gpu.utilization_percent),
+            f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}",
+            units.celsius(gpu.temperature_celsius),
+            units.watts(gpu.power_watts),
+            gpu.name,
+            who(gpu),
+        )
+        for gpu in gpus
+    ]
+    for line in columns(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows):
+        say(line)
+
+
+def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:
+    """The GPUs, once the agent has looked; an agent that was just started needs a moment. The second value says why
+    there are none."""
+    deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
+    while True:
+        agent = queries.agent(connection)
+        gpus = queries.gpus(connection, time.time())
+        known = agent is not None and (agent.gpu_problem is not None or agent.source is not None)
+        sampled = not gpus or any(gpu.sampled_at is not None for gpu in gpus)
+        if (known and sampled) or time.monotonic() > deadline:
+            return gpus, agent.gpu_problem if agent else None
+        time.sleep(0.05)
+
+
+def who(gpu: GpuView) -> str:
+    """Who sits on a GPU, in words."""
+    if gpu.run_id is not None:
+        return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+    if gpu.processes is None:
+        return "–"
+    names = [f"{process.user or '–'}:{process.command or process.pid}" for process in gpu.processes]
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "") if names else "free"

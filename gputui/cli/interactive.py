@@ -1,0 +1,75 @@
+"""The bare `gputui`: the screen, in the user's workspace or in a throw-away one of simulated GPUs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+from gputui.cli.context import EXIT_UNREACHABLE, EXIT_USAGE, Session, actor, fail
+from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
+from gputui.runs.agent_process import AgentUnreachableError, stop_agent
+
+DEMO_STOP_SECONDS = 40.0
+DEMO_SCENARIO = "# Simulated GPUs; faults may be added here while the demo runs.\ngpus: 8\nmemory: 80GiB\nfaults: []\n"
+
+
+def open_screen(session: Session, *, demo: bool, readonly: bool) -> int:
+    """Open the control center. Needs a terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("the screen needs a terminal; gputui --record and gputui gpus work without one", EXIT_USAGE)
+    if demo:
+        return open_demo(readonly=readonly)
+    return show(session.workspace, readonly=readonly, demo=False)
+
+
+def show(workspace: Workspace, *, readonly: bool, demo: bool) -> int:
+    try:
+        workspace.create()
+    except OSError as error:
+        fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
+    from gputui.tui.app import run
+
+    return run(workspace, readonly=readonly, demo=demo)
+
+
+def open_demo(*, readonly: bool) -> int:
+    """A workspace of simulated GPUs that is gone afterwards, with the runs that were launched in it."""
+    home = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
+    workspace = locate(home)
+    workspace.create()
+    workspace.scenario.write_text(DEMO_SCENARIO, "utf-8")
+    workspace.scenario.chmod(PRIVATE_FILE_MODE)
+    try:
+        return show(workspace, readonly=readonly, demo=True)
+    finally:
+        end_demo(workspace)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def end_demo(workspace: Workspace) -> None:
+    """Stop what was launched in the demo, then its agent: nothing of it may outlive it."""
+    from gputui.store import commands, queries
+    from gputui.store.database import StoreError, open_commander
+
+    try:
+        with closing(open_commander(workspace.database)) as connection:
+            for run in queries.runs(connection, active_only=True):
+                commands.submit(
+                    connection,
+                    "stop",
+                    run.run_id,
+                    {"now": True},
+                    actor(),
+                    now=time.time(),
+                    doorbell=workspace.doorbell,
+                )
+            deadline = time.monotonic() + DEMO_STOP_SECONDS
+            while queries.runs(connection, active_only=True) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        stop_agent(workspace)
+    except (StoreError, AgentUnreachableError) as error:
+        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201

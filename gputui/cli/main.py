@@ -1,0 +1,113 @@
+"""The command line: one module per verb, imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from gputui.cli.context import EXIT_INTERRUPTED, EXIT_USAGE, Session, fail
+from gputui.config import locate
+from gputui.version import VERSION
+
+# verb → (module, what the overview of commands says)
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Launch a run from a profile."),
+    "ps": ("ps", "List the runs."),
+    "show": ("show", "One run with its attempts."),
+    "logs": ("logs", "What a run printed."),
+    "metrics": ("metrics", "What a run measured."),
+    "explain": ("explain", "What happened to a run, and why."),
+    "stop": ("stop", "Stop a run; it may save a checkpoint first."),
+    "restart": ("restart", "Begin a run again from the start."),
+    "resume": ("resume", "Continue a run from its newest valid checkpoint."),
+    "rm": ("rm", "Forget a run that is over."),
+    "gpus": ("gpus", "The GPUs, and who is on them."),
+    "profiles": ("profiles", "List the profiles."),
+    "check": ("check", "Check a profile and show what it would start."),
+    "agent": ("agent", "Start, stop or look at the agent."),
+}
+
+
+class VerbGroup(click.Group):
+    """A group whose verbs are imported when they are called."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module = importlib.import_module(f"gputui.cli.{VERBS[name][0]}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.group(cls=VerbGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--home", type=click.Path(path_type=Path), help="Where profiles/ and state/ are (else $GPUTUI_HOME).")
+@click.option("--record", is_flag=True, help="No screen: record GPUs, host and runs until stopped.")
+@click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples (--record).")
+@click.option("--duration", type=click.FloatRange(0.1), help="End after so many seconds (--record).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines (--record).")
+@click.option("--demo", is_flag=True, help="Eight simulated GPUs in a throw-away workspace.")
+@click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
+@click.version_option(VERSION, prog_name="gputui")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    home: Path | None,
+    record: bool,
+    interval: float,
+    duration: float | None,
+    as_json: bool,
+    demo: bool,
+    readonly: bool,
+) -> None:
+    """See the GPUs of this workstation, launch training on them, and have it supervised and brought back.
+
+    Without a command: the interactive control center.
+
+    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable, 130 interrupted.
+    """
+    ctx.obj = Session(locate(home))
+    if ctx.invoked_subcommand is not None:
+        return
+    if record:
+        from gputui.cli.record import record as record_in_foreground
+
+        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json))
+    if duration is not None or as_json:
+        fail("--duration and --json go with --record", EXIT_USAGE)
+    from gputui.cli.interactive import open_screen
+
+    sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly))
+
+
+def entry() -> None:
+    """The console script. Every way out of it is one line and a documented exit code."""
+    try:
+        command(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(EXIT_USAGE)
+    except click.UsageError as error:
+        fail(f"{error.format_message()} (see gputui --help)", EXIT_USAGE)
+    except click.ClickException as error:
+        fail(error.format_message(), EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing may be written to it while the interpreter ends.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    entry()

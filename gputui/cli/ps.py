@@ -1,0 +1,42 @@
+"""`gputui ps`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from gputui.charts import units
+from gputui.cli.context import Session, print_json, say
+from gputui.cli.table import columns
+from gputui.store import json_shapes, queries
+
+
+@click.command("ps")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--active", is_flag=True, help="Only runs that are not over.")
+@click.pass_obj
+def command(session: Session, as_json: bool, active: bool) -> None:
+    """List the runs, newest first."""
+    connection = session.reader_or_none()
+    runs = [] if connection is None else queries.runs(connection, active_only=active)
+    if as_json:
+        print_json([json_shapes.run_shape(run) for run in runs])
+        return
+    if not runs:
+        say("no runs yet; gputui profiles lists what can be launched")
+        return
+    now = time.time()
+    rows = [
+        (
+            run.run_id,
+            run.state,
+            str(run.attempt or "–"),
+            str(len(run.gpus)) if run.gpus else "–",
+            units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
+            run.waiting_for or run.reason or "",
+        )
+        for run in runs
+    ]
+    for line in columns(("RUN", "STATE", "ATTEMPT", "GPUS", "TIME", ""), rows):
+        say(line)

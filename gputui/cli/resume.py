@@ -1,0 +1,29 @@
+"""`gputui resume`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import click
+
+from gputui.cli.acting import act
+from gputui.cli.context import EXIT_REFUSED, Session, fail
+from gputui.runs.spec import Scalar
+
+
+@click.command("resume")
+@click.argument("run")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(session: Session, run: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Continue a run that is over from its newest checkpoint that validates."""
+    from gputui.profiles.params import ParameterError, parse_overrides
+
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+    try:
+        wanted: dict[str, Scalar] = parse_overrides(changes, view.params)
+    except ParameterError as error:
+        fail(str(error), EXIT_REFUSED)
+    act(session, "resume", view.run_id, as_json, set=wanted)

@@ -1,0 +1,17 @@
+"""`gputui rm`."""
+
+from __future__ import annotations
+
+import click
+
+from gputui.cli.acting import act
+from gputui.cli.context import Session
+
+
+@click.command("rm")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(session: Session, run: str, as_json: bool) -> None:
+    """Forget a run that is over: its history and its folder."""
+    act(session, "rm", run, as_json)

@@ -1,0 +1,66 @@
+"""Handing a run to the agent: the specification travels as a private file, because it may hold secrets (a token in
+the environment) that must never be in the database; the command row names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.store import commands
+
+SPEC_FILE = "spec.json"
+
+
+def submit_run(
+    workspace: Workspace, connection: sqlite3.Connection, spec: RunSpec, *, name: str | None, actor: str, now: float
+) -> int:
+    """Ask the agent to queue a run. Returns the command's id. Raises OSError or sqlite3.Error."""
+    inbox = workspace.state / "inbox"
+    inbox.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    ticket = secrets.token_hex(8)
+    write_spec(inbox / f"{ticket}.json", spec)
+    return commands.submit(
+        connection, "run", None, {"ticket": ticket, "name": name}, actor, now=now, doorbell=workspace.doorbell
+    )
+
+
+def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
+    """The specification that a command names. Raises SpecError."""
+    if not ticket or not ticket.isalnum():
+        raise SpecError("the command names no specification")
+    path = workspace.state / "inbox" / f"{ticket}.json"
+    return path, read_spec(path)
+
+
+def write_spec(path: Path, spec: RunSpec) -> None:
+    """Write a specification whole, readable by its owner only. Raises OSError."""
+    write_private(path, spec.to_json())
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Read a specification back. Raises SpecError."""
+    try:
+        return RunSpec.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from error
+
+
+def write_private(path: Path, record: dict[str, Any]) -> None:
+    """Write JSON by write, fsync and rename, readable by its owner only. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,48 @@
+"""What all tests share: a private environment, and waiting for something with a deadline instead of sleeping."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gputui.config import Workspace, locate
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def private_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No test sees the developer's own home, runs or terminal settings."""
+    for name in list(os.environ):
+        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")) or name in ("NO_COLOR", "COLORTERM", "SSH_CONNECTION"):
+            monkeypatch.delenv(name)
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("TZ", "UTC")
+    yield
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty home."""
+    found = locate(tmp_path / "home", {})
+    found.create()
+    return found
+
+
+def wait_until(look: Callable[[], T | None], timeout_seconds: float = 20.0, what: str = "it") -> T:
+    """The first truthy value that ``look`` gives; fails the test when none comes in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        value = look()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not happen within {timeout_seconds} s")
+        time.sleep(0.01)

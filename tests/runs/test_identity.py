@@ -1,0 +1,72 @@
+"""Telling a process from another one that was given its number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+from gputui.runs.identity import boot_id, environment_of, identify, is_alive, marked_processes, read_stat, send_signal
+from tests.conftest import wait_until
+
+
+def test_this_process_is_alive_as_itself_only() -> None:
+    own = identify(os.getpid())
+    assert own is not None
+    assert is_alive(own)
+    assert not is_alive(replace(own, start_ticks=own.start_ticks + 1))
+    assert not is_alive(replace(own, boot_id="another boot"))
+
+
+def test_no_signal_reaches_a_process_that_took_over_a_number() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        identity = identify(child.pid)
+        assert identity is not None
+        assert not send_signal(replace(identity, start_ticks=identity.start_ticks - 1), signal.SIGKILL)
+        assert not send_signal(replace(identity, boot_id="another boot"), signal.SIGKILL)
+        assert child.poll() is None
+        assert send_signal(identity, signal.SIGKILL)
+        assert child.wait(10) == -signal.SIGKILL
+        assert not send_signal(identity, signal.SIGKILL)
+
+
+def test_a_zombie_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    identity = identify(child.pid)
+    wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.is_dead, what="the zombie")
+    assert identify(child.pid) is None
+    assert identity is None or not is_alive(identity)
+    child.wait()
+
+
+def test_a_command_name_with_parentheses_does_not_confuse() -> None:
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) Z (1 2 3', 0, 0, 0); print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        stat = read_stat(child.pid)
+        assert stat is not None
+        assert stat.parent_pid == os.getpid()
+        assert stat.state == "S"
+        child.kill()
+
+
+def test_marks_are_found_whole() -> None:
+    name = f"mark-{os.getpid()}"
+    environment = {**os.environ, "GPUTUI_RUN_ID": name, "GPUTUI_ATTEMPT": "2"}
+    code = "print(1, flush=True); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert [found.pid for found in marked_processes(name)] == [child.pid]
+        assert [found.pid for found in marked_processes(name, 2)] == [child.pid]
+        assert marked_processes(name, 1) == []
+        assert marked_processes(name[:-1]) == []
+        assert (environment_of(child.pid) or {})["GPUTUI_RUN_ID"] == name
+        child.kill()
+
+
+def test_the_boot_has_a_name() -> None:
+    assert len(boot_id()) == 36

@@ -1,0 +1,221 @@
+"""The shim with real processes: what it starts, how it stops it, and that nothing is ever left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.runs import shim
+from gputui.runs.identity import identify, is_alive, marked_processes
+from tests.conftest import wait_until
+
+RUN_ID = "shim-test-1"
+
+
+class Attempt:
+    """An attempt folder and the shim that works on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, code: str, *, grace_seconds: float = 5.0, argv: list[str] | None = None, **plan: Any) -> None:
+        record = {
+            "argv": argv or [sys.executable, "-c", code],
+            "env": {"GPUTUI_RUN_ID": f"{RUN_ID}-{os.getpid()}", "GPUTUI_ATTEMPT": "1"},
+            "cwd": str(self.folder),
+            "grace_seconds": grace_seconds,
+            "lock_files": [],
+            **plan,
+        }
+        (self.folder / "attempt.json").write_text(json.dumps(record))
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", shim.__file__, str(self.folder)], start_new_session=True
+        )
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def started(self) -> dict[str, Any]:
+        path = self.folder / "started.json"
+        wait_until(path.exists, what="the start")
+        return dict(json.loads(path.read_text()))
+
+    def ended(self) -> dict[str, Any]:
+        assert self.process is not None
+        self.process.wait(40)
+        return dict(json.loads((self.folder / "exit.json").read_text()))
+
+    def output(self) -> str:
+        path = self.folder / "output.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Iterator[Attempt]:
+    made = Attempt(tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.process.kill()
+    for identity in marked_processes(f"{RUN_ID}-{os.getpid()}"):
+        os.kill(identity.pid, signal.SIGKILL)
+
+
+def left_over() -> list[int]:
+    return [identity.pid for identity in marked_processes(f"{RUN_ID}-{os.getpid()}")]
+
+
+def test_an_exit_code_and_the_output_are_kept(attempt: Attempt) -> None:
+    attempt.start("import sys; print('hello'); print('oops', file=sys.stderr); sys.exit(7)")
+    ended = attempt.ended()
+    assert (ended["code"], ended["signal"], ended["stop_requested"]) == (7, None, False)
+    assert ended["ended_at"] >= ended["started_at"]
+    assert ended["max_rss_bytes"] > 1_000_000
+    assert sorted(attempt.output().split()) == ["hello", "oops"]
+
+
+def test_a_death_by_signal_is_told_apart(attempt: Attempt) -> None:
+    attempt.start("import os; os.kill(os.getpid(), 9)")
+    ended = attempt.ended()
+    assert (ended["code"], ended["signal"]) == (None, signal.SIGKILL)
+
+
+def test_a_command_that_cannot_start_is_said(attempt: Attempt) -> None:
+    attempt.start("", argv=["/does/not/exist"])
+    ended = attempt.ended()
+    assert ended["code"] is None
+    assert "No such file" in ended["error"]
+    assert "/does/not/exist" in ended["error"]
+
+
+def test_the_record_names_living_processes(attempt: Attempt) -> None:
+    attempt.start("import time; time.sleep(60)")
+    started = attempt.started()
+    identity = identify(started["pid"])
+    assert identity is not None
+    assert identity.start_ticks == started["start_ticks"]
+    attempt.signal(signal.SIGUSR2)
+    ended = attempt.ended()
+    assert (ended["signal"], ended["forced"], ended["stop_requested"]) == (signal.SIGKILL, True, True)
+    assert not is_alive(identity)
+
+
+def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
+    attempt.start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    ended = attempt.ended()
+    assert (ended["code"], ended["stop_requested"], ended["forced"]) == (0, True, False)
+    assert "saved" in attempt.output()
+
+
+def test_a_command_that_ignores_a_stop_is_killed_after_its_grace(attempt: Attempt) -> None:
+    attempt.start(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)",
+        grace_seconds=0.5,
+    )
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    ended = attempt.ended()
+    assert (ended["signal"], ended["forced"]) == (signal.SIGKILL, True)
+    assert left_over() == []
+
+
+def test_workers_in_sessions_of_their_own_are_asked_and_then_gone(attempt: Attempt) -> None:
+    """A worker that called setsid and whose parent is gone still belongs to the attempt, and gets a SIGTERM first."""
+    worker = (
+        "import os, signal, sys, time\n"
+        "os.setsid()\n"
+        "def leave(*_):\n    print('worker asked', flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nprint('worker ready', flush=True)\ntime.sleep(60)"
+    )
+    attempt.start(
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {worker!r}])\n"
+        f"subprocess.Popen([sys.executable, '-c', {worker.replace('leave)', 'signal.SIG_IGN)')!r}])\n"
+        "time.sleep(60)"
+    )
+    wait_until(lambda: attempt.output().count("worker ready") == 2)
+    attempt.signal(signal.SIGTERM)
+    ended = attempt.ended()
+    assert ended["signal"] == signal.SIGTERM
+    assert attempt.output().count("worker asked") == 1
+    assert ended["survivors"] == []
+    assert left_over() == []
+
+
+def test_a_stopped_process_is_ended_too(attempt: Attempt) -> None:
+    attempt.start(
+        "import os, signal, time\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(9)"
+    )
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    assert attempt.ended()["signal"] == signal.SIGTERM
+    assert left_over() == []
+
+
+def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
+    attempt.start("import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])")
+    ended = attempt.ended()
+    assert ended["code"] == 0
+    assert left_over() == []
+
+
+def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
+    import fcntl
+
+    free, taken = tmp_path / "a.lock", tmp_path / "b.lock"
+    with taken.open("w") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        attempt.start("print('never')", lock_files=[str(free), str(taken)])
+        ended = attempt.ended()
+    assert ended["lease_conflict"] == [str(taken)]
+    assert attempt.output() == ""
+    with free.open("w") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_is_held_while_the_attempt_lives(attempt: Attempt, tmp_path: Path) -> None:
+    import fcntl
+
+    lock = tmp_path / "gpu.lock"
+    attempt.start("import time; time.sleep(60)", lock_files=[str(lock)])
+    attempt.started()
+    with lock.open("r+") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    attempt.signal(signal.SIGUSR2)
+    attempt.ended()
+    with lock.open("r+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_second_shim_leaves_the_attempt_alone(attempt: Attempt) -> None:
+    attempt.start("import time; time.sleep(60)")
+    first = attempt.started()
+    second = subprocess.run([sys.executable, "-I", "-S", shim.__file__, str(attempt.folder)], timeout=20, check=False)
+    assert second.returncode == 0
+    assert json.loads((attempt.folder / "started.json").read_text()) == first
+    assert not (attempt.folder / "exit.json").exists()
+    attempt.signal(signal.SIGUSR2)
+    attempt.ended()
+
+
+def test_the_shim_needs_the_standard_library_only() -> None:
+    """It must start in an environment without gputui, also when gputui is being upgraded under it."""
+    code = f"import runpy, sys; sys.argv = ['shim']; runpy.run_path({shim.__file__!r}, run_name='shim'); print(sys.modules.keys())"
+    loaded = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "gputui" not in loaded
+    assert "psutil" not in loaded
