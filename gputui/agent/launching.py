@@ -15,8 +15,8 @@ from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository, shim
 from gputui.runs.command import build_launch
-from gputui.runs.identity import ProcessIdentity, identify, marked_processes
 from gputui.runs.redaction import redact_launch, restore
+from gputui.runs.identity import ProcessIdentity, identify, marked_processes
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
@@ -59,12 +59,13 @@ def prepare_attempt(
         ]
         number = max([run.attempt, *used]) + 1
         spec = read_spec(workspace.run_dir(run.run_id) / SPEC_FILE)
+        real = restore(run.params, spec.params)
         launch = build_launch(
             spec,
             run_id=run.run_id,
             run_dir=str(workspace.run_dir(run.run_id)),
             attempt=number,
-            params=restore(run.params, spec.params),
+            params=real,
             visible_gpus=tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
             nproc=ranks_for(spec.nproc, len(spec.gpus.uuids) or spec.gpus.count, len(uuids)),
             port=free_port(),

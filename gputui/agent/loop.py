@@ -265,8 +265,8 @@ class Agent:
             }
         )
         self.connection.execute(
-            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, recording, "
-            "interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, "
+            "recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 own.pid,
                 own.start_ticks,

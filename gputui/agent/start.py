@@ -129,6 +129,6 @@ class _Reporter:
         shape = record_shape(agent.recorder, active_runs(agent.connection), agent.wall())
         line = json.dumps(shape) if self._as_json else record_line(shape)
         try:
-            print(line, file=self._output, flush=True)  # noqa: T201 - what --record is asked to print
+            print(line, file=self._output, flush=True)
         except BrokenPipeError:
             agent.stopping = True

@@ -75,6 +75,7 @@ class Supervisor:
     draining: dict[str, Draining] = field(default_factory=dict)
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
     needs_schedule: bool = True
+    ending: Ending = field(init=False)
 
     def __post_init__(self) -> None:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
@@ -106,8 +107,8 @@ class Supervisor:
                 if shim is not None and record.shim is None:
                     repository.set_shim(self.connection, run.run_id, record.number, shim)
         for run_id in {holder for holder in repository.leases(self.connection).values() if holder not in self.live}:
-            run = repository.get_run(self.connection, run_id)
-            if (run is None or run.state.is_over) and not marked_processes(run_id):
+            holder_run = repository.get_run(self.connection, run_id)
+            if (holder_run is None or holder_run.state.is_over) and not marked_processes(run_id):
                 repository.release_leases(self.connection, run_id)
 
     # --- one turn of the loop -------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
         agent = queries.agent(connection)
         gpus = queries.gpus(connection, time.time())
         known = agent is not None and (agent.gpu_problem is not None or agent.source is not None)
-        sampled = not gpus or any(gpu.sampled_at is not None for gpu in gpus)
+        sampled = not gpus or any(gpu.at is not None for gpu in gpus)
         if (known and sampled) or time.monotonic() > deadline:
             return gpus, agent.gpu_problem if agent else None
         time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -74,7 +75,8 @@ def command(
 
     Without a command: the interactive control center.
 
-    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable, 130 interrupted.
+    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable,
+    130 interrupted.
     """
     ctx.obj = Session(locate(home))
     if ctx.invoked_subcommand is not None:
@@ -105,7 +107,7 @@ def entry() -> None:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read the output has seen enough; nothing may be written to it while the interpreter ends.
-        sys.stdout = None  # type: ignore[assignment]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 

@@ -19,7 +19,10 @@ from gputui.runs.spec import RunSpec, Scalar
 from gputui.runs.states import RunState, check_move
 
 _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
-_RUN_COLUMNS = "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, waiting_for"
+_RUN_COLUMNS = (
+    "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, "
+    "waiting_for"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
         json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -204,7 +204,7 @@ class Shim:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # The shim has one thread, so that code between fork and exec is safe here.
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED),  # noqa: PLW1509
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED),
             )
         self.child = process.pid
         own, child = stat_of(os.getpid()), stat_of(self.child)

@@ -56,7 +56,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
         raise StoreError(f"cannot open {path}: {error}; check permissions and free space") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # NORMAL loses at most the last moments on a power cut, never integrity: sqlite.org/pragma.html#pragma_synchronous
+        # NORMAL loses at most the last moments on a power cut, never integrity:
+        # https://www.sqlite.org/pragma.html#pragma_synchronous
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA journal_size_limit = 16777216")

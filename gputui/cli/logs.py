@@ -1,0 +1,95 @@
+"""`gputui logs`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from gputui.charts.safe_text import clean
+from gputui.cli.context import EXIT_REFUSED, Session, fail
+from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
+from gputui.runs.states import RunState
+from gputui.store import queries
+
+TAIL_BYTES = 256 << 10
+WINDOW_BYTES = 256 << 10
+FOLLOW_SECONDS = 0.2
+
+
+@click.command("logs")
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on as more is written, over attempts, until the run is over.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")
+@click.option("--attempt", type=click.IntRange(1), help="An earlier attempt (else the newest).")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=200, show_default=True, help="Lines per file; 0 for all."
+)
+@click.pass_obj
+def command(session: Session, run: str, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
+    """What a run printed: the launcher's output, then each rank's."""
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        number = attempt or view.attempt
+        if number < 1:
+            fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", EXIT_REFUSED)
+        folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
+        files = chosen(folder, rank)
+        if not files and not follow:
+            where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
+            fail(f"{view.run_id} has no output of {where} in {folder}", EXIT_REFUSED)
+        positions: dict[Path, int] = {}
+        for log in files:
+            positions[log.path] = log.path.stat().st_size
+            for line in last_lines(log.path, lines):
+                click.echo(label(log, len(files) > 1) + clean(line))
+        while follow:
+            fresh = queries.run(connection, view.run_id)
+            folder = session.workspace.run_dir(view.run_id) / "attempts" / str(fresh.attempt)
+            printed = follow_once(folder, rank, positions)
+            if not printed and RunState(fresh.state).is_over:
+                return
+            if not printed:
+                time.sleep(FOLLOW_SECONDS)
+
+
+def chosen(folder: Path, rank: int | None) -> list[RankLog]:
+    """The log files asked for; empty ones say nothing and are left out."""
+    return [log for log in rank_logs(folder) if rank is None or log.rank == rank]
+
+
+def last_lines(path: Path, count: int) -> Iterator[str]:
+    """The end of a file, or all of it for 0."""
+    if count:
+        yield from tail_text(path, TAIL_BYTES).splitlines()[-count:]
+        return
+    offset = 0
+    while True:
+        window = read_window(path, offset, WINDOW_BYTES, partial=True)
+        if window.end == offset:
+            return
+        yield from window.text.splitlines()
+        offset = window.end
+
+
+def follow_once(folder: Path, rank: int | None, positions: dict[Path, int]) -> bool:
+    """Print what was added since; True when there was something."""
+    files = chosen(folder, rank)
+    printed = False
+    for log in files:
+        window = read_window(log.path, positions.get(log.path, 0), WINDOW_BYTES)
+        positions[log.path] = window.end
+        for line in window.text.splitlines():
+            click.echo(label(log, len(files) > 1) + clean(line))
+            printed = True
+    return printed
+
+
+def label(log: RankLog, several: bool) -> str:
+    """Whose line it is, where several speak."""
+    if not several:
+        return ""
+    return "[launcher] " if log.rank is None else f"[rank {log.rank}] "

@@ -1,0 +1,115 @@
+"""From a specification to the exact command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.runs.command import Launch, build_launch, flag_tokens, format_value, substitute
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+
+SPEC = RunSpec(
+    name="demo",
+    launcher="torchrun",
+    program=("-m", "trainer"),
+    python="/venv/bin/python",
+    workdir="/work dir",
+    nproc=2,
+    params={"batch_size": 16, "lr": 0.1, "resume_everything": True, "note": None},
+    metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+    checkpoints=CheckpointSpec("{run_dir}/checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
+)
+
+
+def launch(spec: RunSpec = SPEC, **changes: object) -> Launch:
+    arguments: dict[str, object] = {
+        "run_id": "demo-1",
+        "run_dir": "/state/runs/demo-1",
+        "attempt": 3,
+        "params": spec.params,
+        "visible_gpus": ("GPU-a", "GPU-b"),
+        "nproc": 2,
+        "port": 29501,
+        "checkpoint": None,
+        **changes,
+    }
+    return build_launch(spec, **arguments)  # type: ignore[arg-type]
+
+
+def test_torchrun_restarts_nothing_and_meets_on_a_port_of_its_own() -> None:
+    argv = launch().argv
+    assert argv[:3] == ("/venv/bin/python", "-m", "torch.distributed.run")
+    assert "--max-restarts=0" in argv
+    assert "--nproc-per-node=2" in argv
+    assert "--rdzv-endpoint=127.0.0.1:29501" in argv
+    assert "--log-dir=/state/runs/demo-1/attempts/3/ranks" in argv
+    assert argv[-8:] == ("-m", "trainer", "--batch-size", "16", "--lr", "0.1", "--resume-everything", "true")
+
+
+def test_the_environment_of_an_attempt() -> None:
+    made = launch(checkpoint="/c/step_40.pt")
+    assert made.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert made.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert made.env["GPUTUI_RUN_ID"] == "demo-1"
+    assert made.env["GPUTUI_ATTEMPT"] == "3"
+    assert made.env["GPUTUI_METRICS"] == "/state/runs/demo-1/metrics.jsonl"
+    assert made.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
+    assert made.argv[-2:] == ("--resume", "/c/step_40.pt")
+    assert made.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/error.json"
+    assert "GPUTUI_CHECKPOINT" not in launch().env
+
+
+def test_a_cpu_run_sees_no_gpu() -> None:
+    assert launch(visible_gpus=()).env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
+    spec = replace(SPEC, args=("--text={note}", "--dir", "{run_dir}", "{unknown}", "{}"))
+    made = launch(spec, params={"note": "a b; rm -rf $HOME {run_dir} '\""})
+    assert made.argv[-5:] == (
+        "--text=a b; rm -rf $HOME {run_dir} '\"",
+        "--dir",
+        "/state/runs/demo-1",
+        "{unknown}",
+        "{}",
+    )
+
+
+def test_the_profile_has_the_last_word_on_the_environment() -> None:
+    made = launch(replace(SPEC, env={"OMP_NUM_THREADS": "8", "OUT": "{run_dir}/out-{batch_size}"}))
+    assert made.env["OMP_NUM_THREADS"] == "8"
+    assert made.env["OUT"] == "/state/runs/demo-1/out-16"
+
+
+def test_other_launchers() -> None:
+    script = replace(SPEC, launcher="python", program=("train.py",), params={"lr": 1e-5})
+    assert launch(script, params=script.params).argv == ("/venv/bin/python", "train.py", "--lr", "1e-05")
+    bare = replace(SPEC, launcher="command", program=("bash", "-c", "echo {lr}"), args=(), python=None)
+    assert launch(bare).argv == ("bash", "-c", "echo 0.1")
+
+
+@given(st.text(), st.dictionaries(st.text(min_size=1), st.text()))
+def test_substitution_touches_nothing_but_known_names(text: str, values: dict[str, str]) -> None:
+    if not any(f"{{{name}}}" in text for name in values):
+        assert substitute(text, values) == text
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+        st.one_of(st.booleans(), st.integers(), st.floats(), st.text(), st.none()),
+    )
+)
+def test_flags_come_in_pairs(params: dict[str, str | int | float | bool | None]) -> None:
+    tokens = flag_tokens(params)
+    given_values = [value for value in params.values() if value is not None]
+    assert list(tokens[1::2]) == [format_value(value) for value in given_values]
+
+
+def test_a_launch_and_a_specification_survive_storage() -> None:
+    made = launch()
+    assert Launch.from_json(made.to_json()) == made
+    spec = replace(SPEC, gpus=GpuRequest(2, ("GPU-a", "GPU-b"), 10 << 30), args=("--x", "{lr}"))
+    assert RunSpec.from_json(spec.to_json()) == spec
