@@ -84,11 +84,11 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lm": {
         "steps": 200,
         "batch_size": 8,
-        "grad_accum": 2,
-        "width": 128,
-        "depth": 4,
+        "lr": 3e-3,
         "weight_decay": 0.1,
+        "width": 128,
         "dropout": 0.0,
+        "validate_every": 100,
     },
 }
 
