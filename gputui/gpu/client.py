@@ -1,0 +1,355 @@
+"""The agent's end of the sampler: starts it, reads it, watches over it, and never waits for it.
+
+The sampler may hang in the driver at any moment, so every descriptor here is non-blocking, the child is only ever
+looked at with WNOHANG, and what cannot be sent now is replaced by what is to be sent later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from gputui.config import PRIVATE_FILE_MODE
+from gputui.gpu.model import FastTick, Occupant
+from gputui.gpu.tiers import Backoff, bounded_interval
+from gputui.gpu.wire import Message, decode, encode_interval, encode_occupants
+
+HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
+
+SILENT_MIN_SECONDS = 3.0
+SILENT_INTERVALS = 3
+STARTING_SECONDS = 10.0
+GIVE_UP_SECONDS = 60.0
+UNKILLABLE_SECONDS = 5.0
+CLOSE_SECONDS = 0.9
+_RESTART_FIRST_SECONDS = 1.0
+_RESTART_LONGEST_SECONDS = 60.0
+_STABLE_SECONDS = 60.0
+_FRESH_PROCESS = 75
+_LINE_MAX_BYTES = 8 << 20
+_READ_BYTES = 1 << 16
+_READS_AT_ONCE = 64
+_NOTES_MAX = 100
+_LOG_MAX_BYTES = 1 << 20
+_LOG_TAIL_BYTES = 2048
+_REASON_MAX_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerCommand:
+    """How to start the sampler."""
+
+    source: Literal["nvml", "simulated"]
+    state_dir: Path
+    interval_seconds: float = 1.0
+    scenario: Path | None = None
+    gpu_count: int | None = None
+    python: str = sys.executable
+
+    def argv(self, epoch: float) -> list[str]:
+        """The command line; ``epoch`` is when the session began, in UTC unix seconds."""
+        argv = [self.python, "-P", "-m", "gputui.gpu.sampler", "--source", self.source]
+        argv += [
+            "--interval",
+            str(self.interval_seconds),
+            "--state-dir",
+            str(self.state_dir.absolute()),
+            "--epoch",
+            str(epoch),
+        ]
+        if self.scenario is not None:
+            argv += ["--scenario", str(self.scenario.absolute())]
+        if self.gpu_count is not None:
+            argv += ["--gpus", str(self.gpu_count)]
+        return argv
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerHealth:
+    """How the sampler is. ``for_seconds`` counts since its last GPU tick (or its start); ``reason`` is one line where
+    something is wrong. ``dead`` is a process that does not die although it was killed: no other is started beside
+    it, because that one would hang in the driver as well."""
+
+    state: HealthState
+    for_seconds: float
+    reason: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+
+
+class SamplerClient:
+    """One sampler and its successors. ``read`` and ``check`` are to be called whenever ``fileno`` is readable, and at
+    least once a second. The host's messages may go on while the GPUs' have stopped: then the driver hangs."""
+
+    def __init__(self, command: SamplerCommand, log_path: Path) -> None:
+        self._command = command
+        self._log_path = log_path
+        self._interval = bounded_interval(command.interval_seconds)
+        self._epoch = time.time()
+        self._read_fd = self._write_fd = -1
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stdin_fd = -1
+        self._log_from = 0
+        self._partial = b""
+        self._lines: list[bytes] = []
+        self._malformed = 0
+        self._occupants: bytes | None = None
+        self._outbox: dict[str, bytes] = {}
+        self._sending = b""
+        self._started_at = 0.0
+        self._tick_at: float | None = None
+        self._killed_at: float | None = None
+        self._reason: str | None = None
+        self._restarts = 0
+        self._backoff = Backoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
+
+    def start(self, now: float | None = None) -> None:
+        """Start the sampler. A failure to do so shows in ``check`` and is tried again.
+
+        Raises OSError when not even a pipe can be made.
+        """
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._spawn(time.monotonic() if now is None else now)
+
+    def fileno(self) -> int:
+        """Readable when there is something to read. Stays the same over restarts of the sampler."""
+        return self._read_fd
+
+    @property
+    def malformed_lines(self) -> int:
+        """How many lines could not be understood; each is described in the log."""
+        return self._malformed
+
+    def read(self, now: float | None = None) -> list[Message]:
+        """What has come, oldest first; never waits."""
+        self._pull()
+        lines, self._lines = self._lines, []
+        messages = []
+        for line in lines:
+            try:
+                messages.append(decode(line))
+            except ValueError as error:
+                self._note(str(error))
+        if any(isinstance(message, FastTick) for message in messages):
+            self._tick_at = time.monotonic() if now is None else now
+        self._flush()
+        return messages
+
+    def send_occupants(self, occupants: Sequence[Occupant]) -> None:
+        """Tell who works on the GPUs. What an earlier call could not send yet is dropped."""
+        self._occupants = self._outbox["occupants"] = encode_occupants(occupants)
+        self._flush()
+
+    def set_interval(self, seconds: float) -> None:
+        """Change the time between ticks."""
+        self._interval = bounded_interval(seconds)
+        self._outbox["interval"] = encode_interval(self._interval)
+        self._flush()
+
+    def check(self, now: float) -> SamplerHealth:
+        """How the sampler is at ``now`` (monotonic); kills, reaps and restarts it where that is due."""
+        if self._read_fd < 0:
+            return SamplerHealth("dead", 0.0, "the sampler was closed", restarts=self._restarts)
+        child = self._child
+        if child is not None and child.poll() is not None:
+            self._buried(child.returncode, now)
+            child = None
+        if child is None:
+            if not self._backoff.due(now):
+                return self._health("restarting", now)
+            self._restarts += 1
+            self._spawn(now)
+            if self._child is None:
+                return self._health("restarting", now)
+        self._flush()
+        return self._watch(now)
+
+    def close(self) -> None:
+        """End the sampler: politely, then not; in about a second at most. One that hangs in the driver is left to
+        the kernel, which ends it when the driver lets go."""
+        child, self._child = self._child, None
+        self._close_stdin()
+        if child is not None and child.poll() is None:
+            with contextlib.suppress(OSError):
+                child.terminate()
+            if not _gone_within(child, CLOSE_SECONDS * 0.75):
+                with contextlib.suppress(OSError):
+                    child.kill()
+                _gone_within(child, CLOSE_SECONDS * 0.25)
+        for fd in (self._read_fd, self._write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self._write_fd = -1
+
+    def _spawn(self, now: float) -> None:
+        """Start a process. The pipe may still hold the end of its predecessor's last line, which must not become the
+        beginning of this one's first."""
+        self._pull()
+        self._partial = b""
+        self._started_at = now
+        self._tick_at = self._killed_at = None
+        self._outbox = {} if self._occupants is None else {"occupants": self._occupants}
+        self._sending = b""
+        command = replace(self._command, interval_seconds=self._interval)
+        # One arena of the allocator instead of one for each thread: the process stays some MB smaller.
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+        try:
+            self._child = self._started(command.argv(self._epoch), environment)
+        except OSError as error:
+            self._reason = f"the sampler cannot be started: {error}"
+            self._backoff.fail(now)
+            return
+        self._flush()
+
+    def _started(self, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Raises OSError."""
+        log = self._open_log()
+        theirs, ours = os.pipe()
+        try:
+            self._log_from = os.fstat(log).st_size
+            child = subprocess.Popen(
+                argv, stdin=theirs, stdout=self._write_fd, stderr=log, env=environment, start_new_session=True
+            )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(log)
+        os.set_blocking(ours, False)
+        self._stdin_fd = ours
+        return child
+
+    def _buried(self, status: int, now: float) -> None:
+        """Note how the process ended and when the next one may start."""
+        self._close_stdin()
+        self._child = None
+        if status == _FRESH_PROCESS:
+            self._reason = "the driver was updated; starting a fresh sampler"
+            self._backoff.reset()
+            return
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        last_words = self._last_log_line() if status > 0 else None
+        self._reason = f"the sampler {how}" + (f": {last_words}" if last_words else "")
+        self._backoff.fail(now)
+
+    def _watch(self, now: float) -> SamplerHealth:
+        assert self._child is not None
+        if self._killed_at is not None:
+            if now - self._killed_at > UNKILLABLE_SECONDS:
+                self._reason = f"sampler process {self._child.pid} was killed but hangs in the driver and does not end"
+                return self._health("dead", now)
+            return self._health("silent", now)
+        age = self._age(now)
+        if self._tick_at is None:
+            if age <= STARTING_SECONDS:
+                return self._health("starting", now)
+        elif age <= max(SILENT_INTERVALS * self._interval, SILENT_MIN_SECONDS):
+            self._reason = None
+            if self._tick_at - self._started_at > _STABLE_SECONDS:
+                self._backoff.reset()
+            return self._health("ok", now)
+        self._reason = "the driver does not answer"
+        if age > max(GIVE_UP_SECONDS, 2 * SILENT_INTERVALS * self._interval):
+            if _waits_in_kernel(self._child.pid):
+                # Killing it would have no effect before the driver lets go, but end its readings of the host.
+                self._reason = f"the driver does not answer; sampler process {self._child.pid} waits inside it"
+            else:
+                with contextlib.suppress(OSError):
+                    self._child.kill()
+                self._killed_at = now
+        return self._health("silent", now)
+
+    def _health(self, state: HealthState, now: float) -> SamplerHealth:
+        pid = self._child.pid if self._child is not None else None
+        return SamplerHealth(state, max(0.0, self._age(now)), self._reason, pid, self._restarts)
+
+    def _age(self, now: float) -> float:
+        return now - (self._started_at if self._tick_at is None else self._tick_at)
+
+    def _pull(self) -> None:
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = os.read(self._read_fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            self._lines += lines
+        if len(self._partial) > _LINE_MAX_BYTES:
+            self._partial = b""
+            self._note("a line without end was dropped")
+
+    def _flush(self) -> None:
+        """Send what can be sent without waiting. A line that is half gone is finished first."""
+        while self._stdin_fd >= 0 and (self._sending or self._outbox):
+            if not self._sending:
+                self._sending = self._outbox.pop(next(iter(self._outbox)))
+            try:
+                sent = os.write(self._stdin_fd, self._sending)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended; `check` finds out how
+                self._close_stdin()
+                return
+            self._sending = self._sending[sent:]
+
+    def _close_stdin(self) -> None:
+        if self._stdin_fd >= 0:
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+
+    def _open_log(self) -> int:
+        """Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._log_path.stat().st_size > _LOG_MAX_BYTES:
+                self._log_path.replace(self._log_path.with_name(self._log_path.name + ".1"))
+        return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+
+    def _note(self, text: str) -> None:
+        """Count a line that was not understood; the first ones are written to the log."""
+        self._malformed += 1
+        if self._malformed <= _NOTES_MAX:
+            with contextlib.suppress(OSError):
+                log = self._open_log()
+                try:
+                    os.write(log, f"line not understood: {text}\n".encode())
+                finally:
+                    os.close(log)
+
+    def _last_log_line(self) -> str | None:
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(self._log_from, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace").strip()
+        except OSError:
+            return None
+        last = text.rsplit("\n", 1)[-1]
+        return "".join(character for character in last if character.isprintable())[:_REASON_MAX_CHARACTERS] or None
+
+
+def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while child.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _waits_in_kernel(pid: int) -> bool:
+    """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a hung driver call."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            text = stat.read_bytes()
+            if text[text.rfind(b")") + 2 :][:1] == b"D":
+                return True
+    return False

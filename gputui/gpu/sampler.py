@@ -1,0 +1,249 @@
+"""The sampler: a process of its own that reads GPUs and host and writes one JSON object a line to standard output.
+
+    python -m gputui.gpu.sampler --source nvml --interval 1 --state-dir DIR
+
+A driver call may block for a minute, or for ever. So everything that touches the driver happens in one thread, the
+host is read by another, and the agent on the other end of the pipes waits for neither. Commands come in on standard
+input; its end means that the agent has gone, and ends the sampler too.
+
+Exit status: 0 when told to end, 2 for a wrong argument or scenario, 70 after an error of ours, 75 when a fresh process
+is needed to get at the driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from gputui.gpu.model import Inventory
+from gputui.gpu.source import FreshProcessNeededError, Source
+from gputui.gpu.tiers import Backoff, Cadence, Schedule, bounded_interval
+from gputui.gpu.wire import Command, Message, decode_command, encode
+from gputui.host.sample import HostSampler
+
+EXIT_USAGE = 2
+EXIT_INTERNAL = 70
+EXIT_FRESH_PROCESS = 75
+
+_CLOSING_SECONDS = 0.5
+_RECHECK_FIRST_SECONDS = 10.0
+_RECHECK_LONGEST_SECONDS = 300.0
+_LINE_MAX_BYTES = 1 << 20
+
+
+class Output:
+    """Standard output, shared by both threads: whole lines, one after the other."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def write(self, message: Message) -> None:
+        """Raises OSError when nobody reads any more."""
+        left = memoryview(encode(message))
+        with self._lock:
+            while left:
+                left = left[os.write(self._fd, left) :]
+
+
+class GpuThread(threading.Thread):
+    """Reads the source, tier by tier. The only thread that touches it."""
+
+    def __init__(self, source: Source, interval_seconds: float, output: Output, wake_main: int) -> None:
+        super().__init__(name="gpu", daemon=True)
+        self.exit_status = 0
+        self._source = source
+        self._interval = interval_seconds
+        self._output = output
+        self._wake_main = wake_main
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._commands: list[Command] = []
+        self._ending = threading.Event()
+
+    def tell(self, command: Command) -> None:
+        with self._lock:
+            self._commands.append(command)
+        self._wake.set()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        try:
+            self._loop()
+            self._source.close()
+        except FreshProcessNeededError:
+            self.exit_status = EXIT_FRESH_PROCESS
+        except OSError as error:
+            print(f"sampler ends: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+        except BaseException:
+            self.exit_status = EXIT_INTERNAL
+            raise
+        finally:
+            os.write(self._wake_main, b"\0")
+
+    def _loop(self) -> None:
+        schedule = Schedule(self._interval, time.monotonic())
+        recheck = Backoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
+        known = self._announce(None, schedule, recheck)
+        while not self._ending.is_set():
+            self._obey(schedule)
+            for tier in schedule.due(time.monotonic()):
+                if tier == "fast":
+                    self._output.write(self._source.fast(time.time()))
+                    for event in self._source.events(time.time()):
+                        self._output.write(event)
+                elif tier == "slow":
+                    self._output.write(self._source.slow(time.time()))
+                elif tier == "processes":
+                    self._output.write(self._source.processes(time.time()))
+                else:
+                    self._source.link_step()
+                if self._ending.is_set():
+                    return
+            known = self._recheck(known, schedule, recheck)
+            self._wake.wait(schedule.wait_seconds(time.monotonic()))
+            self._wake.clear()
+
+    def _recheck(self, known: Inventory, schedule: Schedule, recheck: Backoff) -> Inventory:
+        """Open the source anew where it asks for that, each time after a longer wait."""
+        wanted = self._source.recheck_after_seconds()
+        now = time.monotonic()
+        if wanted is None:
+            recheck.reset()
+            return known
+        if recheck.due_at is None:
+            recheck.fail(now, wanted)
+        return self._announce(known, schedule, recheck) if recheck.due(now) else known
+
+    def _announce(self, known: Inventory | None, schedule: Schedule, recheck: Backoff) -> Inventory:
+        found = self._source.inventory(time.time())
+        schedule.set_gpu_count(len(found.gpus))
+        wanted = self._source.recheck_after_seconds()
+        if wanted is None:
+            recheck.reset()
+        else:
+            recheck.fail(time.monotonic(), wanted)
+        if known is None or (found.gpus, found.problem) != (known.gpus, known.problem):
+            self._output.write(found)
+            return found
+        return known
+
+    def _obey(self, schedule: Schedule) -> None:
+        with self._lock:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            if command.occupants is not None:
+                self._source.occupy(command.occupants)
+            if command.interval is not None and bounded_interval(command.interval) != schedule.interval_seconds:
+                schedule.set_interval(command.interval, time.monotonic())
+
+
+class Sampler:
+    """The main thread: commands, signals, the host."""
+
+    def __init__(self, source: Source, host: HostSampler, interval_seconds: float) -> None:
+        self._host = host
+        self._interval = bounded_interval(interval_seconds)
+        self._output = Output(sys.stdout.fileno())
+        self._wake, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._gpus = GpuThread(source, self._interval, self._output, self._wake_writer)
+        self._pending = b""
+
+    def run(self) -> int:
+        """Works until told to end; returns the exit status. A GPU thread that hangs in the driver does not keep the
+        process from ending."""
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._signalled)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the agent
+        self._gpus.start()
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more: as good as the end of standard input
+            self._loop(sys.stdin.fileno())
+        self._gpus.end()
+        self._gpus.join(_CLOSING_SECONDS)
+        return self._gpus.exit_status
+
+    def _loop(self, stdin: int) -> None:
+        ticks = Cadence(self._interval, time.monotonic())
+        poll = select.poll()
+        poll.register(stdin, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            if ticks.due(now):
+                self._output.write(self._host.sample(time.time(), now))
+            wait = max(0.0, ticks.next_at - time.monotonic())
+            for fd, _ in poll.poll(wait * 1000 + 1):
+                if fd == self._wake:
+                    return
+                data = os.read(stdin, 65536)
+                if not data:
+                    return
+                self._take(data)
+                if self._interval != ticks.every_seconds:
+                    ticks = Cadence(self._interval, time.monotonic())
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        if len(self._pending) > _LINE_MAX_BYTES:
+            self._pending = b""
+        for line in lines:
+            try:
+                command = decode_command(line)
+            except ValueError as error:
+                print(f"command ignored: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+                continue
+            if command.interval is not None:
+                self._interval = bounded_interval(command.interval)
+            self._gpus.tell(command)
+
+    def _signalled(self, _signal: int, _frame: FrameType | None) -> None:
+        """Nothing to do here: the wake-up descriptor ends the loop."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and sample until told to end; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="gputui.gpu.sampler", description="Reads GPUs and host, writes JSON lines.")
+    parser.add_argument("--source", choices=("nvml", "simulated"), required=True)
+    parser.add_argument(
+        "--scenario", type=Path, help="YAML of what happens to simulated GPUs; read again when it changes"
+    )
+    parser.add_argument("--gpus", type=int, help="how many simulated GPUs")
+    parser.add_argument("--epoch", type=float, help="when the simulation began, in UTC unix seconds")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between ticks")
+    parser.add_argument("--state-dir", type=Path, required=True, help="whose file system's space is watched")
+    args = parser.parse_args(argv)
+    try:
+        source = _source(args)
+    except (OSError, ValueError) as error:
+        print(f"gputui.gpu.sampler: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    return Sampler(source, HostSampler(args.state_dir), args.interval).run()
+
+
+def _source(args: argparse.Namespace) -> Source:
+    """Only what the chosen source needs is imported: the process is to stay small."""
+    if args.source == "simulated":
+        from gputui.gpu.simulated import SimulatedSource
+
+        return SimulatedSource(args.scenario, args.gpus, args.epoch)
+    from gputui.gpu.nvml import NvmlSource
+
+    return NvmlSource()
+
+
+if __name__ == "__main__":
+    status = main()
+    # A thread that hangs in the driver would keep the interpreter from ending.
+    os._exit(status)
