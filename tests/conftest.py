@@ -6,11 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from gputui.config import Workspace, locate
+
+if TYPE_CHECKING:
+    from tests.machine import Machine
 
 T = TypeVar("T")
 
@@ -34,6 +37,16 @@ def workspace(tmp_path: Path) -> Workspace:
     found = locate(tmp_path / "home", {})
     found.create()
     return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A machine to break things on; whatever was started on it is ended."""
+    from tests.machine import Machine
+
+    made = Machine(tmp_path)
+    yield made
+    made.close()
 
 
 def wait_until(look: Callable[[], T | None], timeout_seconds: float = 20.0, what: str = "it") -> T:

@@ -19,7 +19,7 @@ from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
-from gputui.gpu.client import SamplerClient
+from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import IngestReport, MetricsIngest
 from gputui.metrics.watch import FileWatcher
 from gputui.runs import repository
@@ -82,9 +82,18 @@ class Agent:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._dirty = True
         self._needed_at = self.clock()
-        self.sampler = SamplerClient(workspace, interval_seconds=options.interval_seconds)
-        self._sampler_fd: int | None = None
-        self._health_text: tuple[str, int | None] | None = None
+        # A scenario among the state makes this a workspace of simulated GPUs.
+        self.is_simulated = workspace.scenario.exists()
+        self.sampler = SamplerClient(
+            SamplerCommand(
+                source="simulated" if self.is_simulated else "nvml",
+                state_dir=workspace.state,
+                interval_seconds=options.interval_seconds,
+                scenario=workspace.scenario if self.is_simulated else None,
+            ),
+            workspace.agent_log,
+        )
+        self._shown_health: tuple[str, int] | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -100,6 +109,7 @@ class Agent:
         watcher = FileWatcher(self.workspace.runs, self._wake_write)
         watcher.start()
         self.sampler.start()
+        self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
         log.info("agent %s started, pid %d, files by %s", VERSION, os.getpid(), watcher.mode)
         try:
@@ -124,7 +134,7 @@ class Agent:
                     self._drain_wake()
                     next_commands = min(next_commands, self.clock())
                     pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
-                elif key.fd == self._sampler_fd:
+                elif key.fd == self.sampler.fileno():
                     self._read_sampler()
             now = self.clock()
             try:
@@ -139,7 +149,7 @@ class Agent:
                     next_housekeeping = now + HOUSEKEEPING_SECONDS
                     pump_at = now if pump_at is None and self.supervisor.live else pump_at
                     self._housekeeping(now, started)
-                if self.sampler.is_simulated and now >= next_occupants:
+                if self.is_simulated and now >= next_occupants:
                     next_occupants = now + OCCUPANTS_SECONDS
                     self.sampler.send_occupants(self.supervisor.occupants())
             except sqlite3.OperationalError as error:
@@ -214,19 +224,12 @@ class Agent:
 
     def _watch_sampler(self, now: float) -> None:
         health = self.sampler.check(now)
-        descriptor = self.sampler.fileno()
-        if descriptor != self._sampler_fd:
-            if self._sampler_fd is not None:
-                self.selector.unregister(self._sampler_fd)
-            if descriptor is not None:
-                self.selector.register(descriptor, selectors.EVENT_READ, None)
-            self._sampler_fd = descriptor
-        silent = None if health.silent_seconds is None else int(health.silent_seconds)
-        if (health.state, silent) != self._health_text:
-            self._health_text = (health.state, silent)
+        shown = (health.state, 0 if health.state == "ok" else int(health.for_seconds))
+        if shown != self._shown_health:
+            self._shown_health = shown
             self.connection.execute(
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?",
-                (health.state, health.silent_seconds, self.wall()),
+                (health.state, None if health.state == "ok" else health.for_seconds, self.wall()),
             )
 
     def _heartbeat(self) -> None:

@@ -295,10 +295,10 @@ class Supervisor:
         if left and not self._sweep(live, left):
             return
         survivors = [process.pid for process in left]
-        if self.ending.attempt_ended(live.record, exit_record, survivors):
-            del self.live[live.record.run_id]
-            self._begin_draining(live.record)
-            self.needs_schedule = True
+        self.ending.attempt_ended(live.record, exit_record, survivors)
+        del self.live[live.record.run_id]
+        self._begin_draining(live.record)
+        self.needs_schedule = True
 
     def _note_start(self, live: LiveAttempt, folder: Any) -> None:
         started = read_record(folder / "started.json")

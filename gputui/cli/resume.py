@@ -7,7 +7,7 @@ from contextlib import closing
 import click
 
 from gputui.cli.acting import act
-from gputui.cli.context import EXIT_REFUSED, Session, fail
+from gputui.cli.context import EXIT_USAGE, Session, fail
 from gputui.runs.spec import Scalar
 
 
@@ -18,12 +18,14 @@ from gputui.runs.spec import Scalar
 @click.pass_obj
 def command(session: Session, run: str, changes: tuple[str, ...], as_json: bool) -> None:
     """Continue a run that is over from its newest checkpoint that validates."""
-    from gputui.profiles.params import ParameterError, parse_overrides
+    from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
     try:
-        wanted: dict[str, Scalar] = parse_overrides(changes, view.params)
+        texts = split_assignments(changes)
+        values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
+        wanted: dict[str, Scalar] = {name: values[name] for name in texts}
     except ParameterError as error:
-        fail(str(error), EXIT_REFUSED)
+        fail(str(error).replace("\n", "; "), EXIT_USAGE)
     act(session, "resume", view.run_id, as_json, set=wanted)

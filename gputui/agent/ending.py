@@ -1,0 +1,273 @@
+"""When an attempt has ended: read what it left, tell what it was, decide, and write all of it in one transaction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gputui.agent.launching import attempt_dir
+from gputui.agent.rundirs import checkpoint_directory
+from gputui.charts import units
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.recovery.checkpoints import list_checkpoints
+from gputui.recovery.classify import Incident, classify
+from gputui.recovery.evidence import Evidence, ExitRecord, collect
+from gputui.recovery.policy import PastDecision, Plan, PolicyError, Progress, decide, parse_policy
+from gputui.runs import repository
+from gputui.runs.identity import boot_id
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.states import RunState
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        workspace: Workspace,
+        ingest: MetricsIngest,
+        wall: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._workspace = workspace
+        self._ingest = ingest
+        self._wall = wall
+
+    def attempt_ended(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: list[int]) -> None:
+        """Write an attempt's end and what follows from it. ``survivors`` are processes that nothing can kill.
+
+        Raises sqlite3.Error with nothing changed.
+        """
+        self._drain_metrics(attempt.run_id)
+        run = repository.get_run(self._connection, attempt.run_id)
+        fresh = repository.get_attempt(self._connection, attempt.run_id, attempt.number)
+        assert run is not None and fresh is not None
+        now = self._wall()
+        ended_at = float((exit_record or {}).get("ended_at") or now)
+        if survivors:
+            self._note_survivors(run, survivors, now)
+        if fresh.stop_requested is not None:
+            self._stopped(run, fresh, exit_record, ended_at)
+        elif exit_record is not None and _is_success(exit_record):
+            self._succeeded(run, fresh, exit_record, ended_at)
+        else:
+            self._failed(run, fresh, exit_record, ended_at)
+
+    # --- the three ends -------------------------------------------------------------------------------------------
+
+    def _stopped(
+        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
+    ) -> None:
+        forced = bool((exit_record or {}).get("forced"))
+        how = "stopped; it did not end in time and was killed" if forced else "stopped"
+        with transaction(self._connection) as connection:
+            self._close(attempt, "stopped", ended_at, exit_record)
+            repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
+            repository.add_event(connection, how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
+            if attempt.stop_requested == "restart":
+                self._requeue_from_start(run, ended_at)
+
+    def _requeue_from_start(self, run: RunRecord, now: float) -> None:
+        stopped = repository.get_run(self._connection, run.run_id)
+        assert stopped is not None
+        repository.set_next_attempt(
+            self._connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
+        )
+        repository.move(self._connection, stopped, RunState.QUEUED, cause="restart", now=now)
+
+    def _succeeded(
+        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any], ended_at: float
+    ) -> None:
+        took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
+        tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
+        with transaction(self._connection) as connection:
+            self._close(attempt, "succeeded", ended_at, exit_record)
+            self._settle_last_decision(run.run_id, "succeeded")
+            repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
+            repository.add_event(
+                connection, f"finished{took}{tries}", now=ended_at, run_id=run.run_id, attempt=attempt.number
+            )
+
+    def _failed(
+        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
+    ) -> None:
+        evidence = self._evidence(run, attempt, exit_record, ended_at)
+        incident = classify(evidence)
+        plan = self._decide(run, attempt, incident, ended_at)
+        now = self._wall()
+        with transaction(self._connection) as connection:
+            self._close(attempt, "failed", ended_at, exit_record)
+            self._settle_last_decision(run.run_id, "met another incident")
+            incident_id = self._write_incident(run, attempt, incident, ended_at)
+            self._write_decision(run, attempt, incident_id, plan, now)
+            repository.add_event(
+                connection,
+                incident.summary,
+                now=ended_at,
+                severity="error",
+                run_id=run.run_id,
+                attempt=attempt.number,
+            )
+            repository.add_event(
+                connection,
+                plan.reason,
+                now=now,
+                severity="warning" if plan.verdict == "retry" else "error",
+                run_id=run.run_id,
+                attempt=attempt.number,
+            )
+            if plan.verdict == "retry":
+                repository.set_next_attempt(
+                    connection,
+                    run.run_id,
+                    params=plan.params,
+                    resume_from=plan.resume_from,
+                    not_before=now + plan.delay_seconds,
+                )
+                repository.move(connection, run, RunState.RECOVERING, cause=incident.summary, now=now)
+            else:
+                target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
+                repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
+
+    # --- what goes into the decision ------------------------------------------------------------------------------
+
+    def _evidence(
+        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
+    ) -> Evidence:
+        return collect(
+            attempt_dir(self._workspace, run.run_id, attempt.number),
+            exit=None if exit_record is None else ExitRecord.from_json(exit_record),
+            launcher=run.spec.launcher,
+            started_at=attempt.started_at,
+            ended_at=ended_at,
+            last_step=attempt.last_step,
+            rebooted=attempt.shim is not None and attempt.shim.boot_id != boot_id(),
+        )
+
+    def _decide(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, now: float) -> Plan:
+        try:
+            policy = parse_policy(run.spec.recovery)
+        except PolicyError as error:
+            log.warning("%s: %s; the standard policy is used", run.run_id, error)
+            policy = parse_policy({"policy": "standard"})
+        folder = checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id))
+        checkpoints = (
+            [] if run.spec.checkpoints is None or folder is None else list_checkpoints(folder, run.spec.checkpoints.pattern)
+        )
+        return decide(
+            incident,
+            self._past_decisions(run.run_id),
+            self._progress(run, attempt),
+            run.spec,
+            run.params,
+            policy,
+            checkpoints,
+            run_id=run.run_id,
+            attempt=attempt.number,
+            now=now,
+        )
+
+    def _past_decisions(self, run_id: str) -> list[PastDecision]:
+        rows = self._connection.execute(
+            "SELECT d.attempt, i.kind, i.fingerprint, d.rung, d.verdict, i.step, d.at FROM decisions d "
+            "JOIN incidents i USING (incident_id) WHERE d.run_id = ? ORDER BY d.decision_id",
+            (run_id,),
+        )
+        return [PastDecision(*row) for row in rows.fetchall()]
+
+    def _progress(self, run: RunRecord, attempt: AttemptRecord) -> Progress:
+        best = self._connection.execute(
+            "SELECT max(last_step) FROM attempts WHERE run_id = ? AND number < ?", (run.run_id, attempt.number)
+        ).fetchone()[0]
+        return Progress(last_step=attempt.last_step, best_step_before=best, resumed_step=attempt.resumed_step)
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def _drain_metrics(self, run_id: str) -> None:
+        for progress in self._ingest.finish(run_id).progress:
+            with transaction(self._connection):
+                repository.note_steps(
+                    self._connection,
+                    run_id,
+                    progress.attempt,
+                    first=progress.first_step,
+                    last=progress.last_step,
+                    at=self._wall(),
+                )
+
+    def _close(
+        self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
+    ) -> None:
+        repository.end_attempt(
+            self._connection, attempt.run_id, attempt.number, state=state, ended_at=ended_at, exit_record=exit_record
+        )
+
+    def _write_incident(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, at: float) -> int:
+        cursor = self._connection.execute(
+            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run.run_id,
+                attempt.number,
+                at,
+                incident.kind,
+                incident.rank,
+                incident.step if incident.step is not None else attempt.last_step,
+                incident.summary,
+                incident.fingerprint,
+                json.dumps(list(incident.evidence_lines)),
+            ),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def _write_decision(
+        self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float
+    ) -> None:
+        changed = {name: value for name, value in plan.params.items() if run.params.get(name) != value}
+        self._connection.execute(
+            "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
+            "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                incident_id,
+                run.run_id,
+                attempt.number,
+                now,
+                plan.rung,
+                plan.verdict,
+                json.dumps([action.to_json() for action in plan.actions]),
+                json.dumps(changed),
+                plan.resume_from,
+                plan.delay_seconds,
+                plan.reason,
+            ),
+        )
+
+    def _settle_last_decision(self, run_id: str, outcome: str) -> None:
+        self._connection.execute(
+            "UPDATE decisions SET outcome = ? WHERE decision_id = "
+            "(SELECT max(decision_id) FROM decisions WHERE run_id = ?) AND outcome IS NULL AND verdict = 'retry'",
+            (outcome, run_id),
+        )
+
+    def _note_survivors(self, run: RunRecord, survivors: list[int], now: float) -> None:
+        listed = ", ".join(str(pid) for pid in survivors)
+        repository.add_event(
+            self._connection,
+            f"processes {listed} cannot be killed; a hung driver is likely, and a reboot needed to get their GPUs back",
+            now=now,
+            severity="error",
+            run_id=run.run_id,
+        )
+
+
+def _is_success(record: Mapping[str, Any]) -> bool:
+    clean = record.get("code") == 0 and not record.get("error") and not record.get("lease_conflict")
+    return clean and not record.get("stop_requested")
+

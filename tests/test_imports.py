@@ -1,0 +1,40 @@
+"""What comes along when a module is imported: a static graph cannot see a deferred import that is not deferred."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "textual", "rich", "transformers", "numpy", "plotext", "sqlite_utils", "pandas")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that are loaded after ``statement`` in a fresh interpreter."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    return set(json.loads(output.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        ("import gputui.agent.start", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
+        ("import gputui.gpu.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
+        ("import gputui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
+        ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.stop", {*HEAVY, "pydantic", "yaml"}),
+        ("import gputui.cli.run, gputui.cli.check", {*HEAVY, "trainer"}),
+        ("import gputui.tui.app", {"torch", "pydantic", "numpy", "plotext", "psutil", "pynvml", "trainer"}),
+        ("import trainer.__main__", {"torch", "gputui"}),
+    ],
+)
+def test_heavy_packages_stay_where_they_belong(statement: str, forbidden: set[str]) -> None:
+    assert not loaded_by(statement) & forbidden
+
+
+def test_the_screen_does_not_reach_into_the_agent() -> None:
+    code = "import gputui.tui.app, sys; print([m for m in sys.modules if m.startswith('gputui.agent')])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.strip() == "[]"
