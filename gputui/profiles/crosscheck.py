@@ -1,0 +1,52 @@
+"""What is wrong between the keys of a profile, where each alone is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gputui.profiles.nearest import nearest
+from gputui.profiles.yamldoc import Place
+from gputui.runs.spec import ROLE_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong at a place; without a file yet."""
+
+    place: Place
+    problem: str
+    nearest: str | None = None
+
+
+def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """What is wrong between keys. Takes the raw mapping, so that it speaks even where single values are wrong."""
+    programs = [key for key in ("script", "module", "command") if key in data]
+    launcher = data.get("launcher", "command" if programs == ["command"] else "torchrun")
+    if not programs:
+        yield Finding((), "one of script, module or command is needed")
+    for extra in programs[1:]:
+        yield Finding((extra,), f"give {programs[0]} or {extra}, not both")
+    if len(programs) == 1:
+        if launcher == "command" and programs != ["command"]:
+            yield Finding(("launcher",), f"launcher command takes the key command, not {programs[0]}")
+        if launcher in ("torchrun", "python") and programs == ["command"]:
+            yield Finding(
+                ("launcher",), f"launcher {launcher} takes a script or a module; for a command write launcher: command"
+            )
+    if launcher == "command" and "python" in data:
+        yield Finding(("python",), "launcher command uses no interpreter of its own; name it in command")
+    if launcher in ("python", "command") and "nproc" in data:
+        yield Finding(("nproc",), f"only torchrun starts several processes, not launcher {launcher}")
+    if isinstance(roles := data.get("roles"), dict):
+        params = data.get("params")
+        names = list(params) if isinstance(params, dict) else []
+        for role, name in roles.items():
+            if role not in ROLE_NAMES:
+                meant = nearest(role, ROLE_NAMES)
+                yield Finding(
+                    ("roles", role), "unknown role" + ("" if meant else f"; there are {', '.join(ROLE_NAMES)}"), meant
+                )
+            elif isinstance(name, str) and name not in names:
+                yield Finding(("roles", role), f"{name} is not a parameter", nearest(name, names))

@@ -1,0 +1,149 @@
+"""Which GPUs a profile or ``--gpus`` asks for, and which of this machine's those are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gputui.gpu.model import GpuFacts
+from gputui.profiles.nearest import nearest
+from gputui.profiles.problems import shorten
+from gputui.runs.spec import GpuRequest
+
+MAX_GPUS = 1024
+
+EXPECTED = 'a number, "all", or a list of indices or UUIDs'
+
+_UUID = re.compile(r"GPU-[A-Za-z0-9-]{1,64}")
+_NO_MIG = "MIG instances cannot be used, for ranks on them cannot talk to each other; name whole GPUs"
+
+
+class SelectionError(ValueError):
+    """The GPUs asked for cannot be had. ``is_refusal``: the request is well-formed, this machine cannot serve it."""
+
+    def __init__(self, text: str, *, is_refusal: bool = True) -> None:
+        super().__init__(text)
+        self.is_refusal = is_refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Any ``count`` GPUs; or, where ``devices`` is not empty, exactly those (indices and UUIDs); or all."""
+
+    count: int = 0
+    devices: tuple[int | str, ...] = ()
+    is_all: bool = False
+
+
+def parse_selection(given: object) -> Selection:
+    """Read ``2``, ``"all"``, ``[0, 1]``, ``"0,1"``, ``"0,"`` (index 0 alone), a UUID or a list of UUIDs.
+
+    Raises SelectionError.
+    """
+    if isinstance(given, bool) or given is None:
+        raise _malformed(given)
+    if isinstance(given, int):
+        if not 0 <= given <= MAX_GPUS:
+            raise _malformed(given)
+        return Selection(count=given)
+    if isinstance(given, str):
+        text = given.strip()
+        if text.lower() == "all":
+            return Selection(is_all=True)
+        if text.isascii() and text.isdigit():
+            return parse_selection(int(text) if len(text) < 10 else MAX_GPUS + 1)
+        given = [part.strip() for part in text.removesuffix(",").split(",")]
+    if not isinstance(given, (list, tuple)) or not given:
+        raise _malformed(given)
+    devices = tuple(_device(item) for item in given)
+    if len(set(devices)) < len(devices):
+        raise SelectionError("a GPU is named twice", is_refusal=False)
+    return Selection(devices=devices)
+
+
+def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
+    """The request that the scheduler works on. ``inventory`` is None where the driver has not been asked, and empty
+    where it shows no GPU.
+
+    Raises SelectionError with what to do instead.
+    """
+    if not (selection.is_all or selection.devices or selection.count):
+        return GpuRequest(0, (), None)
+    if inventory is None:
+        if selection.is_all or any(isinstance(device, int) for device in selection.devices):
+            raise SelectionError(
+                "which GPUs those are is not known while the driver's list is missing; "
+                "give a number or UUIDs, or see gputui doctor"
+            )
+        return GpuRequest(len(selection.devices) or selection.count, _uuids(selection), memory_bytes)
+    if not inventory:
+        raise SelectionError("no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU")
+    whole = [gpu for gpu in inventory if not gpu.mig_mode]
+    if selection.is_all:
+        if len(whole) < len(inventory):
+            split = _indices([gpu for gpu in inventory if gpu.mig_mode])
+            raise SelectionError(f"GPU {split} is in MIG mode and cannot be used; {_others(whole)}")
+        return GpuRequest(len(whole), (), memory_bytes)
+    if not selection.devices:
+        if selection.count > len(whole):
+            fewer = "to run on the CPU" if not whole else "instead"
+            raise SelectionError(
+                f"{_counted(selection.count)} asked for, this machine has {len(whole)}; use --gpus {len(whole)} {fewer}"
+            )
+        return GpuRequest(selection.count, (), memory_bytes)
+    chosen = [_find(device, inventory) for device in selection.devices]
+    for gpu in chosen:
+        if gpu.mig_mode:
+            raise SelectionError(f"GPU {gpu.index} is in MIG mode and cannot be used; {_others(whole)}")
+    uuids = tuple(gpu.uuid for gpu in chosen)
+    if len(set(uuids)) < len(uuids):
+        raise SelectionError("a GPU is named twice", is_refusal=False)
+    return GpuRequest(len(uuids), uuids, memory_bytes)
+
+
+def _device(item: object) -> int | str:
+    if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < MAX_GPUS:
+        return item
+    if isinstance(item, str):
+        if item.startswith("MIG"):
+            raise SelectionError(_NO_MIG, is_refusal=False)
+        if _UUID.fullmatch(item):
+            return item
+        if item.isascii() and item.isdigit() and len(item) < 5:
+            return int(item)
+    raise _malformed(item)
+
+
+def _find(device: int | str, inventory: Sequence[GpuFacts]) -> GpuFacts:
+    for gpu in inventory:
+        if device in (gpu.uuid, gpu.index):
+            return gpu
+    if isinstance(device, int):
+        raise SelectionError(f"GPU {device} does not exist; this machine has {_indices(inventory)}")
+    meant = nearest(device, [gpu.uuid for gpu in inventory])
+    hint = f"did you mean {meant}?" if meant else f"this machine has {', '.join(gpu.uuid for gpu in inventory)}"
+    raise SelectionError(f"GPU {device} does not exist; {hint}")
+
+
+def _uuids(selection: Selection) -> tuple[str, ...]:
+    return tuple(device for device in selection.devices if isinstance(device, str))
+
+
+def _indices(gpus: Sequence[GpuFacts]) -> str:
+    return ", ".join(str(gpu.index) for gpu in gpus)
+
+
+def _counted(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _others(whole: Sequence[GpuFacts]) -> str:
+    if not whole:
+        return "use --gpus 0 to run on the CPU"
+    listed = _indices(whole) + ("," if len(whole) == 1 else "")
+    return f"use --gpus {listed.replace(' ', '')}"
+
+
+def _malformed(given: object) -> SelectionError:
+    return SelectionError(f"expected {EXPECTED}, found {shorten(repr(given))}", is_refusal=False)

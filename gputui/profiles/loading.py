@@ -1,0 +1,245 @@
+"""From a profile's file to a Profile, with everything that is wrong said at once; and finding profiles by name."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace, shipped_profiles
+from gputui.profiles.crosscheck import cross_check
+from gputui.profiles.nearest import nearest
+from gputui.profiles.params import Parameter
+from gputui.profiles.problems import Problem, ProfileError, shown_path
+from gputui.profiles.schema import ProfileForm, is_literal
+from gputui.profiles.translate import findings
+from gputui.profiles.yamldoc import MAX_BYTES, Document, Mark, Place, YamlError, parse
+
+SUFFIXES = (".yaml", ".yml")
+
+Source = Literal["here", "home", "shipped"]
+
+
+class ProfileNotFoundError(LookupError):
+    """No profile goes by this name. One line: where was looked, and the nearest name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A valid profile. ``path`` is the file as it was named; ``folder`` the one in which it really lies (links
+    followed), from which its relative paths start."""
+
+    name: str
+    path: Path
+    folder: Path
+    form: ProfileForm
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        return self.form.description or ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEntry:
+    """One profile of a list: the name to call it by, and either the profile or what is wrong with it."""
+
+    name: str
+    path: Path
+    source: Source
+    profile: Profile | None
+    error: ProfileError | None
+
+
+def load(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError with every problem, each with its line."""
+    return read_profile(_read(path), path)
+
+
+def read_profile(text: str, path: Path) -> Profile:
+    """A profile from its text; ``path`` is where it comes from. Raises ProfileError."""
+    try:
+        document = parse(text, is_literal)
+    except YamlError as error:
+        mark = error.mark or Mark(1, 1)
+        raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
+    if document.data is None:
+        raise _whole_file(path, "is empty; a profile names at least a script, module or command")
+    if not isinstance(document.data, dict):
+        kind = "list" if isinstance(document.data, list) else "single value"
+        raise ProfileError(
+            [_problem(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
+        )
+    problems = [
+        _problem(path, document, place, mark, problem="the key is given twice") for place, mark in document.duplicates
+    ]
+    across = list(cross_check(document.data))
+    empty = list(_drop_empty(document.data))
+    problems += [
+        _problem(path, document, place, problem="has no value; give one or remove the line") for place in empty
+    ]
+    problems += [
+        _problem(path, document, finding.place, problem=finding.problem, nearest=finding.nearest) for finding in across
+    ]
+    form = None
+    try:
+        form = ProfileForm.model_validate(_with_launcher(document.data))
+    except ValidationError as error:
+        problems += [_problem(path, document, place, **what) for place, what in findings(error, empty)]
+    if problems or form is None:
+        raise ProfileError(problems)
+    parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}
+    return Profile(form.name or _name_of(path), path, path.resolve().parent, form, parameters)
+
+
+def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
+    """The file of a profile, given by path or by name. A name is looked up in ``./profiles``, the home's profiles and
+    those that come with gputui: first as the file's name, then as the profile's own ``name``.
+
+    Raises ProfileNotFoundError.
+    """
+    if "/" in name_or_path or name_or_path.endswith(SUFFIXES):
+        return _by_path(name_or_path, cwd)
+    folders = _folders(workspace, cwd)
+    for folder, _ in folders:
+        for suffix in SUFFIXES:
+            path = folder / f"{name_or_path}{suffix}"
+            if name_or_path and _is_there(path):
+                return path
+    entries = list_profiles(workspace, cwd)
+    for entry in entries:
+        if entry.profile is not None and entry.profile.name == name_or_path:
+            return entry.path
+    looked = ", ".join(shown_path(folder) for folder, _ in folders)
+    names = {entry.name for entry in entries} | {entry.profile.name for entry in entries if entry.profile is not None}
+    meant = nearest(name_or_path, sorted(names))
+    hint = f"did you mean {meant}?" if meant else "gputui profiles lists those there are"
+    raise ProfileNotFoundError(f"no profile {name_or_path!r} in {looked}; {hint}")
+
+
+def list_profiles(workspace: Workspace, cwd: Path) -> list[ProfileEntry]:
+    """Every profile that a name can mean; the first of each file name wins. Broken ones are there with their error."""
+    entries: dict[str, ProfileEntry] = {}
+    for folder, source in _folders(workspace, cwd):
+        for path in _files(folder):
+            if path.stem in entries:
+                continue
+            try:
+                entries[path.stem] = ProfileEntry(path.stem, path, source, load(path), None)
+            except ProfileError as error:
+                entries[path.stem] = ProfileEntry(path.stem, path, source, None, error)
+    return list(entries.values())
+
+
+def _folders(workspace: Workspace, cwd: Path) -> list[tuple[Path, Source]]:
+    """Where names are looked up, each folder once."""
+    candidates: list[tuple[Path, Source]] = [
+        (cwd / "profiles", "here"), (workspace.profiles, "home"), (shipped_profiles(), "shipped")
+    ]  # fmt: skip
+    folders: dict[Path, tuple[Path, Source]] = {}
+    for folder, source in candidates:
+        folders.setdefault(folder.resolve(), (folder, source))
+    return list(folders.values())
+
+
+def _by_path(text: str, cwd: Path) -> Path:
+    try:
+        path = cwd / Path(text).expanduser()
+    except RuntimeError as error:
+        raise ProfileNotFoundError(f"{clean(text)}: no such user's home") from error
+    if _is_there(path):
+        return path
+    meant = nearest(path.name, [entry.name for entry in _files(path.parent)])
+    hint = f"; did you mean {shown_path(path.with_name(meant))}?" if meant else ""
+    raise ProfileNotFoundError(clean(f"{text}: no such file{hint}"))
+
+
+def _is_there(path: Path) -> bool:
+    """Something goes by this name, even a broken link: `load` says what is wrong with it."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return False  # a name too long, or a folder that cannot be searched
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    except OSError:
+        return []  # a folder that is not there holds none; find says where it looked
+
+
+def _name_of(path: Path) -> str:
+    """The file's name as the name of runs, without characters that such a name may not have."""
+    kept = "".join(char if (char.isascii() and char.isalnum()) or char in "_.-" else "-" for char in path.stem)
+    return kept.lstrip("_.-")[:64] or "profile"
+
+
+def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
+    """A profile that has only a command needs no launcher."""
+    if "launcher" in data or "command" not in data or "script" in data or "module" in data:
+        return data
+    return {**data, "launcher": "command"}
+
+
+def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:
+    """Take out keys without a value, which else would mean the default or worse; parameters may have none."""
+    for key in list(data):
+        if data[key] is None:
+            del data[key]
+            yield (key,)
+        elif key in ("requires", "metrics", "checkpoints", "roles") and isinstance(data[key], dict):
+            for inner in [name for name, value in data[key].items() if value is None]:
+                del data[key][inner]
+                yield (key, inner)
+
+
+def _read(path: Path) -> str:
+    """The file's text. Only a regular file is opened: a pipe or a device could block or never end."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise _whole_file(path, "is a folder; a profile is a YAML file")
+        if not stat.S_ISREG(status.st_mode):
+            raise _whole_file(path, "is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _whole_file(path, f"cannot be read: {error.strerror or error}".lower()) from error
+    except ValueError as error:
+        raise _whole_file(path, "is no file's name") from error
+    if len(content) > MAX_BYTES:
+        raise _whole_file(path, f"is larger than {MAX_BYTES >> 20} MiB, which no profile is")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        text = "not UTF-8; save it in that encoding"
+        raise ProfileError([Problem(shown_path(path), line, None, "", text)]) from error
+
+
+def _whole_file(path: Path, text: str) -> ProfileError:
+    return ProfileError([Problem(shown_path(path), None, None, "", text)])
+
+
+def _problem(
+    path: Path,
+    document: Document,
+    place: Place,
+    mark: Mark | None = None,
+    *,
+    problem: str | None = None,
+    expected: str | None = None,
+    found: str | None = None,
+    nearest: str | None = None,
+) -> Problem:
+    at = mark or document.mark(place)
+    while place and place not in document.marks:
+        place = place[:-1]  # a key that only the models know, such as the default of a parameter's short form
+    key = ".".join(map(str, place))
+    return Problem(shown_path(path), at.line, at.column, key, problem, expected, found, nearest)

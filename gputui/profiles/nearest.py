@@ -1,0 +1,24 @@
+"""The name that was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of ``names`` closest to ``name``, or None when none is close. Case, dashes and underscores do not
+    count."""
+    plain = {_plain(candidate): candidate for candidate in names}
+    found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
+    return plain[found[0]] if found else None
+
+
+def one_of(names: Iterable[object]) -> str:
+    """``a, b or c``."""
+    words = [str(name) for name in names]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -1,0 +1,226 @@
+"""Parameters: what each may be, and reading ``--set name=value`` and the fields of a launch form as one of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gputui.profiles.nearest import nearest, one_of
+from gputui.profiles.problems import shown_value
+from gputui.runs.command import format_value
+from gputui.runs.spec import Scalar
+
+Kind = Literal["bool", "int", "float", "str", "any"]
+
+NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
+RESERVED_NAMES = ("run_dir", "checkpoint")
+"""Placeholders that are not parameters."""
+
+MAX_INTEGER = 2**63 - 1
+"""The largest that SQLite and JSON readers keep exactly."""
+
+_INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_NONE = frozenset({"", "none", "null", "~"})
+
+
+class ParameterError(ValueError):
+    """A value that a parameter cannot take, or a parameter that is not there. One line for each that is wrong."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a profile. Its kind is that of its default; a default of None takes anything."""
+
+    name: str
+    default: Scalar
+    help: str | None = None
+    choices: tuple[Scalar, ...] = ()
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        kinds = {_kind_of(value) for value in (self.default, *self.choices) if value is not None}
+        if kinds == {"int", "float"}:
+            return "float"
+        return kinds.pop() if len(kinds) == 1 else "any"
+
+    @property
+    def expected(self) -> str:
+        """What it takes, in words: "a whole number of at least 1"."""
+        if self.choices:
+            return one_of(format_value(choice) or "none" for choice in self.choices)
+        words = {
+            "bool": "true or false",
+            "int": "a whole number",
+            "float": "a number",
+            "str": "text",
+            "any": "a number" if self._is_bounded else "text, a number or none",
+        }[self.kind]
+        if self.minimum is not None and self.maximum is not None:
+            return f"{words} from {format_value(self.minimum)} to {format_value(self.maximum)}"
+        if self.minimum is not None:
+            return f"{words} of at least {format_value(self.minimum)}"
+        if self.maximum is not None:
+            return f"{words} of at most {format_value(self.maximum)}"
+        return words
+
+    def parse(self, given: Scalar) -> Scalar:
+        """The value that ``given`` means: text as a person types it, or a value of the right kind already.
+
+        Text is taken as it is where the parameter is text, ``=`` and ``@`` included. Raises ParameterError.
+        """
+        value = self._convert(given)
+        if isinstance(value, str) and "\0" in value:
+            raise self._error(given, "text without NUL characters")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self._error(given, "a finite number")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise self._error(given, "a whole number of at most 63 bits")
+        if value is None:
+            return value
+        if self.choices:
+            if not any(_same(value, choice) for choice in self.choices):
+                raise self._error(given)
+        elif self._is_bounded:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise self._error(given)
+            if not (self.minimum is None or value >= self.minimum) or not (
+                self.maximum is None or value <= self.maximum
+            ):
+                raise self._error(given)
+        return value
+
+    @property
+    def _is_bounded(self) -> bool:
+        return self.minimum is not None or self.maximum is not None
+
+    @property
+    def _takes_none(self) -> bool:
+        return self.default is None or None in self.choices
+
+    def _convert(self, given: Scalar) -> Scalar:
+        kind = self.kind
+        if isinstance(given, str):
+            return self._from_text(given, kind)
+        if given is None:
+            if not self._takes_none:
+                raise self._error(given)
+            return None
+        if kind == "float" and _kind_of(given) == "int":
+            try:
+                return float(given)
+            except OverflowError:
+                raise self._error(given, "a finite number") from None
+        if kind not in ("any", _kind_of(given)):
+            raise self._error(given)
+        return given
+
+    def _from_text(self, text: str, kind: Kind) -> Scalar:
+        for choice in self.choices:
+            if choice is not None and format_value(choice) == text:
+                return choice
+        word = text.strip()
+        if self._takes_none and word.lower() in _NONE:
+            return None
+        if kind == "str":
+            return text
+        if kind == "bool":
+            if word.lower() not in _BOOLEANS:
+                raise self._error(text)
+            return _BOOLEANS[word.lower()]
+        if kind == "any":
+            return _guess(text)
+        if kind == "int":
+            if _INTEGER.fullmatch(word) and len(word) < 30:
+                return int(word)
+            if _FLOAT.fullmatch(word) and not self.choices:
+                default = format_value(self.default)
+                raise self._error(text, f"{self.expected} (for fractions write the profile's default as {default}.0)")
+            raise self._error(text)
+        if not _FLOAT.fullmatch(word):
+            raise self._error(text)
+        return float(word)
+
+    def _error(self, given: Scalar, expected: str | None = None) -> ParameterError:
+        return ParameterError([f"{self.name}: expected {expected or self.expected}, found {shown_value(given)}"])
+
+
+def split_assignments(items: Iterable[str]) -> dict[str, str]:
+    """``["lr=0.1", "inject=oom@step=40"]`` → names and texts; the last of several for one name counts.
+
+    Raises ParameterError for each item without a name and "=".
+    """
+    texts: dict[str, str] = {}
+    problems: list[str] = []
+    for item in items:
+        name, equals, text = item.partition("=")
+        if equals and name.strip():
+            texts[name.strip()] = text
+        else:
+            problems.append(f"expected NAME=VALUE, found {shown_value(item)}")
+    if problems:
+        raise ParameterError(problems)
+    return texts
+
+
+def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Every parameter's value: the override where there is one, else the default; in the profile's order.
+
+    Raises ParameterError with everything that is wrong.
+    """
+    values = {name: parameter.default for name, parameter in parameters.items()}
+    problems: list[str] = []
+    for name, given in overrides.items():
+        parameter = parameters.get(name)
+        if parameter is None:
+            problems.append(unknown_parameter(name, parameters))
+            continue
+        try:
+            values[name] = parameter.parse(given)
+        except ParameterError as error:
+            problems += error.problems
+    if problems:
+        raise ParameterError(problems)
+    return values
+
+
+def unknown_parameter(name: str, names: Iterable[str]) -> str:
+    """The sentence for a parameter that is not there."""
+    known = list(names)
+    if not known:
+        return f"{name}: unknown parameter; this profile has none"
+    meant = nearest(name, known)
+    return f"{name}: unknown parameter; " + (f"did you mean {meant}?" if meant else f"there are {', '.join(known)}")
+
+
+def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
+    if isinstance(value, bool):
+        return "bool"
+    return "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
+
+
+def _same(value: Scalar, choice: Scalar) -> bool:
+    """Equal, and not only because True == 1."""
+    return value == choice and isinstance(value, bool) == isinstance(choice, bool)
+
+
+def _guess(text: str) -> Scalar:
+    """Text for a parameter of no kind: a number or a boolean only where nothing of its spelling would be lost."""
+    for pattern, convert in ((_INTEGER, int), (_FLOAT, float)):
+        if pattern.fullmatch(text) and len(text) < 30:
+            number = convert(text)
+            if format_value(number) == text and math.isfinite(number):
+                return number
+    if text in ("true", "false"):
+        return text == "true"
+    return text

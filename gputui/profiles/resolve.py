@@ -1,0 +1,203 @@
+"""From a profile, with what a person changed, to the specification of a run: every path absolute, every parameter
+checked, every GPU found.
+
+Nothing is started and nothing is written; that the script is there and the interpreter has torch is for preflight.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gputui.config import shipped_profiles
+from gputui.gpu.model import GpuFacts
+from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
+from gputui.profiles.loading import Profile
+from gputui.profiles.params import ParameterError, apply
+from gputui.profiles.schema import ProfileForm
+from gputui.runs.command import substitute, values_for
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
+
+RUN_DIR = "{run_dir}"
+
+
+class ResolveError(ValueError):
+    """The run cannot be made from this profile; ``problems`` are one line each. ``is_refusal``: nothing is wrong with
+    what was written, but this machine cannot serve it."""
+
+    def __init__(self, problems: Sequence[str], *, is_refusal: bool) -> None:
+        self.problems = tuple(problems)
+        self.is_refusal = is_refusal
+        super().__init__("\n".join(problems))
+
+
+def resolve(
+    profile: Profile,
+    *,
+    overrides: Mapping[str, Scalar] | None = None,
+    gpus_override: str | None = None,
+    inventory: Sequence[GpuFacts] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> RunSpec:
+    """The specification of one run.
+
+    Args:
+        profile: from `gputui.profiles.loading.load`.
+        overrides: parameters by name, as text (``--set``) or as values of the parameter's own type.
+        gpus_override: ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs.
+        inventory: the GPUs of this machine; None when not known, empty when there is none.
+        environ: the environment of the person who launches; the own one by default.
+
+    Raises ResolveError with everything that is wrong.
+    """
+    env = os.environ if environ is None else environ
+    form = profile.form
+    problems: list[str] = []
+    is_refusal = True
+    params: dict[str, Scalar] = {}
+    request = GpuRequest()
+    try:
+        params = apply(profile.parameters, overrides or {})
+    except ParameterError as error:
+        problems += error.problems
+        is_refusal = False
+    try:
+        selection = form.gpus if gpus_override is None else parse_selection(gpus_override)
+        request = request_gpus(selection, inventory, form.requires.gpu_memory)
+    except SelectionError as error:
+        problems.append(f"{'gpus' if gpus_override is None else '--gpus'}: {error}")
+        is_refusal = is_refusal and error.is_refusal
+    if problems:
+        raise ResolveError(problems, is_refusal=is_refusal)
+    workdir = working_directory(profile, env)
+    return RunSpec(
+        name=profile.name,
+        launcher=form.launcher,
+        program=_program(profile),
+        workdir=workdir,
+        python=None if form.launcher == "command" else interpreter(form.python, workdir, profile.folder, env),
+        profile_path=str(profile.folder / profile.path.resolve().name),
+        nproc=_processes(form, request, is_overridden=gpus_override is not None),
+        gpus=request,
+        visible=form.visible,
+        disk_bytes=form.requires.disk,
+        params=params,
+        args=None if form.args is None else tuple(form.args),
+        env=dict(form.env),
+        metrics=_metrics(form, workdir, params),
+        checkpoints=_checkpoints(form, workdir, params),
+        roles=dict(form.roles),
+        recovery=dict(form.recovery),
+        alerts=form.alerts,
+        grace_seconds=float(form.grace),
+    )
+
+
+def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping[str, str]) -> str:
+    """The Python that runs the training.
+
+    The profile's ``python``: a path (from the working directory, else from the profile's folder) or a name on $PATH;
+    without it the active virtual environment's, else the one that runs gputui. Links are kept as they are: a virtual
+    environment is known by the path of its interpreter.
+    """
+    if python is None:
+        active = environ.get("VIRTUAL_ENV")
+        candidate = Path(active) / "bin" / "python" if active else None
+        return str(candidate) if candidate is not None and candidate.exists() else sys.executable
+    path = _home(python, environ)
+    if "/" not in path:
+        return shutil.which(path, path=environ.get("PATH")) or path
+    if path.startswith("/"):
+        return path
+    bases = [str(folder)] if workdir.startswith(RUN_DIR) else [workdir, str(folder)]
+    candidates = [os.path.normpath(Path(base) / path) for base in bases]
+    return next((candidate for candidate in candidates if Path(candidate).exists()), candidates[0])
+
+
+def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
+    """Where the run's processes start. What the profile says, from its folder; else that folder, with two exceptions:
+
+    - a ``module`` starts where it can be imported from: the profile's folder, the folder around a folder called
+      ``profiles``, or where gputui itself is installed; whichever holds it;
+    - a profile that comes with gputui starts in the run's own folder, so that nothing is written beside the program.
+    """
+    form, folder = profile.form, profile.folder
+    if form.workdir is not None:
+        return _from(str(folder), _home(form.workdir, environ))
+    is_shipped = folder == shipped_profiles().resolve()
+    if form.module is not None:
+        installed = Path(__file__).resolve().parents[2]
+        around = [folder.parent] if folder.name == "profiles" else []
+        for root in [folder, *around, *([installed] if is_shipped else [])]:
+            if _holds_module(root, form.module):
+                is_importable = (
+                    root == installed and interpreter(form.python, RUN_DIR, folder, environ) == sys.executable
+                )
+                return RUN_DIR if is_importable and root.name == "site-packages" else str(root)
+    return RUN_DIR if is_shipped else str(folder)
+
+
+def _holds_module(root: Path, module: str) -> bool:
+    first = module.partition(".")[0]
+    return (root / first / "__init__.py").is_file() or (root / f"{first}.py").is_file()
+
+
+def _program(profile: Profile) -> tuple[str, ...]:
+    form = profile.form
+    if form.command is not None:
+        return tuple(form.command)
+    if form.module is not None:
+        return ("-m", form.module)
+    assert form.script is not None
+    return (os.path.normpath(profile.folder / Path(form.script).expanduser()),)
+
+
+def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
+    """One process per GPU, or as many as the profile says. With GPUs given at the launch there is one for each, and a
+    CPU run that names no number is one process."""
+    if form.launcher != "torchrun":
+        return 1
+    if form.nproc == "gpus" or (is_overridden and request.count):
+        return request.count or 1
+    return int(form.nproc)
+
+
+def _metrics(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) -> MetricsSpec:
+    if form.metrics is None:
+        return MetricsSpec()
+    metrics = form.metrics
+    path = metrics.path
+    if path is None and metrics.source == "jsonl":
+        path = f"{RUN_DIR}/metrics.jsonl"
+    return MetricsSpec(
+        metrics.source, None if path is None else _rooted(workdir, path, params), tuple(metrics.patterns or ())
+    )
+
+
+def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) -> CheckpointSpec | None:
+    if form.checkpoints is None:
+        return None
+    checkpoints = form.checkpoints
+    directory = _rooted(workdir, checkpoints.dir, params)
+    return CheckpointSpec(directory, checkpoints.pattern, tuple(checkpoints.resume))
+
+
+def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
+    """A path that the script takes from its working directory, for processes that work elsewhere. It stays a template."""
+    is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
+    return path if is_absolute else f"{workdir}/{path}"
+
+
+def _from(base: str, path: str) -> str:
+    if path.startswith(RUN_DIR):
+        return path
+    return os.path.normpath(f"{base}/{path}") if not path.startswith("/") else os.path.normpath(path)
+
+
+def _home(path: str, environ: Mapping[str, str]) -> str:
+    """``~`` as the launching person's home."""
+    home = environ.get("HOME")
+    return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path

@@ -1,0 +1,33 @@
+"""Sizes of memory and disks, written with their unit."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS: dict[str, int] = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
+}
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})")
+
+SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
+"""The same for editors, as JSON Schema has it."""
+
+
+def parse_size(text: str) -> int | None:
+    """``10GiB``, ``1.5 GB`` or ``500MB`` in bytes, or None when it is no size."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match.group(2).lower() not in _UNITS:
+        return None
+    return round(float(match.group(1)) * _UNITS[match.group(2).lower()])
+
+
+def format_size(count_bytes: int) -> str:
+    """``80 GiB``, ``1.5 GiB``, ``512 MiB``: binary units, one digit behind the point where it says something."""
+    value, unit = float(count_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"

@@ -1,0 +1,73 @@
+"""Pydantic's errors in a person's words, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gputui.profiles.nearest import nearest, one_of
+from gputui.profiles.problems import shown_value
+from gputui.profiles.schema import valid_keys
+from gputui.profiles.values import EXPECTED, PROBLEM
+from gputui.profiles.yamldoc import Place
+
+_IN_WORDS = {
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "string_too_long": "text of at most {max_length} characters",
+    "float_type": "a number of seconds",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "dict_type": "a mapping (name: value)",
+    "model_type": "a mapping (key: value)",
+    "greater_than": "a number greater than {gt:g}",
+    "less_than_equal": "a number of at most {le:g}",
+}
+_PATTERNS = {
+    "name": "a name of at most 64 letters, digits, '_', '.' and '-'",
+    "module": "a module's dotted name such as package.train",
+}
+
+
+def findings(error: ValidationError, empty: Collection[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """For each error its place and the fields of a Problem: problem, expected, found, nearest. A key that is ``empty``
+    has been spoken of, and does not count as missing."""
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "missing" and detail["loc"] in empty:
+            continue
+        yield _finding(detail)
+
+
+def _finding(detail: ErrorDetails) -> tuple[Place, dict[str, Any]]:
+    place = tuple(part for part in detail["loc"] if part != "[key]")
+    kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
+    # A value of the environment may be a secret.
+    found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)
+    if kind == "extra_forbidden":
+        keys = valid_keys(place[:-1])
+        meant = nearest(str(place[-1]), keys)
+        return place, {
+            "problem": "unknown key" if meant else f"unknown key; there are {', '.join(keys)}",
+            "nearest": meant,
+        }
+    if kind == "missing":
+        return place[:-1], {"problem": f"the key {place[-1]} is missing"}
+    if kind == PROBLEM:
+        return place, {"problem": context["what"]}
+    if kind == EXPECTED:
+        return place, {"expected": context["what"], "found": found}
+    if kind == "literal_error":
+        options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        meant = nearest(given, options) if isinstance(given, str) else None
+        return place, {"expected": one_of(options), "found": found, "nearest": meant}
+    if kind == "string_pattern_mismatch":
+        return place, {"expected": _PATTERNS[str(place[-1])], "found": found}
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return place, {"expected": "text (put it in quotes)", "found": found}
+    if kind in _IN_WORDS:
+        return place, {"expected": _IN_WORDS[kind].format(**context), "found": found}
+    return place, {"problem": detail["msg"]}

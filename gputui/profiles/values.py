@@ -1,0 +1,191 @@
+"""Single values of a profile: how each is read, and what it says when it is something else."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
+from gputui.profiles.devices import Selection, SelectionError, parse_selection
+from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
+from gputui.profiles.sizes import SIZE_PATTERN, parse_size
+from gputui.runs.spec import Scalar
+
+EXPECTED = "gputui_expected"
+"""Kind of an error that says what a value should have been."""
+
+PROBLEM = "gputui_problem"
+"""Kind of an error that says what is wrong in a sentence."""
+
+# What gputui sets itself: another value would break the leases, the evidence of a failure or the metrics.
+_OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def expected(what: str) -> PydanticCustomError:
+    return PydanticCustomError(EXPECTED, "{what}", {"what": what})
+
+
+def problem(what: str) -> PydanticCustomError:
+    return PydanticCustomError(PROBLEM, "{what}", {"what": what})
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise expected("text without NUL characters")
+    return text
+
+
+def _words(given: object) -> list[str]:
+    """A command line's words: a list as it is, text split once as a shell would."""
+    if isinstance(given, str):
+        try:
+            return [_no_nul(word) for word in shlex.split(given)]
+        except ValueError as error:
+            raise problem(f"cannot be split into words: {str(error).lower()}") from error
+    if isinstance(given, list) and all(isinstance(word, str) for word in given):
+        return [_no_nul(word) for word in given]
+    raise expected("text, or a list of words")
+
+
+def _size(given: object) -> int:
+    size = parse_size(given) if isinstance(given, str) else None
+    if size is None:
+        raise expected("a size with its unit such as 10GiB or 500MB")
+    return size
+
+
+def _gpus(given: object) -> Selection:
+    try:
+        return parse_selection(given)
+    except SelectionError as error:
+        if str(error).startswith("expected "):
+            raise expected(EXPECTED_GPUS) from error
+        raise problem(str(error)) from error
+
+
+def _nproc(given: object) -> int | Literal["gpus"]:
+    if given == "gpus":
+        return "gpus"
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 1024:
+        return given
+    raise expected('a number of processes from 1 to 1024, or "gpus" for one per GPU')
+
+
+def _scalar(given: object) -> Scalar:
+    if isinstance(given, float) and not math.isfinite(given):
+        raise expected("a finite number (put it in quotes to pass it as text)")
+    if isinstance(given, int) and abs(given) > MAX_INTEGER:
+        raise expected("a whole number of at most 63 bits (put it in quotes to pass it as text)")
+    if given is None or isinstance(given, (bool, int, float)):
+        return given
+    if isinstance(given, str):
+        return _no_nul(given)
+    raise expected("a single value: text, a number, true, false or null")
+
+
+def _bound(given: object) -> int | float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise expected("a number")
+    return given
+
+
+def _parameter(given: object) -> object:
+    """The short form ``lr: 0.1`` as the long one."""
+    return given if isinstance(given, dict) else {"default": given}
+
+
+def _parameter_name(name: str) -> str:
+    if name in RESERVED_NAMES:
+        raise problem(f"the name is taken: {{{name}}} is set by gputui")
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise problem("a parameter's name is letters, digits, '_', '.' and '-', and begins with a letter or '_'")
+    return name
+
+
+def _environment_name(name: str) -> str:
+    if _OWN_ENVIRONMENT.fullmatch(name):
+        hint = "; choose GPUs with the key gpus" if name.startswith("CUDA") else ""
+        raise problem(f"set by gputui itself{hint}")
+    if _ENVIRONMENT_NAME.fullmatch(name) is None:
+        raise problem("an environment variable's name is letters, digits and '_', and begins with no digit")
+    return name
+
+
+def _pattern(text: str) -> str:
+    try:
+        compiled = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise problem(f"not a regular expression: {error}") from error
+    if not set(compiled.groupindex) - {"step"}:
+        raise problem("names no metric; write a named group such as (?P<loss>\\S+)")
+    return text
+
+
+def _off(given: object) -> object:
+    """``off`` as None; YAML reads it as false."""
+    return None if given is False or given == "off" else given
+
+
+def _alerts(given: object) -> str | None:
+    if given not in ("standard", "off") and given is not False:
+        raise expected("standard or off")
+    return "standard" if given == "standard" else None
+
+
+def _recovery(given: object) -> dict[str, Any]:
+    if given is False or given == "off":
+        return {"policy": "off"}
+    if given == "standard":
+        return {"policy": "standard"}
+    if isinstance(given, dict):
+        return {"policy": "standard", **given}
+    raise expected("standard, off, or a mapping")
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_no_nul)]
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+Words = Annotated[
+    list[str],
+    BeforeValidator(_words),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}]}),
+]
+Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})]
+Value = Annotated[Any, BeforeValidator(_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
+Bound = Annotated[Any, BeforeValidator(_bound), WithJsonSchema({"type": "number"})]
+
+ParameterName = Annotated[str, AfterValidator(_parameter_name)]
+EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+EnvironmentValue = Annotated[str, AfterValidator(_no_nul), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+MetricPattern = Annotated[str, AfterValidator(_pattern)]
+Gpus = Annotated[
+    Selection,
+    BeforeValidator(_gpus),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string"},
+                {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
+            ]
+        }
+    ),
+]
+Processes = Annotated[
+    Any,
+    BeforeValidator(_nproc),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "gpus"}]}),
+]
+Alerts = Annotated[Any, BeforeValidator(_alerts), WithJsonSchema({"enum": ["standard", "off", False]})]
+Recovery = Annotated[
+    dict[str, Any],
+    BeforeValidator(_recovery),
+    WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]}),
+]
+OrOff = BeforeValidator(_off)
+ShortForm = BeforeValidator(_parameter)

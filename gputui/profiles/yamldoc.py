@@ -1,0 +1,252 @@
+"""YAML as plain data with the place of every key, read from the parser's events.
+
+Nothing is ever constructed from a tag, so that the text can only become text, numbers, booleans, null, lists and
+mappings. Depth, size and the expansion of aliases are bounded. Scalars are read as YAML 1.1 does where a person would
+be surprised otherwise (``off`` is false), and as YAML 1.2 does where 1.1 surprises: ``1e-3`` is a number, ``010`` is
+ten, ``1:30`` and ``2024-01-01`` are text. Keys are always text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_VALUES = 10_000
+
+Place = tuple[str | int, ...]
+"""Where a value is: keys and list positions from the top."""
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEANS = {
+    spelling: value
+    for word, value in {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.items()
+    for spelling in (word, word.capitalize(), word.upper())
+}
+_INTEGER = re.compile(r"[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
+_STRING_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
+_MERGE = "<<"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the text; both count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(slots=True)
+class Document:
+    """``data`` as Python values, the mark of every key and list item, and the keys given twice (the first counts)."""
+
+    data: Any
+    marks: dict[Place, Mark]
+    duplicates: list[tuple[Place, Mark]] = field(default_factory=list)
+
+    def mark(self, place: Place) -> Mark:
+        """The mark of the value at ``place``, or of the closest thing around it."""
+        while place and place not in self.marks:
+            place = place[:-1]
+        return self.marks.get(place, Mark(1, 1))
+
+
+class YamlError(ValueError):
+    """The text is no YAML that a profile can be. ``mark`` is None where the text as a whole is meant."""
+
+    def __init__(self, text: str, mark: Mark | None) -> None:
+        super().__init__(text)
+        self.mark = mark
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    mark: Mark
+
+
+@dataclass(slots=True, eq=False)
+class _Scalar(_Node):
+    text: str
+    is_plain: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence(_Node):
+    items: list[_Node] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Mapping(_Node):
+    pairs: list[tuple[_Scalar, _Node]] = field(default_factory=list)
+
+
+def parse(text: str, is_literal: Callable[[Place], bool] = lambda _: False) -> Document:
+    """Read one document. Values at places for which ``is_literal`` holds stay the text that was written, ``on`` and
+    ``1.10`` included.
+
+    Raises YamlError.
+    """
+    try:
+        root = _Composer(yaml.parse(text, Loader=yaml.SafeLoader)).document()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
+        raise YamlError(f"not valid YAML: the character U+{code:04X} is not allowed", Mark(line, 1)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = _mark(error.problem_mark or error.context_mark)
+        raise YamlError(f"not valid YAML: {_in_words(error.problem or error.context or '')}", mark) from error
+    document = Document(None, {(): root.mark if root is not None else Mark(1, 1)})
+    if root is not None:
+        document.data = _Builder(document, is_literal).build(root, (), ())
+    return document
+
+
+class _Composer:
+    """Events to nodes, as yaml.compose would, but with bounds on depth and number."""
+
+    def __init__(self, events: Iterator[yaml.Event]) -> None:
+        self._events = events
+        self._anchors: dict[str, _Node] = {}
+        self._count = 0
+
+    def document(self) -> _Node | None:
+        next(self._events)  # the stream's start
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return None
+        root = self._node(next(self._events), 0)
+        next(self._events)  # the document's end
+        another = next(self._events)
+        if not isinstance(another, yaml.StreamEndEvent):
+            raise YamlError("one document is expected, but '---' begins another", _mark(another.start_mark))
+        return root
+
+    def _node(self, event: yaml.Event, depth: int) -> _Node:
+        mark = _mark(event.start_mark)
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise YamlError(f"more than {MAX_VALUES} values", mark)
+        if depth > MAX_DEPTH:
+            raise YamlError(f"nested more than {MAX_DEPTH} levels deep", mark)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise YamlError(f"*{event.anchor} refers to an anchor that is not there", mark)
+            return self._anchors[event.anchor]
+        assert isinstance(event, (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEvent))
+        if event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag in _STRING_TAGS):
+            raise YamlError(
+                f"the tag {event.tag.replace('tag:yaml.org,2002:', '!!')} is not used here; write plain values", mark
+            )
+        node: _Scalar | _Sequence | _Mapping
+        if isinstance(event, yaml.ScalarEvent):
+            node = _Scalar(mark, event.value, is_plain=bool(event.implicit[0]))
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = _Sequence(mark)
+        else:
+            node = _Mapping(mark)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        if isinstance(node, _Sequence):
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                node.items.append(self._node(item, depth + 1))
+        elif isinstance(node, _Mapping):
+            while not isinstance(item := next(self._events), yaml.MappingEndEvent):
+                key = self._node(item, depth + 1)
+                if not isinstance(key, _Scalar):
+                    raise YamlError("a key must be a word", key.mark)
+                node.pairs.append((key, self._node(next(self._events), depth + 1)))
+        return node
+
+
+class _Builder:
+    """Nodes to data. Aliases are expanded here, so the bound on the number of values holds again."""
+
+    def __init__(self, document: Document, is_literal: Callable[[Place], bool]) -> None:
+        self._document = document
+        self._is_literal = is_literal
+        self._count = 0
+
+    def build(self, node: _Node, place: Place, around: tuple[_Node, ...]) -> Any:
+        self._spend(node)
+        if node in around:
+            raise YamlError("an anchor contains itself", node.mark)
+        if len(around) > MAX_DEPTH:
+            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", node.mark)
+        inside = (*around, node)
+        if isinstance(node, _Scalar):
+            return node.text if not node.is_plain or self._is_literal(place) else plain_value(node.text)
+        if isinstance(node, _Sequence):
+            for position, item in enumerate(node.items):
+                self._document.marks[(*place, position)] = item.mark
+            return [self.build(item, (*place, position), inside) for position, item in enumerate(node.items)]
+        assert isinstance(node, _Mapping)
+        values: dict[str, Any] = {}
+        for key, value in self._merged(node, inside):
+            if key.text not in values:
+                self._document.marks[(*place, key.text)] = key.mark
+                values[key.text] = self.build(value, (*place, key.text), inside)
+        own = set()
+        for key, _ in node.pairs:
+            if key.text in own:
+                self._document.duplicates.append(((*place, key.text), key.mark))
+            own.add(key.text)
+        return values
+
+    def _merged(self, node: _Mapping, around: tuple[_Node, ...]) -> Iterator[tuple[_Scalar, _Node]]:
+        """The mapping's own pairs, then those that ``<<`` takes from others, which never replace its own."""
+        merges = [(key, value) for key, value in node.pairs if key.is_plain and key.text == _MERGE]
+        yield from (pair for pair in node.pairs if not (pair[0].is_plain and pair[0].text == _MERGE))
+        for key, value in merges:
+            for source in value.items if isinstance(value, _Sequence) else [value]:
+                if not isinstance(source, _Mapping):
+                    raise YamlError("<< takes a mapping, or a list of mappings", key.mark)
+                if source in around or len(around) > MAX_DEPTH:
+                    raise YamlError("an anchor contains itself", key.mark)
+                self._spend(source)
+                yield from self._merged(source, (*around, source))
+
+    def _spend(self, node: _Node) -> None:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise YamlError(f"its aliases expand to more than {MAX_VALUES} values", node.mark)
+
+
+def plain_value(text: str) -> str | int | float | bool | None:
+    """What an unquoted scalar means."""
+    if text in _NULL:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    digits = text.replace("_", "")
+    try:
+        if match := _INTEGER.fullmatch(text):
+            return int(digits, 0 if match.group(1)[1:2] in ("b", "o", "x") else 10)
+        if _FLOAT.fullmatch(text):
+            return float(digits)
+    except ValueError:
+        return text  # more digits than Python converts
+    if match := _NOT_FINITE.fullmatch(text):
+        return float(match.group(1) + match.group(2))
+    return text
+
+
+def _mark(mark: Any) -> Mark:
+    """The parser's mark, which counts from 0; None is the beginning."""
+    return Mark(1, 1) if mark is None else Mark(mark.line + 1, mark.column + 1)
+
+
+def _in_words(problem: str) -> str:
+    """The parser's words for the mistakes that are made most, in a person's words."""
+    if "'\\t'" in problem:
+        return "a tab cannot indent; use spaces"
+    if "mapping values are not allowed here" in problem:
+        return "a ':' where none can be; check the indentation, or put the text in quotes"
+    if "could not find expected ':'" in problem:
+        return "a key without ':'"
+    return problem
