@@ -76,7 +76,7 @@ def resolve(
     return RunSpec(
         name=profile.name,
         launcher=form.launcher,
-        program=_program(profile),
+        program=_program(profile, env),
         workdir=workdir,
         python=None if form.launcher == "command" else interpreter(form.python, workdir, profile.folder, env),
         profile_path=str(profile.folder / profile.path.resolve().name),
@@ -121,38 +121,39 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
     """Where the run's processes start. What the profile says, from its folder; else that folder, with two exceptions:
 
     - a ``module`` starts where it can be imported from: the profile's folder, the folder around a folder called
-      ``profiles``, or where gputui itself is installed; whichever holds it;
-    - a profile that comes with gputui starts in the run's own folder, so that nothing is written beside the program.
+      ``profiles``, whichever holds it;
+    - a profile that comes with gputui starts in the run's own folder, so that nothing is written beside the program;
+      or where gputui is installed, when another interpreter must find a module there.
     """
     form, folder = profile.form, profile.folder
     if form.workdir is not None:
         return _from(str(folder), _home(form.workdir, environ))
     is_shipped = folder == shipped_profiles().resolve()
     if form.module is not None:
-        installed = Path(__file__).resolve().parents[2]
         around = [folder.parent] if folder.name == "profiles" else []
-        for root in [folder, *around, *([installed] if is_shipped else [])]:
+        for root in [folder, *around]:
             if _holds_module(root, form.module):
-                is_importable = (
-                    root == installed and interpreter(form.python, RUN_DIR, folder, environ) == sys.executable
-                )
-                return RUN_DIR if is_importable and root.name == "site-packages" else str(root)
+                return str(root)
+        installed = Path(__file__).resolve().parents[2]
+        is_foreign = interpreter(form.python, RUN_DIR, folder, environ) != sys.executable
+        if is_shipped and is_foreign and _holds_module(installed, form.module):
+            return str(installed)
     return RUN_DIR if is_shipped else str(folder)
 
 
 def _holds_module(root: Path, module: str) -> bool:
-    first = module.partition(".")[0]
-    return (root / first / "__init__.py").is_file() or (root / f"{first}.py").is_file()
+    path = root.joinpath(*module.split("."))
+    return path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file()
 
 
-def _program(profile: Profile) -> tuple[str, ...]:
+def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
     form = profile.form
     if form.command is not None:
         return tuple(form.command)
     if form.module is not None:
         return ("-m", form.module)
     assert form.script is not None
-    return (os.path.normpath(profile.folder / Path(form.script).expanduser()),)
+    return (os.path.normpath(profile.folder / _home(form.script, environ)),)
 
 
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
@@ -186,7 +187,7 @@ def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) 
 
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
-    """A path that the script takes from its working directory, for processes that work elsewhere. It stays a template."""
+    """A path that the script takes from its working directory, for processes that work elsewhere; still a template."""
     is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
     return path if is_absolute else f"{workdir}/{path}"
 

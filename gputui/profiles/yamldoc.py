@@ -140,9 +140,8 @@ class _Composer:
             return self._anchors[event.anchor]
         assert isinstance(event, (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEvent))
         if event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag in _STRING_TAGS):
-            raise YamlError(
-                f"the tag {event.tag.replace('tag:yaml.org,2002:', '!!')} is not used here; write plain values", mark
-            )
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise YamlError(f"the tag {tag} is not used here; write plain values", mark)
         node: _Scalar | _Sequence | _Mapping
         if isinstance(event, yaml.ScalarEvent):
             node = _Scalar(mark, event.value, is_plain=bool(event.implicit[0]))
