@@ -1,0 +1,213 @@
+"""Why an attempt ended: from its evidence to one incident. Pure, so that stored evidence can be judged again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from gputui.charts.safe_text import clean
+from gputui.charts.units import bytes_text
+from gputui.recovery.evidence import Evidence
+from gputui.recovery.findings import Finding, gather, last_message, report_of, signal_name
+from gputui.recovery.kinds import KINDS, Tier
+from gputui.recovery.signatures import without_advice
+from gputui.recovery.torchrun_report import TorchrunReport
+
+MAX_EVIDENCE_LINES = 20
+MAX_LINE_CHARACTERS = 400
+MAX_DETAIL_CHARACTERS = 160
+
+Outcome = Literal["succeeded", "stopped", "failed"]
+
+_CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+_HOST_WANTED = re.compile(r"tried to allocate (\d+) bytes")
+_AT_STEP = re.compile(r"\bat step (\d{1,15})\b")
+_PATHS = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+~-]+)+/?")
+_ADDRESSES = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Why an attempt ended.
+
+    Attributes:
+        kind: one of KINDS.
+        rank: whose it was; None where it was the launcher's, the machine's or a single process's.
+        step: the last step of the attempt, or the one that the message names; None is unknown.
+        summary: one plain sentence without its full stop.
+        fingerprint: the same for the same trouble, whatever the rank, numbers, addresses and paths in it.
+        evidence_lines: what it was concluded from, harmless for a terminal.
+    """
+
+    kind: str
+    rank: int | None
+    step: int | None
+    summary: str
+    fingerprint: str
+    evidence_lines: tuple[str, ...]
+
+
+def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
+    """How an attempt ended. ``stop_intended`` says that a person asked gputui to stop the run.
+
+    A stop is known by the intent noted before it: its exit status is that of a crash, or of success.
+    """
+    record = evidence.exit
+    done = record is not None and record.clean and not record.stop_requested
+    if stop_intended:
+        return "succeeded" if done else "stopped"
+    return "succeeded" if done and not evidence.observed else "failed"
+
+
+def classify(evidence: Evidence) -> Incident:
+    """The incident that ended an attempt. Call it where `outcome` says failed."""
+    report = report_of(evidence)
+    found = gather(evidence, report)
+    primary = min(found, key=_order) if found else _without_findings(evidence)
+    who = _who(primary, evidence)
+    detail = _detail(primary)
+    summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
+    step = _AT_STEP.search(primary.text)
+    observed = next((seen.step for seen in evidence.observed if seen.kind == primary.kind), None)
+    return Incident(
+        kind=primary.kind,
+        rank=primary.rank,
+        step=observed if observed is not None else int(step[1]) if step else evidence.last_step,
+        summary=_line(summary),
+        fingerprint=fingerprint(primary.kind, primary.text),
+        evidence_lines=tuple(_line(text) for text in _evidence(evidence, report, primary, found)[:MAX_EVIDENCE_LINES]),
+    )
+
+
+def fingerprint(kind: str, message: str) -> str:
+    """Sixteen hexadecimal digits that stay the same when only ranks, numbers, addresses or paths differ."""
+    first = next((line for line in without_advice(message).splitlines() if line.strip()), "")
+    text = _NUMBERS.sub("#", _ADDRESSES.sub("#", _PATHS.sub("/", first)))
+    return hashlib.sha256(f"{kind}\n{' '.join(text.split())}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _order(finding: Finding) -> tuple[int, bool, float, bool, int]:
+    """Causes before symptoms before consequences; a process that cannot be killed before all, for nothing can be
+    started in its place; then the earliest; then what is known better."""
+    return (
+        finding.tier,
+        finding.kind != "unkillable",
+        math.inf if finding.at is None else finding.at,
+        not finding.specific,
+        -1 if finding.rank is None else finding.rank,
+    )
+
+
+def _without_findings(evidence: Evidence) -> Finding:
+    record = evidence.exit
+    if record is None:
+        return Finding("shim_lost", None, Tier.CAUSE, "no exit record")
+    text = f"code {record.code}"
+    return Finding("unknown", None, Tier.CAUSE, f"ended with {text}", specific=False, detail=text)
+
+
+def _who(finding: Finding, evidence: Evidence) -> str:
+    if finding.rank is not None:
+        return f"rank {finding.rank}"
+    if finding.kind in ("hang", "nan_loss", "unkillable", "stopped_outside"):
+        return "the run" if finding.kind != "unkillable" else "a process of the run"
+    return "torchrun" if evidence.launcher == "torchrun" else "the run"
+
+
+def _detail(finding: Finding) -> str | None:
+    """What a summary says in parentheses."""
+    if finding.kind == "cuda_oom" and (wanted := _CUDA_WANTED.search(finding.text)):
+        return f"tried to allocate {wanted[1]}"
+    if finding.kind == "host_oom" and (wanted := _HOST_WANTED.search(finding.text)):
+        return f"tried to allocate {bytes_text(int(wanted[1]))}"
+    if finding.detail is None:
+        return None
+    text = without_advice(finding.detail)
+    return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
+
+
+def _evidence(evidence: Evidence, report: TorchrunReport, primary: Finding, found: list[Finding]) -> list[str]:
+    return [
+        *_exit_lines(evidence),
+        *_report_lines(report),
+        *_finding_lines(primary, evidence),
+        *(line for other in found if other is not primary for line in _other_lines(other, primary)),
+        *_context_lines(evidence, primary),
+    ]
+
+
+def _exit_lines(evidence: Evidence) -> Iterator[str]:
+    record = evidence.exit
+    name = "torchrun" if evidence.launcher == "torchrun" else "the command"
+    if record is None:
+        yield "exit: no exit record was left"
+    elif record.signal is not None:
+        yield f"exit: {name} was ended by {signal_name(record.signal)}"
+    elif record.code is not None:
+        yield f"exit: {name} ended with code {record.code}"
+    if record is not None and record.stop_requested:
+        yield "exit: a stop had been asked for" + (", and force was needed" if record.forced else "")
+    if record is not None and record.oom_killed:
+        counts = [
+            f"{count} {place}"
+            for count, place in (
+                (record.oom_kills_cgroup, "in its control group"),
+                (record.oom_kills_host, "on the host"),
+            )
+            if count
+        ]
+        yield f"kernel: the OOM killer struck meanwhile: {', '.join(counts)}"
+
+
+def _report_lines(report: TorchrunReport) -> Iterator[str]:
+    if report.root is not None:
+        code = report.root.exit_code
+        how = signal_name(-code) if code < 0 else f"code {code}"
+        yield f"torchrun: saw rank {report.root.rank} fail first, with {how}"
+    for failure in report.failures:
+        if failure.pid in report.forced:
+            yield f"torchrun: rank {failure.rank} did not react when it was asked to end, and was killed"
+
+
+def _finding_lines(finding: Finding, evidence: Evidence) -> Iterator[str]:
+    who = _who(finding, evidence)
+    lines = [line for line in finding.text.splitlines() if line.strip()]
+    for line in lines[:4]:
+        yield f"{who}: {line.strip()}"
+    if len(lines) > 4:
+        yield f"{who}: {lines[-1].strip()}"
+    if finding.where:
+        yield f"{who}: raised at {finding.where}"
+
+
+def _other_lines(finding: Finding, primary: Finding) -> Iterator[str]:
+    who = "torchrun" if finding.rank is None else f"rank {finding.rank}"
+    text = next((line.strip() for line in finding.text.splitlines() if line.strip()), "")
+    if finding.tier > primary.tier:
+        yield f"{who}, as a consequence: {text}"
+    elif fingerprint(finding.kind, finding.text) == fingerprint(primary.kind, primary.text):
+        yield f"{who}: the same"
+    else:
+        yield f"{who}, too: {text}"
+
+
+def _context_lines(evidence: Evidence, primary: Finding) -> Iterator[str]:
+    if evidence.last_step is not None:
+        yield f"metrics: the last step was {evidence.last_step}"
+    if primary.kind in ("nonzero_exit", "unknown", "killed", "segfault", "shim_lost") and (
+        message := last_message(evidence, primary.rank)
+    ):
+        yield f"last line of its log: {message}"
+    for problem in evidence.problems:
+        yield f"not readable: {problem}"
+
+
+def _line(text: str) -> str:
+    """One line, cleaned and of bounded length."""
+    text = clean(" ".join(text.split()))
+    return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

@@ -1,0 +1,239 @@
+"""Everything an attempt left behind that may tell why it ended, gathered within bounds and kept as plain data.
+
+Gathering is the only part that reads files; what is made of the evidence is decided by pure functions, so that stored
+evidence can be judged again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gputui.runs.logs import Stream, rank_logs, tail_text
+
+TAIL_BYTES = 256 * 1024
+MAX_ERROR_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecord:
+    """What the shim wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started."""
+
+    code: int | None = None
+    signal: int | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    stop_requested: bool = False
+    forced: bool = False
+    oom_kills_cgroup: int | None = None
+    oom_kills_host: int | None = None
+    max_rss_bytes: int | None = None
+    cpu_seconds: float | None = None
+    survivors: tuple[int, ...] = ()
+    error: str | None = None
+    lease_conflict: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        return self.code == 0 and self.error is None and not self.lease_conflict
+
+    @property
+    def oom_killed(self) -> bool:
+        """Whether the kernel killed something for lack of memory meanwhile."""
+        return bool(self.oom_kills_cgroup or self.oom_kills_host)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
+        """Read ``exit.json``; what is missing or of another type is unknown."""
+        kills = data.get("oom_kills")
+        kills = kills if isinstance(kills, Mapping) else {}
+        error = data.get("error")
+        return cls(
+            code=_whole(data.get("code")),
+            signal=_whole(data.get("signal")),
+            started_at=_number(data.get("started_at")),
+            ended_at=_number(data.get("ended_at")),
+            stop_requested=data.get("stop_requested") is True,
+            forced=data.get("forced") is True,
+            oom_kills_cgroup=_whole(kills.get("cgroup")),
+            oom_kills_host=_whole(kills.get("host")),
+            max_rss_bytes=_whole(data.get("max_rss_bytes")),
+            cpu_seconds=_number(data.get("cpu_seconds")),
+            survivors=tuple(pid for pid in _list(data.get("survivors")) if isinstance(pid, int)),
+            error=None if error is None else str(error),
+            lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFile:
+    """An error file of torchelastic. ``rank`` is None for the copy that torchrun made of the first failure's."""
+
+    rank: int | None
+    message: str
+    callstack: str | None
+    at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of one log file."""
+
+    rank: int | None
+    stream: Stream
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent saw itself while the attempt ran, and for which it ended it: a kind, when, and in words."""
+
+    kind: str
+    at: float
+    text: str
+    rank: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known about the end of an attempt. Times are UTC unix seconds.
+
+    ``exit`` is None where the shim left no record; ``rebooted`` says that the machine's boot id has changed since;
+    ``last_step`` is the last step seen in the metrics. ``problems`` are files that could not be read.
+    """
+
+    exit: ExitRecord | None
+    launcher: str
+    started_at: float | None = None
+    ended_at: float | None = None
+    last_step: int | None = None
+    rebooted: bool = False
+    observed: tuple[Observation, ...] = ()
+    errors: tuple[ErrorFile, ...] = ()
+    tails: tuple[LogTail, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evidence:
+        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError where it is something else."""
+        values = dict(data)
+        if values["exit"] is not None:
+            record = dict(values["exit"])
+            record["survivors"] = tuple(record["survivors"])
+            record["lease_conflict"] = tuple(record["lease_conflict"])
+            values["exit"] = ExitRecord(**record)
+        values["observed"] = tuple(Observation(**entry) for entry in values["observed"])
+        values["errors"] = tuple(ErrorFile(**entry) for entry in values["errors"])
+        values["tails"] = tuple(LogTail(**entry) for entry in values["tails"])
+        values["problems"] = tuple(values["problems"])
+        return cls(**values)
+
+
+def collect(
+    attempt_dir: Path,
+    *,
+    exit: ExitRecord | None,  # noqa: A002 - the name that everybody gives it
+    ended_at: float | None,
+    launcher: str = "torchrun",
+    started_at: float | None = None,
+    last_step: int | None = None,
+    rebooted: bool = False,
+    observed: Sequence[Observation] = (),
+) -> Evidence:
+    """Gather what an attempt left in its folder.
+
+    Reads at most TAIL_BYTES of each log. Missing, damaged, binary or unreadable files take nothing from the rest.
+    """
+    problems: list[str] = []
+    tails: list[LogTail] = []
+    for log in rank_logs(attempt_dir):
+        try:
+            tails.append(LogTail(log.rank, log.stream, tail_text(log.path, TAIL_BYTES)))
+        except OSError as error:
+            problems.append(f"{log.path.name} of rank {log.rank}: {error}" if log.rank is not None else str(error))
+    errors: list[ErrorFile] = []
+    for rank, path in _error_files(attempt_dir):
+        try:
+            errors.append(read_error_file(path, rank))
+        except (OSError, ValueError) as error:
+            problems.append(f"{path.relative_to(attempt_dir)}: {error}")
+    return Evidence(
+        exit=exit,
+        launcher=launcher,
+        started_at=started_at,
+        ended_at=ended_at,
+        last_step=last_step,
+        rebooted=rebooted,
+        observed=tuple(observed),
+        errors=tuple(errors),
+        tails=tuple(tails),
+        problems=tuple(problems),
+    )
+
+
+def read_error_file(path: Path, rank: int | None) -> ErrorFile:
+    """Read one error file. Raises OSError, or ValueError where it is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("not a regular file")
+        raw = file.read(MAX_ERROR_FILE_BYTES + 1)
+    if len(raw) > MAX_ERROR_FILE_BYTES:
+        raise ValueError("too large for an error file")
+    try:
+        data = json.loads(raw.decode("utf-8", "replace"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    message = data.get("message") if isinstance(data, dict) else None
+    if isinstance(message, str):
+        return ErrorFile(rank, message, None, _number(data.get("timestamp")))
+    if not isinstance(message, dict) or not isinstance(message.get("message"), str):
+        raise ValueError("no message in it")
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    callstack = extra.get("py_callstack")
+    return ErrorFile(
+        rank,
+        message["message"],
+        callstack if isinstance(callstack, str) else None,
+        _number(extra.get("timestamp")),
+    )
+
+
+def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
+    found: list[tuple[int | None, Path]] = [
+        (int(path.parent.name), path)
+        for path in sorted(attempt_dir.glob("ranks/*/attempt_*/*/error.json"))
+        if path.parent.name.isascii() and path.parent.name.isdigit()
+    ]
+    copy = attempt_dir / "error.json"
+    return [*found, (None, copy)] if copy.exists() else found
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    """A number, also where it was written as text, as torchelastic does with times."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()

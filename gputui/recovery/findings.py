@@ -1,0 +1,329 @@
+"""What each process of an attempt says about its own end. Pure; which of it is the cause is decided in `classify`."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gputui.recovery.evidence import ErrorFile, Evidence
+from gputui.recovery.kinds import KINDS, Tier
+from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
+from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_report
+from gputui.recovery.tracebacks import Chain, Raised, fatal_where, last_chain, parse_message
+from gputui.runs.logs import lines_of
+
+# Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.
+TRAILING_LINES = 20
+# torchrun stamps a death that left no error file when it notices it, in whole seconds; exceptions when they are raised.
+NOTICED_LATE_SECONDS = 2.0
+# Native messages further up belong to something that the process survived.
+LAST_LINES = 200
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
+_SHELL_SIGNAL_BASE = 128  # a shell ends with 128 + N when signal N ended its last command
+_USAGE_EXIT = 2
+_ANNOUNCED = re.compile(r"^\S+: \S")
+# Where the exception only says that communication or a worker failed, a native message may say why.
+_EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one process, or the supervision, says about an end.
+
+    Attributes:
+        text: the message that it is known by; where: the place in the user's code.
+        at: seconds, comparable among the findings of one attempt; None is unknown.
+        specific: recognised by a signature or an exit status, not merely some exception.
+        detail: what a summary says in parentheses.
+    """
+
+    kind: str
+    rank: int | None
+    tier: Tier
+    text: str
+    at: float | None = None
+    where: str | None = None
+    specific: bool = True
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One process whose end is to be explained. ``code`` is negative for a signal and None where it is unknown."""
+
+    rank: int | None
+    code: int | None
+    at: float | None
+    ended_by_launcher: bool
+    error: ErrorFile | None
+    traceback: str | None
+    stderr: str
+    stdout: str
+
+
+def report_of(evidence: Evidence) -> TorchrunReport:
+    """torchrun's own words on the end."""
+    text = "".join(tail.text for tail in evidence.tails if tail.stream == "output")
+    return parse_report(text if evidence.launcher == "torchrun" else "")
+
+
+def gather(evidence: Evidence, report: TorchrunReport) -> list[Finding]:
+    """Everything that explains the end, in no particular order."""
+    found = list(_supervision(evidence, report))
+    for process in _processes(evidence, report):
+        found += _of_process(process, evidence)
+    if evidence.launcher == "torchrun":
+        found += _of_launcher(evidence, report)
+    disturbed = report.got_signal is not None or (
+        evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None)
+    )
+    if disturbed:
+        # What ranks raise while they are being ended is no cause, unless it is a known one.
+        found = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in found]
+    if not any(finding.tier is Tier.CAUSE for finding in found):
+        found += _left_early(evidence, report, found)
+    return found
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_message(evidence: Evidence, rank: int | None) -> str | None:
+    """The last thing that a rank, else another one, printed on standard error."""
+    own = [tail for tail in evidence.tails if tail.rank == rank and tail.stream in ("stderr", "output")]
+    others = [
+        tail for tail in evidence.tails if tail.rank != rank and tail.rank is not None and tail.stream == "stderr"
+    ]
+    for tail in (*own, *others):
+        lines = [line for line in lines_of(tail.text) if line.strip()]
+        announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
+        if announced or (lines and tail in own):
+            return announced[-1] if announced else lines[-1]
+    return None
+
+
+# --- the parts ------------------------------------------------------------------------------------------------------
+
+
+def _supervision(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
+    """What gputui itself saw, and what the attempt's exit record says."""
+    for seen in evidence.observed:
+        yield Finding(seen.kind, seen.rank, KINDS[seen.kind].tier, seen.text, float("-inf"), detail=seen.text)
+    if evidence.rebooted:
+        yield Finding("interrupted", None, Tier.CAUSE, "the boot id has changed", float("-inf"))
+    record = evidence.exit
+    if record is None:
+        return
+    if record.error is not None:
+        yield Finding("launch_failed", None, Tier.CAUSE, record.error, float("-inf"), detail=record.error)
+    if record.lease_conflict:
+        names = ", ".join(record.lease_conflict)
+        yield Finding("lease_conflict", None, Tier.CAUSE, "lock held by another process", float("-inf"), detail=names)
+    if record.survivors:
+        pids = ", ".join(map(str, record.survivors))
+        yield Finding("unkillable", None, Tier.CAUSE, "survives SIGKILL", float("-inf"), detail=f"pid {pids}")
+    if record.stop_requested or report.got_signal is not None:
+        number = report.got_signal or signal.SIGTERM
+        yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", None, detail=signal_name(number))
+
+
+def _processes(evidence: Evidence, report: TorchrunReport) -> Iterator[_Process]:
+    if evidence.launcher != "torchrun":
+        yield _single_process(evidence)
+        return
+    failures = {failure.rank: failure for failure in report.failures}
+    errors = {error.rank: error for error in evidence.errors if error.rank is not None}
+    for rank in sorted({*failures, *errors, *_ranks(evidence)}):
+        failure = failures.get(rank)
+        yield _Process(
+            rank=rank,
+            code=failure.exit_code if failure else None,
+            at=failure.at if failure else None,
+            ended_by_launcher=failure is not None and _ended_by_launcher(failure, report),
+            error=errors.get(rank),
+            traceback=failure.traceback if failure else None,
+            stderr=_text(evidence, rank, "stderr"),
+            stdout=_text(evidence, rank, "stdout"),
+        )
+
+
+def _single_process(evidence: Evidence) -> _Process:
+    code = None
+    if evidence.exit is not None:
+        code = -evidence.exit.signal if evidence.exit.signal is not None else evidence.exit.code
+        if evidence.launcher == "command" and code is not None and code > _SHELL_SIGNAL_BASE:
+            code = -(code - _SHELL_SIGNAL_BASE) if code - _SHELL_SIGNAL_BASE < signal.NSIG else code
+    return _Process(
+        rank=None,
+        code=code,
+        at=None,
+        ended_by_launcher=False,
+        error=next(iter(evidence.errors), None),
+        traceback=None,
+        stderr=_text(evidence, None, "output"),
+        stdout="",
+    )
+
+
+def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
+    """The best explanation of one process's end; none where it says nothing."""
+    code = process.code
+    record = evidence.exit
+    stopping = record is not None and record.stop_requested
+    if code == 0:
+        return []
+    if code is not None and code < 0 and not process.ended_by_launcher:
+        number = -code
+        if number not in _CRASHES:
+            if stopping:
+                return []
+            name = signal_name(number)
+            out_of_memory = number == signal.SIGKILL and record is not None and record.oom_killed
+            kind = "host_oom" if out_of_memory else "killed"
+            detail = "killed by the kernel's OOM killer" if out_of_memory else name
+            at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
+            return [Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)]
+    candidates = list(_candidates(process, record is not None and record.oom_killed))
+    if candidates:
+        return [min(candidates, key=lambda finding: (finding.tier, not finding.specific))]
+    if code is None or process.ended_by_launcher:
+        return []
+    if code < 0:
+        name = signal_name(-code)
+        where = fatal_where(process.stderr)
+        detail = f"{name}, {where}" if where else name
+        return [Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)]
+    message = last_message(evidence, process.rank)
+    if code == _USAGE_EXIT and evidence.last_step is None:
+        return [
+            Finding(
+                "config_error", process.rank, Tier.CAUSE, message or "code 2", process.at, None, bool(message), message
+            )
+        ]
+    if evidence.launcher == "torchrun" or process.code is not None:
+        return [_exit_code(process, code)]
+    return []
+
+
+def _exit_code(process: _Process, code: int) -> Finding:
+    return Finding(
+        "nonzero_exit", process.rank, Tier.CAUSE, f"ended with code {code}", process.at, None, False, f"code {code}"
+    )
+
+
+def _candidates(process: _Process, oom_killed: bool) -> Iterator[Finding]:
+    chain = _chain(process)
+    chain_kind = None
+    if chain is not None:
+        finding = _of_chain(chain, process, oom_killed)
+        chain_kind = finding.kind
+        yield finding
+    crashed = process.code is not None and -process.code in _CRASHES
+    if crashed and (thrown := terminate_message(process.stderr)) is not None:
+        signature = match_exception(thrown)
+        if signature is not None:
+            yield Finding(
+                signature.kind, process.rank, signature.rank, thrown.text, process.at, detail=_first_line(thrown)
+            )
+    if chain is None or crashed or chain_kind in _EXPLAINED_BY_LINES:
+        for text in (process.stderr, process.stdout):
+            for signature, line in match_lines("\n".join(lines_of(text)[-LAST_LINES:])):
+                yield Finding(signature.kind, process.rank, signature.rank, line, process.at, detail=line)
+
+
+def _chain(process: _Process) -> Chain | None:
+    """The exception that ended a process, where there is one."""
+    if process.error is not None:
+        return parse_message(process.error.message, process.error.callstack)
+    if process.traceback is not None and (reported := last_chain(process.traceback)) is not None:
+        return reported
+    chain = last_chain(process.stderr)
+    if chain is None or chain.ranked:
+        return chain
+    if process.code is None or process.ended_by_launcher:
+        # It would have ended by it; as it did not, the exception was caught.
+        return None
+    allowed = TRAILING_LINES if process.code in (1, -signal.SIGABRT) else 3
+    return chain if chain.trailing <= allowed else None
+
+
+def _of_chain(chain: Chain, process: _Process, oom_killed: bool) -> Finding:
+    raised, signature = match_chain(chain)
+    at = process.at if process.at is not None else (process.error.at if process.error else None)
+    detail = ", ".join(part for part in (_first_line(raised), raised.where) if part)
+    if signature is None:
+        return Finding("user_exception", process.rank, Tier.CAUSE, raised.text, at, raised.where, False, detail)
+    kind = signature.kind
+    if kind == "dataloader_killed" and oom_killed and "signal: Killed" in raised.message:
+        kind = "host_oom"
+    specific = kind != "bad_sample"
+    return Finding(kind, process.rank, signature.rank, raised.text, at, raised.where, specific, detail)
+
+
+def _of_launcher(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
+    """What torchrun says about itself, and how it ended."""
+    chain = last_chain(report.rest)
+    if chain is not None and not chain.raised[-1].type.endswith("ChildFailedError"):
+        raised, signature = match_chain(chain)
+        if signature is None:
+            yield Finding("unknown", None, Tier.SYMPTOM, raised.text, None, None, False, _first_line(raised))
+        elif signature.kind != "stopped_outside":
+            yield Finding(signature.kind, None, signature.rank, raised.text, detail=_first_line(raised))
+    for signature, line in match_lines(report.rest):
+        yield Finding(signature.kind, None, signature.rank, line, detail=line)
+    record = evidence.exit
+    if record is None or record.stop_requested or report.got_signal is not None:
+        return
+    if record.signal is not None:
+        name = signal_name(record.signal)
+        kind = "segfault" if record.signal in _CRASHES else "killed"
+        if record.signal == signal.SIGKILL and record.oom_killed:
+            kind = "host_oom"
+        yield Finding(kind, None, Tier.CAUSE, f"ended by {name}", detail=name)
+    elif record.code == _USAGE_EXIT and report.root is None:
+        message = last_message(evidence, None)
+        yield Finding("config_error", None, Tier.CAUSE, message or "code 2", detail=message)
+
+
+def _left_early(evidence: Evidence, report: TorchrunReport, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Ranks that torchrun does not call failed although the others lost them: they had ended with code 0."""
+    if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in found):
+        return
+    failed = {failure.rank for failure in report.failures}
+    # A rank that was asked to end may have done so with code 0 as well.
+    asked_elsewhere = len(report.asked - {failure.pid for failure in report.failures})
+    missing = [rank for rank in _ranks(evidence) if rank not in failed]
+    if len(missing) > asked_elsewhere:
+        yield Finding("rank_left_early", missing[0], Tier.CAUSE, "ended with code 0", detail="code 0")
+
+
+def _ended_by_launcher(failure: RankFailure, report: TorchrunReport) -> bool:
+    if failure.exit_code == -signal.SIGKILL:
+        return failure.pid in report.forced
+    return failure.exit_code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT) and (
+        failure.pid in report.asked
+    )
+
+
+def _ranks(evidence: Evidence) -> list[int]:
+    return sorted({tail.rank for tail in evidence.tails if tail.rank is not None})
+
+
+def _text(evidence: Evidence, rank: int | None, stream: str) -> str:
+    return "".join(tail.text for tail in evidence.tails if tail.rank == rank and tail.stream == stream)
+
+
+def _first_line(raised: Raised) -> str:
+    """An exception in one line; what a data loader worker raised in place of the report that it did."""
+    lines = [line for line in raised.text.splitlines() if line.strip()]
+    if any(line.startswith("Original Traceback") for line in lines):
+        return lines[-1].strip()
+    return lines[0].strip() if lines else raised.type

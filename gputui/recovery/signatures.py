@@ -1,0 +1,313 @@
+"""The texts by which incidents are recognised, as data.
+
+The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the caching allocator), NCCL 2, gloo, CUDA's
+error strings and CPython. Two sorts:
+
+- EXCEPTIONS match an exception that ended a process: its ``Type: message`` from an error file or a traceback.
+- LINES match whole lines of a log, from their start: what native code prints before it takes the process down.
+
+Lines that only give advice are removed before anything is compared.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gputui.recovery.kinds import KINDS, Tier
+from gputui.recovery.tracebacks import Chain, Raised, bare
+from gputui.runs.logs import lines_of
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A text and the kind it stands for. The first of a table that matches wins.
+
+    Attributes:
+        pattern: searched in ``Type: message`` (EXCEPTIONS) or matched from a line's start (LINES).
+        within: further needed, a function that the exception passed through.
+        weak: loses against another exception of the same chain: it often only reports what that one did.
+        tier: where it differs from its kind's.
+    """
+
+    kind: str
+    pattern: re.Pattern[str]
+    within: re.Pattern[str] | None = None
+    weak: bool = False
+    tier: Tier | None = None
+
+    @property
+    def rank(self) -> Tier:
+        return KINDS[self.kind].tier if self.tier is None else self.tier
+
+
+def _raises(
+    kind: str, *patterns: str, within: str | None = None, weak: bool = False, tier: Tier | None = None
+) -> Signature:
+    text = "|".join(f"(?:{pattern})" for pattern in patterns)
+    return Signature(kind, re.compile(text, re.MULTILINE), re.compile(within) if within else None, weak, tier)
+
+
+def _prints(kind: str, pattern: str) -> Signature:
+    return Signature(kind, re.compile(pattern))
+
+
+# What a message recommends is no evidence of anything.
+ADVICE = re.compile(
+    r"If reserved but unallocated memory is large.*"
+    r"|See documentation for Memory Management.*"
+    r"|CUDA kernel errors might be asynchronously reported.*"
+    r"|For debugging consider passing CUDA_LAUNCH_BLOCKING.*"
+    r"|Compile with `TORCH_USE_CUDA_DSA`.*"
+    r"|Device-side assertions were explicitly omitted.*"
+    r"|Search for `cuda\w+' in https?://\S+ for more information.*"
+    r"|To enable traceback see:.*"
+    r"|Please try to raise your shared memory limit\."
+    r"|This is typically caused by a remote worker.*"
+    r"|Check the logs of the remote worker.*"
+    r"|In PyTorch 2\.6, we changed the default value.*"
+)
+
+EXCEPTIONS: tuple[Signature, ...] = (
+    # Memory first: the texts of other layers quote it.
+    _raises(
+        "cuda_oom",
+        r"^(?:\w+\.)*OutOfMemoryError: .*(?:out of memory|tried to allocate|preemptively rejected)",
+        r"\A\S*Error: (?:CUDA|HIP|CUDA error:|HIP error:) out of memory",
+        r"\A\S*Error: .*CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+        r"would exceed per_process_memory_fraction limit",
+        r"Cuda failure (?:\d+ )?'out of memory'",
+    ),
+    _raises(
+        "host_oom",
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
+        r"^MemoryError\b",
+        r"\[Errno 12\] Cannot allocate memory",
+    ),
+    _raises(
+        "shm_full",
+        r"Error while creating shared memory segment",
+        r"is killed by signal: Bus error",
+        r"unable to (?:allocate|resize|mmap|write to|open) (?:shared memory|file </torch_)",
+        r"\[Errno 28\] .*'/dev/shm/",
+    ),
+    # Disks
+    _raises(
+        "disk_full",
+        r"\[Errno 28\]",
+        r"\[Errno 122\]",
+        r"\[enforce fail at inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+        r"PytorchStreamWriter failed writing file",
+        r"\bNo space left on device",
+    ),
+    _raises("read_only_fs", r"\[Errno 30\]", r"\[Errno 5\] Input/output error"),
+    _raises(
+        "resource_limit",
+        r"\[Errno 24\]",
+        r"received 0 items of ancdata",
+        r"can't start new thread",
+        r"\[Errno 11\] Resource temporarily unavailable",
+    ),
+    # GPUs and driver
+    _raises("ecc", r"uncorrectable ECC error encountered"),
+    _raises(
+        "nvlink_error",
+        r"uncorrectable NVLink error detected",
+        r"Invalid access of peer GPU memory over nvlink",
+    ),
+    _raises("gpu_lost", r"\bGPU is lost\b", r"NVMLError_GpuIsLost", r"[Ff]allen off the bus"),
+    _raises("gpu_busy", r"CUDA-capable device\(s\) is/are busy or unavailable"),
+    _raises(
+        "driver_mismatch",
+        r"Driver/library version mismatch",
+        r"driver version is insufficient for CUDA runtime version",
+        r"NVIDIA driver on your system is too old",
+    ),
+    _raises(
+        "illegal_access",
+        r"(?:CUDA|HIP) error: (?:an illegal memory access|an illegal instruction|misaligned address|"
+        r"device-side assert triggered|unspecified launch failure|invalid program counter|"
+        r"operation not supported on global/shared address space|the launch timed out)",
+        r"Cuda failure (?:\d+ )?'(?:an illegal memory access|unspecified launch failure)",
+    ),
+    _raises(
+        "cuda_init",
+        r"no CUDA-capable device is detected",
+        r"CUDA error: (?:initialization error|system not yet initialized|invalid device ordinal|unknown error)",
+        r"CUDA driver initialization failed",
+        r"Unexpected error from cudaGetDeviceCount",
+        r"Found no NVIDIA driver on your system",
+        r"No CUDA GPUs are available",
+    ),
+    # The start: before "lost another rank", whose texts appear in these as well.
+    _raises(
+        "port_in_use",
+        r"\bEADDRINUSE\b",
+        r"\[Errno 98\]",
+        r"server socket has failed to (?:listen|bind)",
+    ),
+    _raises(
+        "rendezvous",
+        r"^(?:\w+\.)*Rendezvous\w*Error\b",
+        r"Gloo connectFullMesh failed",
+        r"Timed out after \d+ seconds waiting for clients",
+        r"client socket has (?:timed out|failed to connect)",
+    ),
+    # Communication
+    _raises("config_error", r"\bncclInvalidUsage\b"),
+    _raises(
+        "peer_lost",
+        r"\bncclRemoteError\b",
+        r"gloo/\S+\] .*(?:Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed)",
+        r"Application timeout caused pair closure",
+        r"\b(?:recvValue|recvVector|sendBytes|recvBytes) failed\b",
+        r"failed to recv, got 0 bytes",
+        r"NCCL communicator was aborted on rank",
+    ),
+    _raises(
+        "nccl_timeout",
+        r"Watchdog caught collective operation timeout",
+        r"watchdog got stuck for \d+ seconds",
+        r"gloo/\S+\] Timed out waiting \d+ms for (?:recv|send) operation",
+        r"failed to pass monitoredBarrier in \d+ ms",
+        r"^(?:\w+\.)*DistStoreError: .*(?:wait timeout|[Tt]imed out)",
+    ),
+    _raises(
+        "nccl_error",
+        r"\bnccl(?:UnhandledCuda|System|Internal)Error\b",
+        r"^(?:\w+\.)*DistBackendError: NCCL error in:",
+    ),
+    # Data
+    _raises("dataloader_stall", r"\ARuntimeError: DataLoader timed out after"),
+    _raises("dataloader_killed", r"\ARuntimeError: DataLoader worker \(pid \d+\) is killed by signal"),
+    _raises(
+        "dataloader_killed", r"\ARuntimeError: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly", weak=True
+    ),
+    # Checkpoints
+    _raises(
+        "incompatible_checkpoint",
+        r"Error\(s\) in loading state_dict for",
+        r"loaded state dict (?:has a different number of|contains a) parameter group",
+        r"CheckpointError: checkpoint .* was made with ",
+    ),
+    _raises(
+        "corrupt_checkpoint",
+        r"PytorchStreamReader failed",
+        r"invalid header or archive is corrupted",
+        r"^(?:\w+\.)*UnpicklingError: ",
+        r"^EOFError: Ran out of input",
+        r"^(?:\w+\.)*SafetensorError: ",
+        r"^(?:\w+\.)*BadZipFile: ",
+        r"files saved in the legacy \.tar format",
+        r"CheckpointError: checkpoint .* (?:is corrupt|cannot be (?:used|read|loaded))",
+    ),
+    _raises(
+        "corrupt_checkpoint",
+        r"\A(?:OSError|EOFError|KeyError|(?:\w+\.)*RuntimeError|ValueError)\b(?!: Attempting to deserialize)",
+        within=r"torch/serialization\.py in _?(?:legacy_)?load\Z",
+    ),
+    # Numbers
+    _raises(
+        "nan_loss",
+        r"^FloatingPointError: (?=.*\b(?:nan|inf)\b)",
+        r"Function '\w+' returned nan values in its \d+th output",
+    ),
+    # The set-up
+    _raises(
+        "config_error",
+        r"\A(?:SyntaxError|IndentationError|TabError): ",
+        r"Cannot re-initialize CUDA in forked subprocess",
+        r"Torch not compiled with CUDA enabled",
+        r"Attempting to deserialize object on a CUDA device but",
+        r"\ASettingsError: ",
+        r"does not support (?:activation|gradient) checkpointing",
+    ),
+    _raises("import_error", r"\A(?:ModuleNotFoundError|ImportError): ", weak=True),
+    _raises("bad_sample", r"\A\S+: Caught \w+ in DataLoader worker process", weak=True),
+    # Ends on request
+    _raises("stopped_outside", r"^(?:\w+\.)*SignalException: Process \d+ got signal:", tier=Tier.CONSEQUENCE),
+    _raises("stopped_outside", r"^KeyboardInterrupt\b", tier=Tier.CONSEQUENCE),
+)
+
+_NCCL_LOG = r"(?:\[\S+ \S+\] )?\S+:\d+:\d+ \[\d+\] (?:\S+ )?(?:\S+:\d+ )?NCCL WARN .*"
+_TORCH_LOG = r"\[[EF]\d{4} [\d:.]+ (?:\d+ )?ProcessGroupNCCL\.cpp:\d+\] .*"
+
+LINES: tuple[Signature, ...] = (
+    _prints(
+        "nccl_timeout",
+        _TORCH_LOG + r"(?:Watchdog caught collective operation timeout|watchdog got stuck for \d+ seconds)",
+    ),
+    _prints("shm_full", _NCCL_LOG + r"Error while creating shared memory segment"),
+    _prints("shm_full", r"ERROR: Unexpected bus error encountered in worker\."),
+    _prints("cuda_oom", _NCCL_LOG + r"Cuda failure (?:\d+ )?'out of memory'"),
+    _prints("driver_mismatch", r"Failed to initialize NVML: Driver/library version mismatch"),
+    _prints("nan_loss", r"Loss is (?:nan|inf), stopping training"),
+    _prints("config_error", r"\S*python[\d.]*: can't (?:open file|find '__main__' module)"),
+    _prints("import_error", r"\S*python[\d.]*: (?:No module named \S+|Error while finding module specification for )"),
+)
+
+_TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
+_WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
+
+
+def without_advice(text: str) -> str:
+    """A message without what it recommends."""
+    return ADVICE.sub("", text).strip()
+
+
+def match_exception(raised: Raised) -> Signature | None:
+    """The signature that an exception matches."""
+    text = without_advice(raised.text)
+    for signature in EXCEPTIONS:
+        if signature.pattern.search(text) and (
+            signature.within is None or any(signature.within.search(step) for step in raised.path)
+        ):
+            return signature
+    return None
+
+
+def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
+    """The exception of a chain that tells most, and its signature, None where it is an unknown one.
+
+    A known cause counts wherever it stands: what followed from it may be anything. A weak one counts only at the end:
+    programs try an import and go on without it.
+    """
+    matched = [(raised, match_exception(raised)) for raised in reversed(chain.raised)]
+    last, signature = matched[0]
+    known = [(raised, found) for raised, found in matched if found is not None and not found.weak]
+    for raised, found in known:
+        if found.rank is Tier.CAUSE:
+            return raised, found
+    if signature is not None and signature.rank is not Tier.CONSEQUENCE:
+        return last, signature
+    for raised, found in known:
+        if found.rank is Tier.SYMPTOM:
+            return raised, found
+    unknown = [raised for raised, found in matched if found is None]
+    if signature is not None:
+        # The connection broke while another error was being handled.
+        return (unknown[0], None) if unknown else (last, signature)
+    return known[0] if known else (last, None)
+
+
+def match_lines(text: str) -> list[tuple[Signature, str]]:
+    """Lines of native code that tell of an incident, with their signatures, in the order of the log."""
+    found = []
+    for line in lines_of(text):
+        line = bare(line)
+        for signature in LINES:
+            if signature.pattern.match(line):
+                found.append((signature, line))
+                break
+    return found
+
+
+def terminate_message(text: str) -> Raised | None:
+    """The C++ exception that ended a process, from what the C++ runtime prints."""
+    found = None
+    lines = [bare(line) for line in lines_of(text)]
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if match := _TERMINATE.match(line):
+            what = _WHAT.match(after)
+            found = Raised(match[1].rsplit("::", 1)[-1], what[1] if what else "")
+    return found

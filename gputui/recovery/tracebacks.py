@@ -1,0 +1,244 @@
+"""Python tracebacks found in log text. Pure.
+
+Only what stands where an interpreter writes it counts: at the start of a line (behind the prefixes that PyTorch and
+torchrun put there), after the header and its frames. A line that merely quotes an exception is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from gputui.runs.logs import lines_of
+
+MAX_MESSAGE_LINES = 40
+MAX_FRAMES = 30
+
+_PREFIX = re.compile(r"^(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
+_HEADER = "Traceback (most recent call last):"
+# The library rich draws a box around the frames; below it stands the exception as usual.
+_BOX_HEADER = re.compile(r"^╭─+ Traceback \(most recent call last\) ─+╮")
+_BOX = ("│", "╰")
+_FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S.*))?$')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]*)(?:: (?P<message>.*)|:)?$")
+# The compiler reports these without a header.
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
+_LINKS = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+# Lines that continue the message of an exception although they are not indented: PyTorch's and NCCL's own.
+_CONTINUES = re.compile(
+    r"^(?:\s|nccl\w+: |Last error:|CUDA kernel errors might|For debugging consider|Compile with `|"
+    r"Original Traceback \(most recent call last\):$|Search for `)"
+)
+# What may still be written after an interpreter printed the exception that ends it.
+_NOISE = re.compile(
+    r"^(?:$|\[[WI]\d{4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
+    r"wandb: |\S+: finished with|srun: )"
+)
+_DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
+_DUMP = re.compile(r"^Fatal Python error: ")
+_FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """One exception: its type as printed, its message (may have several lines), where in the user's code it came
+    from, and the functions it passed through (``torch/serialization.py in load``), the outermost first."""
+
+    type: str
+    message: str
+    where: str | None = None
+    path: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As an interpreter prints it: ``ValueError: no such thing``."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An exception and what it was raised from, the earliest first.
+
+    ``trailing`` counts the lines behind it that an ending interpreter does not write: where there are many, the
+    exception was caught and the program went on. ``ranked`` says that PyTorch printed it as the end of a rank.
+    """
+
+    raised: tuple[Raised, ...]
+    trailing: int = 0
+    ranked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: str
+    ranked: bool
+
+
+def bare(line: str) -> str:
+    """A line without the prefixes ``[default0]:`` and ``[rank0]:``."""
+    return line[_PREFIX.match(line).end() :]  # type: ignore[union-attr]  # the pattern matches every line
+
+
+def last_chain(text: str) -> Chain | None:
+    """The last exception that a log shows, with its causes, or None."""
+    lines = [_split(line) for line in lines_of(text)]
+    chain: list[Raised] = []
+    ranked = False
+    end = 0
+    at = 0
+    while at < len(lines):
+        line = lines[at].text
+        if (line.endswith(_HEADER) and not line.endswith("Original " + _HEADER)) or _BOX_HEADER.match(line):
+            found = _traceback(lines, at)
+        elif _SYNTAX.match(line):
+            found = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
+        else:
+            at += 1
+            continue
+        if found is None:
+            at += 1
+            continue
+        raised, after = found
+        chain = [*chain, raised] if _linked(lines, at, end) and chain else [raised]
+        ranked = lines[at].ranked
+        at = end = after
+    if not chain:
+        return None
+    return Chain(tuple(chain), _trailing(lines[end:]), ranked)
+
+
+def fatal_where(text: str) -> str | None:
+    """Where Python code was when native code crashed, from what the interpreter's fault handler wrote."""
+    lines = [bare(line) for line in lines_of(text)]
+    starts = [at for at, line in enumerate(lines) if _DUMP.match(line)]
+    if not starts:
+        return None
+    crashed = [at for at in range(starts[-1], len(lines)) if lines[at].startswith("Current thread")]
+    other = None
+    for line in lines[(crashed or starts)[-1] + 1 :]:
+        match = _DUMP_FRAME.match(line)
+        if match is None:
+            if other is not None or not line.strip():
+                break
+            continue
+        where = f"{PurePath(match['file']).name}:{match['line']} in {match['function']}"
+        if not any(part in match["file"] for part in _FOREIGN):
+            return where
+        other = other or where
+    return other
+
+
+def parse_message(text: str, callstack: str | None = None) -> Chain:
+    """The exception of an error file: ``Type: message``, and the traceback where one was recorded."""
+    chain = last_chain(callstack) if callstack else None
+    if chain is not None:
+        # The recorded message is whole, that in the traceback may have been cut where it looked like its end.
+        last = chain.raised[-1]
+        type_name, message = _exception(text)
+        if type_name.rsplit(".", 1)[-1] == last.type.rsplit(".", 1)[-1]:
+            return Chain((*chain.raised[:-1], replace(last, message=message)))
+        return chain
+    type_name, message = _exception(text)
+    return Chain((Raised(type_name, message),))
+
+
+def _split(line: str) -> _Line:
+    match = _PREFIX.match(line)
+    assert match is not None  # the pattern matches every line
+    return _Line(line[match.end() :], match.group(1) is not None)
+
+
+def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
+    """The exception below a header, and the number of the line behind it."""
+    at = header + 1
+    # Other processes may write in between: a few lines that fit nothing are passed over.
+    strange = 0
+    while at < len(lines) and strange <= 3:
+        line = lines[at].text
+        if line.startswith((" ", "\t", *_BOX)) or not line:
+            at += 1
+            continue
+        if at > header + 1 and _EXCEPTION.match(line):
+            type_name, message = _exception(line)
+            end, more = _continuation(lines, at)
+            where, path = _frames(lines[header:at])
+            return Raised(type_name, "\n".join([message, *more]).strip(), where, path), end
+        if line.endswith(_HEADER):
+            return None
+        strange += 1
+        at += 1
+    return None
+
+
+def _continuation(lines: list[_Line], at: int) -> tuple[int, list[str]]:
+    """The further lines of a message that starts in line ``at``."""
+    ranked = lines[at].ranked
+    more: list[str] = []
+    original = False  # inside the traceback that a data loader worker sent along
+    last_error = False
+    after = at + 1
+    while after < len(lines) and len(more) < MAX_MESSAGE_LINES:
+        line = lines[after]
+        if ranked:
+            if not line.ranked or (line.text.endswith(_HEADER) and not line.text.startswith("Original ")):
+                break
+            if line.text in _LINKS:
+                break
+        elif line.text.startswith("Original " + _HEADER):
+            original = True
+        elif original and _EXCEPTION.match(line.text):
+            original = False
+        elif not (_CONTINUES.match(line.text) or last_error) or line.text.endswith(_HEADER):
+            break
+        last_error = line.text.startswith("Last error:")
+        more.append(line.text)
+        after += 1
+    return after, more
+
+
+def _exception(line: str) -> tuple[str, str]:
+    first, newline, rest = line.partition("\n")
+    match = _EXCEPTION.match(first)
+    if match is None:
+        return "Error", line.strip()
+    return match["type"], ((match["message"] or "") + newline + rest).strip()
+
+
+def _linked(lines: list[_Line], header: int, end: int) -> bool:
+    """Whether between two tracebacks stands that the one follows from the other."""
+    between = [line.text for line in lines[end:header] if line.text]
+    return len(between) == 1 and between[0] in _LINKS
+
+
+def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
+    """The innermost frame of the user's own code, else the innermost frame (``train.py:28 in main``), and all."""
+    own = other = None
+    path: list[str] = []
+    for line in lines:
+        match = _FRAME.match(line.text)
+        if match is None:
+            continue
+        file = PurePath(match["file"])
+        where = f"{file.name}:{match['line']}"
+        if match["function"] and match["function"] != "<module>":
+            where += f" in {match['function']}"
+        path.append(f"{file.parent.name}/{file.name} in {match['function'] or '<module>'}")
+        if any(part in match["file"] for part in _FOREIGN):
+            other = where
+        else:
+            own = where
+    return own or other, tuple(path[-MAX_FRAMES:])
+
+
+def _trailing(lines: list[_Line]) -> int:
+    count = 0
+    for line in lines:
+        if _DUMP.match(line.text):
+            break
+        count += not _NOISE.match(line.text)
+    return count

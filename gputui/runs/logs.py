@@ -1,0 +1,140 @@
+"""The log files of an attempt, read in bounded pieces.
+
+torchrun writes each rank's streams to ``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; whatever the
+launcher itself prints, or the only process of a run without torchrun, is in ``output.log``. What comes out of here is
+text as programs wrote it: pass it through `gputui.charts.safe_text.clean` before it reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Stream = Literal["output", "stdout", "stderr"]
+
+MAX_LINE_CHARACTERS = 4000
+"""A longer line is cut and ends in "…": nobody reads on, and patterns need not look further."""
+
+# Progress bars end their "lines" with a carriage return alone.
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog:
+    """One log file. ``rank`` is None for ``output.log``, which belongs to the launcher."""
+
+    rank: int | None
+    stream: Stream
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LogWindow:
+    """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was read.
+
+    ``start`` differs from the offset asked for where the file has become shorter than that. Reading on from ``end``
+    gives the rest.
+    """
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+def rank_logs(attempt_dir: Path) -> list[RankLog]:
+    """The log files of an attempt that exist: the launcher's, then each rank's standard output and error."""
+    found: dict[tuple[int, Stream], tuple[int, Path]] = {}
+    streams: tuple[Stream, ...] = ("stdout", "stderr")
+    for stream in streams:
+        for path in attempt_dir.glob(f"ranks/*/attempt_*/*/{stream}.log"):
+            name = path.parent.name
+            if not (name.isascii() and name.isdigit()):
+                continue
+            key = (int(name), stream)
+            changed = _modified_ns(path)
+            if key not in found or found[key][0] < changed:
+                found[key] = (changed, path)
+    order = sorted(found, key=lambda key: (key[0], streams.index(key[1])))
+    logs = [RankLog(rank, stream, found[rank, stream][1]) for rank, stream in order]
+    launcher = attempt_dir / "output.log"
+    return [RankLog(None, "output", launcher), *logs] if launcher.is_file() else logs
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a log, carriage returns taken for line ends, each at most MAX_LINE_CHARACTERS long."""
+    lines = _LINE_END.split(text)
+    if lines and not lines[-1]:
+        lines.pop()
+    return [line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…" for line in lines]
+
+
+def tail_text(path: Path, max_bytes: int) -> str:
+    """The end of a log: whole lines of its last ``max_bytes`` bytes, ending in line feeds.
+
+    UTF-8; what is not becomes "\ufffd". Raises OSError where the file cannot be read or is not a regular one.
+    """
+    data, start, _ = _read(path, None, max_bytes)
+    if start > 0:
+        # The first line is cut off somewhere. Where there is no other, its end is better than nothing.
+        ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
+        if ends and min(ends) + 1 < len(data):
+            data = data[min(ends) + 1 :]
+    lines = lines_of(data.decode("utf-8", "replace"))
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def read_window(path: Path, offset: int, max_bytes: int, *, partial: bool = False) -> LogWindow:
+    """Whole lines from byte ``offset`` on, at most ``max_bytes`` of them.
+
+    A line without an end is given only with ``partial``, or when it fills the whole window. Raises OSError as
+    `tail_text` does.
+    """
+    data, start, size = _read(path, offset, max_bytes)
+    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    if partial or (end == 0 and len(data) >= max_bytes):
+        end = _whole_characters(data)
+    lines = lines_of(data[:end].decode("utf-8", "replace"))
+    text = "\n".join(lines)
+    if lines and data[end - 1 : end] in (b"\n", b"\r"):
+        text += "\n"
+    return LogWindow(text, start, start + end, size)
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, int]:
+    """Bytes of a file, where they start, and its size. Without an offset: its end."""
+    # A training script may put anything there; opening a FIFO must not wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        size = status.st_size
+        start = max(0, size - max_bytes) if offset is None else offset if offset <= size else 0
+        file.seek(start)
+        data = bytearray()
+        while len(data) < max_bytes:
+            piece = file.read(max_bytes - len(data))
+            if not piece:
+                break
+            data += piece
+    return bytes(data), start, size
+
+
+def _whole_characters(data: bytes) -> int:
+    """How many leading bytes hold no character that is cut off at the end."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(data) - len(decoder.getstate()[0])
