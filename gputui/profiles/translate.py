@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from gputui.profiles.nearest import nearest, one_of
 from gputui.profiles.problems import shown_value
 from gputui.profiles.schema import valid_keys
-from gputui.profiles.values import EXPECTED, PROBLEM
+from gputui.profiles.values import EXPECTED, IN_QUOTES, PROBLEM
 from gputui.profiles.yamldoc import Place
 
 _IN_WORDS = {
@@ -68,6 +68,8 @@ def _finding(detail: ErrorDetails) -> tuple[Place, dict[str, Any]]:
         return place, {"expected": _PATTERNS[str(place[-1])], "found": found}
     if kind == "string_type" and isinstance(given, bool | int | float):
         return place, {"expected": "text (put it in quotes)", "found": found}
+    if kind == "string_type" and isinstance(given, dict):
+        return place, {"expected": f"text ({IN_QUOTES})", "found": found}
     if kind in _IN_WORDS:
         return place, {"expected": _IN_WORDS[kind].format(**context), "found": found}
     return place, {"problem": detail["msg"]}

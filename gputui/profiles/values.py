@@ -19,6 +19,8 @@ from gputui.runs.spec import Scalar
 EXPECTED = "gputui_expected"
 """Kind of an error that says what a value should have been."""
 
+IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
+
 PROBLEM = "gputui_problem"
 """Kind of an error that says what is wrong in a sentence."""
 
@@ -50,6 +52,8 @@ def _words(given: object) -> list[str]:
             raise problem(f"cannot be split into words: {str(error).lower()}") from error
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
         return [_no_nul(word) for word in given]
+    if isinstance(given, dict):
+        raise expected(f"text, or a list of words ({IN_QUOTES})")
     raise expected("text, or a list of words")
 
 

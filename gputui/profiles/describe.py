@@ -1,0 +1,89 @@
+"""What a launch would do, for ``gputui check``, ``run --dry-run`` and the launch page; secrets left out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gputui.charts.safe_text import clean
+from gputui.gpu.model import GpuFacts
+from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
+from gputui.profiles.sizes import format_size
+from gputui.runs.command import Launch, build_launch, substitute, values_for
+from gputui.runs.redaction import redact_launch, redact_params
+from gputui.runs.spec import RunSpec
+
+RUN_ID = "RUN"
+"""Stands for the run's id, which it gets when it is launched."""
+
+
+def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) -> Launch:
+    """The first attempt's command as it would be now. ``runs`` is the folder of all runs; ``gpus`` those it would get.
+    The run's id is `RUN_ID`, and port 0 stands for a free one."""
+    uuids = tuple(gpu.uuid for gpu in gpus) or spec.gpus.uuids
+    visible = uuids if spec.visible == "uuid" else tuple(str(gpu.index) for gpu in gpus)
+    return build_launch(
+        spec,
+        run_id=RUN_ID,
+        run_dir=str(runs / RUN_ID),
+        attempt=1,
+        params=spec.params,
+        visible_gpus=visible,
+        nproc=spec.nproc,
+        port=0,
+        checkpoint=None,
+    )
+
+
+def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = None) -> list[str]:
+    """Lines for a person: the command as one could paste it, where it runs, on what, and with which environment."""
+    shown = redact_launch(launch)
+    values = values_for(redact_params(spec.params), shown.env["GPUTUI_RUN_DIR"], None)
+    lines = [
+        f"profile      {spec.profile_path or spec.name}",
+        f"command      {shlex.join(shown.argv)}",
+        f"in           {shown.cwd}",
+        f"GPUs         {_gpus(spec, situation)}",
+        f"processes    {spec.nproc}",
+        f"metrics      {substitute(_metrics(spec), values)}",
+        f"checkpoints  {_checkpoints(spec, values)}",
+        f"recovery     {spec.recovery.get('policy', 'standard')}",
+        f"stop         SIGTERM, then SIGKILL after {launch.grace_seconds:g} s",
+        *(
+            f"{'environment' if position == 0 else '':13}{name}={shlex.quote(value) if value else ''}"
+            for position, (name, value) in enumerate(sorted(shown.env.items()))
+        ),
+    ]
+    return [clean(line) for line in lines]
+
+
+def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
+    request = spec.gpus
+    if not request.count:
+        return "none, on the CPU"
+    memory = f", each with {format_size(request.memory_bytes)} free" if request.memory_bytes is not None else ""
+    if situation is not None:
+        chosen = likely_gpus(request, situation)
+        if len(chosen) == request.count:
+            return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in chosen) + memory
+    wanted = ", ".join(request.uuids) if request.uuids else f"any {request.count}"
+    return f"{wanted}{memory}" + ("; waits until they are free" if situation is not None else "")
+
+
+def _metrics(spec: RunSpec) -> str:
+    metrics = spec.metrics
+    if metrics.kind == "none":
+        return "off"
+    if metrics.kind == "stdout":
+        count = len(metrics.patterns)
+        return f"from its output, by {count} pattern{'' if count == 1 else 's'}"
+    return f"{metrics.kind} from {metrics.path}"
+
+
+def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
+    if spec.checkpoints is None:
+        return "none; a new attempt begins from the start"
+    resume = shlex.join(spec.checkpoints.resume)
+    how = f"resumed with {resume}" if resume else "resumed by $GPUTUI_CHECKPOINT"
+    return f"{substitute(spec.checkpoints.directory, values)}/{spec.checkpoints.pattern}, {how}"

@@ -1,0 +1,119 @@
+"""Whether the GPUs that a run asks for are there, healthy and free; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.sizes import format_size
+from gputui.runs.spec import GpuRequest, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSituation:
+    """What is known about this machine's GPUs. ``holders`` says for each UUID in use by whom, in a few words
+    ("digits-3", "python of anna"); a GPU without a sample is judged by what is known of it."""
+
+    facts: Sequence[GpuFacts]
+    samples: Mapping[str, GpuSample] = field(default_factory=dict)
+    slow: Mapping[str, GpuSlowSample] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict)
+
+    def obstacle(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+        """Why nothing can run on this GPU until somebody repairs or replaces it."""
+        sample, slow = self.samples.get(gpu.uuid), self.slow.get(gpu.uuid)
+        if gpu.mig_mode:
+            return "is in MIG mode"
+        if sample is not None and sample.state != "ok":
+            return "is lost" if sample.state == "lost" else f"answers with an error ({sample.detail or 'unknown'})"
+        if slow is not None and slow.row_remap_failed:
+            return "has memory that could not be remapped"
+        if memory_bytes is not None and gpu.memory_total_bytes is not None and gpu.memory_total_bytes < memory_bytes:
+            return f"has {format_size(gpu.memory_total_bytes)}, not {format_size(memory_bytes)}"
+        return None
+
+    def hindrance(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+        """Why this GPU is not free now."""
+        if gpu.uuid in self.holders:
+            return f"is used by {self.holders[gpu.uuid]}"
+        sample = self.samples.get(gpu.uuid)
+        if memory_bytes is None or sample is None or sample.memory_used_bytes is None:
+            return None
+        total = sample.memory_total_bytes or gpu.memory_total_bytes
+        if total is not None and total - sample.memory_used_bytes < memory_bytes:
+            return f"has {format_size(max(0, total - sample.memory_used_bytes))} of {format_size(memory_bytes)} free"
+        return None
+
+    def worry(self, gpu: GpuFacts) -> str | None:
+        """What is wrong with this GPU without keeping it from work."""
+        slow = self.slow.get(gpu.uuid)
+        if slow is not None and slow.row_remap_pending:
+            return "waits for a reset to remap memory"
+        if slow is not None and slow.ecc_uncorrected:
+            return f"has had {slow.ecc_uncorrected} uncorrectable memory errors"
+        return None
+
+
+def likely_gpus(request: GpuRequest, situation: GpuSituation) -> tuple[GpuFacts, ...]:
+    """The GPUs that the run would get if it started now, as far as one can tell; fewer than asked for when it would
+    wait."""
+    free = [
+        gpu
+        for gpu in _candidates(request, situation)
+        if situation.obstacle(gpu, request.memory_bytes) is None
+        and situation.hindrance(gpu, request.memory_bytes) is None
+    ]
+    return tuple(free[: request.count])
+
+
+def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
+    """There, healthy and free?"""
+    request = spec.gpus
+    if not request.count:
+        return CheckResult("gpus", "skip", "a CPU run, no GPU is asked for")
+    if situation is None:
+        return CheckResult("gpus", "skip", "which GPUs there are is not known", "see gputui doctor")
+    candidates = _candidates(request, situation)
+    missing = set(request.uuids) - {gpu.uuid for gpu in candidates}
+    if missing:
+        return CheckResult("gpus", "fail", f"{', '.join(sorted(missing))} does not exist", "choose others with --gpus")
+    memory_bytes = request.memory_bytes
+    broken = {gpu.index: why for gpu in candidates if (why := situation.obstacle(gpu, memory_bytes)) is not None}
+    busy = {
+        gpu.index: why
+        for gpu in candidates
+        if gpu.index not in broken and (why := situation.hindrance(gpu, memory_bytes)) is not None
+    }
+    usable = len(candidates) - len(broken)
+    if usable < request.count:
+        counted = f"{usable} of {request.count} GPUs can be used"
+        return CheckResult("gpus", "fail", _sentence(counted, broken), "ask for others with --gpus")
+    if usable - len(busy) < request.count:
+        counted = f"{usable - len(busy)} of {request.count} GPUs free"
+        return CheckResult("gpus", "warn", _sentence(counted, busy), "it will wait in the queue, or choose with --gpus")
+    chosen = likely_gpus(request, situation)
+    worries = {gpu.index: why for gpu in chosen if (why := situation.worry(gpu)) is not None}
+    named = "GPU " + ", ".join(str(gpu.index) for gpu in chosen)
+    if worries:
+        return CheckResult("gpus", "warn", _sentence(f"{named} free", worries), "reset it when nothing runs on it")
+    if request.count and spec.nproc > request.count:
+        return CheckResult(
+            "gpus", "warn", f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU",
+            "write nproc: gpus, or use a backend other than NCCL",
+        )  # fmt: skip
+    return CheckResult("gpus", "pass", f"{named} free")
+
+
+def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuFacts]:
+    """In the order asked for, else by index."""
+    if request.uuids:
+        by_uuid = {gpu.uuid: gpu for gpu in situation.facts}
+        return [by_uuid[uuid] for uuid in request.uuids if uuid in by_uuid]
+    return sorted(situation.facts, key=lambda gpu: gpu.index)
+
+
+def _sentence(first: str, by_index: Mapping[int, str]) -> str:
+    rest = "; ".join(f"GPU {index} {why}" for index, why in by_index.items())
+    return f"{first}; {rest}" if rest else first

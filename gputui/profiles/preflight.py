@@ -1,0 +1,204 @@
+"""What is looked at before a run is launched: everything that can be known to fail is said now, with what to do.
+
+`quick_checks` reads the file system and takes no noticeable time; `check_interpreter` (in `gputui.profiles.probe`)
+starts a process. A screen shows the first at once and the second when it comes; `check` is both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.gpu_checks import GpuSituation, check_gpus
+from gputui.profiles.nearest import nearest
+from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
+from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
+from gputui.profiles.sizes import format_size
+from gputui.runs.spec import ROLE_NAMES, RunSpec
+
+_PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
+_RUN_DIR = "{run_dir}"
+_LOW_DISK_BYTES = 1 << 30
+
+
+def check(
+    spec: RunSpec,
+    *,
+    state: Path,
+    gpus: GpuSituation | None = None,
+    environ: Mapping[str, str] | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> list[CheckResult]:
+    """Everything, in the order in which it is shown. ``state`` is the folder of the database and the runs."""
+    env = os.environ if environ is None else environ
+    results = quick_checks(spec, state=state, gpus=gpus, environ=env)
+    if any(result.name == "interpreter" and result.status == "fail" for result in results):
+        return results
+    slow = check_interpreter(spec, env, deadline_seconds=deadline_seconds)
+    names = {result.name for result in slow}
+    return [result for result in results if result.name not in names] + slow
+
+
+def quick_checks(
+    spec: RunSpec, *, state: Path, gpus: GpuSituation | None = None, environ: Mapping[str, str] | None = None
+) -> list[CheckResult]:
+    """What needs no other process."""
+    env = os.environ if environ is None else environ
+    return [
+        _program(spec, env),
+        _interpreter(spec),
+        _workdir(spec),
+        _placeholders(spec),
+        _parameters(spec),
+        _roles(spec),
+        check_gpus(spec, gpus),
+        _disk(spec, state),
+        _port(spec),
+    ]
+
+
+def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
+    first = spec.program[0]
+    if spec.launcher == "command":
+        path = spec.env.get("PATH") or environ.get("PATH")
+        base = spec.workdir if not spec.workdir.startswith(_RUN_DIR) else "/"
+        found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
+        if found is None:
+            remedy = "install it, or give its path in command:"
+            return CheckResult("program", "fail", f"no program {first} that can be run", remedy)
+        return CheckResult("program", "pass", found)
+    if first == "-m":
+        return CheckResult("program", "pass", f"module {spec.program[1]}")
+    script = Path(first)
+    if not script.exists():
+        beside = [entry.name for entry in script.parent.iterdir()] if script.parent.is_dir() else []
+        meant = nearest(script.name, beside)
+        remedy = f"did you mean {meant}?" if meant else "script: is relative to the profile's folder"
+        return CheckResult("program", "fail", f"{script} does not exist", remedy)
+    if not script.is_file():
+        return CheckResult("program", "fail", f"{script} is not a file", "script: names a Python file")
+    if not os.access(script, os.R_OK):
+        return CheckResult("program", "fail", f"{script} cannot be read", f"chmod u+r {script}")
+    return CheckResult("program", "pass", str(script))
+
+
+def _interpreter(spec: RunSpec) -> CheckResult:
+    if spec.python is None:
+        return CheckResult("interpreter", "skip", "launcher command names its own program")
+    path = Path(spec.python)
+    remedy = "set python: in the profile to the training environment's interpreter"
+    if not path.is_absolute() or not path.exists():
+        return CheckResult("interpreter", "fail", f"{spec.python} does not exist", remedy)
+    if not path.is_file() or not os.access(path, os.X_OK):
+        return CheckResult("interpreter", "fail", f"{spec.python} is not a program that can be run", remedy)
+    return CheckResult("interpreter", "pass", spec.python)
+
+
+def _workdir(spec: RunSpec) -> CheckResult:
+    if spec.workdir.startswith(_RUN_DIR):
+        return CheckResult("workdir", "pass", "the run's own folder")
+    path = Path(spec.workdir)
+    if not path.is_dir():
+        state = "is not a folder" if path.exists() else "does not exist"
+        return CheckResult("workdir", "fail", f"{path} {state}", "workdir: is relative to the profile's folder")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return CheckResult("workdir", "fail", f"{path} cannot be entered", f"chmod u+rx {path}")
+    return CheckResult("workdir", "pass", str(path))
+
+
+def _placeholders(spec: RunSpec) -> CheckResult:
+    known = [*spec.params, *RESERVED_NAMES]
+    unknown: list[str] = []
+    hints: list[str] = []
+    for key, text in _templates(spec):
+        for name in _PLACEHOLDER.findall(text):
+            if name not in known and f"{{{name}}} in {key}" not in unknown:
+                unknown.append(f"{{{name}}} in {key}")
+                hints += [meant] if (meant := nearest(name, known)) is not None and meant not in hints else []
+    if unknown:
+        meant = " and ".join(f"{{{hint}}}" for hint in hints)
+        remedy = f"did you mean {meant}?" if hints else "add the parameter; a literal word in braces can be one's value"
+        return CheckResult("placeholders", "fail", f"no parameter for {', '.join(unknown)}", remedy)
+    return CheckResult("placeholders", "pass", "every placeholder is known")
+
+
+def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Every text in which placeholders are replaced, with its key."""
+    for token in spec.args or ():
+        yield "args", token
+    for name, text in spec.env.items():
+        yield f"env.{name}", text
+    if spec.metrics.path is not None:
+        yield "metrics.path", spec.metrics.path
+    if spec.launcher == "command":
+        for token in spec.program:
+            yield "command", token
+    if spec.checkpoints is not None:
+        yield "checkpoints.dir", spec.checkpoints.directory
+        for token in spec.checkpoints.resume:
+            yield "checkpoints.resume", token
+
+
+def _parameters(spec: RunSpec) -> CheckResult:
+    """A parameter that reaches nobody is a mistake: changing it, as recovery may, would change nothing."""
+    if not spec.params:
+        return CheckResult("parameters", "skip", "the profile has none")
+    if spec.args is None:
+        return CheckResult("parameters", "pass", f"{len(spec.params)} given as --name value")
+    used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
+    unused = [name for name in spec.params if name not in used]
+    if unused:
+        remedy = f"add {' '.join(f'{{{name}}}' for name in unused)} to args, or remove the parameter"
+        return CheckResult("parameters", "warn", f"{', '.join(unused)} is not used in args or env", remedy)
+    return CheckResult("parameters", "pass", f"{len(spec.params)} used in args or env")
+
+
+def _roles(spec: RunSpec) -> CheckResult:
+    if spec.recovery.get("policy") == "off":
+        return CheckResult("recovery", "skip", "recovery is off")
+    found = {role: name for role in ROLE_NAMES if (name := spec.role(role, spec.params)) is not None}
+    batch = found.get("batch_size")
+    if batch is None:
+        return CheckResult(
+            "recovery", "warn", "no parameter is the batch size, so that recovery cannot lower it when memory runs out",
+            "name it batch_size, or write roles: {batch_size: its_name}",
+        )  # fmt: skip
+    value = spec.params[batch]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        return CheckResult("recovery", "warn", f"{batch} is {value!r}, not a whole number", "write it as a number")
+    listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
+    return CheckResult("recovery", "pass", f"may change {listed}")
+
+
+def _disk(spec: RunSpec, state: Path) -> CheckResult:
+    folder = state
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        return CheckResult("disk", "fail", f"{folder}: {error.strerror}", "choose another place with --home")
+    free = f"{format_size(free_bytes)} free where runs are kept ({state})"
+    if spec.disk_bytes is not None and free_bytes < spec.disk_bytes:
+        remedy = "free some space, or choose another place with --home"
+        return CheckResult("disk", "fail", f"{free}, {format_size(spec.disk_bytes)} needed", remedy)
+    if spec.disk_bytes is None and free_bytes < _LOW_DISK_BYTES:
+        return CheckResult("disk", "warn", free, "free some space, or choose another place with --home")
+    return CheckResult("disk", "pass", free)
+
+
+def _port(spec: RunSpec) -> CheckResult:
+    if spec.launcher != "torchrun":
+        return CheckResult("port", "skip", f"launcher {spec.launcher} needs none")
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+    except OSError as error:
+        remedy = "torchrun's processes meet on loopback; see whether it is up and ports are left (ss -s)"
+        return CheckResult("port", "fail", f"no free TCP port on 127.0.0.1: {error.strerror}", remedy)
+    return CheckResult("port", "pass", "a free port on 127.0.0.1 for the processes to meet")

@@ -1,0 +1,148 @@
+"""Asking the interpreter of a training environment what it has, without importing any of it.
+
+Importing torch takes seconds and may touch the driver; that it can be found, its version and the CUDA that it was built
+for stand in files. The question is put in the run's working directory and environment, with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gputui.profiles.checks import CheckResult
+from gputui.runs.command import substitute, values_for
+from gputui.runs.spec import RunSpec
+
+DEADLINE_SECONDS = 20.0
+
+_MARK = "gputui-probe:"
+
+# Runs in a foreign Python, so it keeps to what every Python 3 understands. A package's parts are looked up on its path:
+# find_spec with a dotted name would import the package.
+_SCRIPT = r"""
+import importlib.machinery, importlib.util, json, os, re, sys
+def find(name):
+    parts = name.split(".")
+    spec = importlib.util.find_spec(parts[0])
+    for end in range(2, len(parts) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), list(spec.submodule_search_locations))
+    return spec
+answer = {"python": sys.version.split()[0], "module": None, "runnable": False}
+answer.update({"torch": None, "cuda": None, "elastic": False})
+if sys.argv[1]:
+    spec = find(sys.argv[1])
+    if spec is not None:
+        answer["module"] = spec.origin or "a folder without __init__.py"
+        answer["runnable"] = spec.submodule_search_locations is None or find(sys.argv[1] + ".__main__") is not None
+torch = find("torch")
+if torch is not None and torch.submodule_search_locations:
+    answer["torch"] = "unknown"
+    answer["elastic"] = find("torch.distributed.run") is not None
+    try:
+        with open(os.path.join(list(torch.submodule_search_locations)[0], "version.py")) as file:
+            text = file.read()
+        version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+        cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.M)
+        answer["torch"] = version.group(1) if version else "unknown"
+        answer["cuda"] = cuda.group(1) if cuda else None
+    except OSError:
+        pass
+sys.stdout.write("\n" + sys.argv[2] + json.dumps(answer) + "\n")
+"""
+
+
+def check_interpreter(
+    spec: RunSpec, environ: Mapping[str, str], *, deadline_seconds: float = DEADLINE_SECONDS
+) -> list[CheckResult]:
+    """Does the interpreter run, has it torch where torchrun needs it, and does it find the module? Starts one process
+    and waits for it, at most until the deadline."""
+    if spec.python is None:
+        return [CheckResult("interpreter", "skip", "launcher command names its own program")]
+    module = spec.program[1] if spec.program[0] == "-m" else ""
+    answer = _ask(spec, module, environ, deadline_seconds)
+    if isinstance(answer, str):
+        remedy = "set python: in the profile to the training environment's interpreter"
+        return [CheckResult("interpreter", "fail", f"{spec.python} {answer}", remedy)]
+    results = [CheckResult("interpreter", "pass", f"Python {answer['python']} at {spec.python}")]
+    results.append(_torch(spec, answer))
+    if module:
+        results.append(_module(spec, module, answer))
+    return results
+
+
+def _torch(spec: RunSpec, answer: Mapping[str, Any]) -> CheckResult:
+    version, cuda = answer["torch"], answer["cuda"]
+    if version is None:
+        if spec.launcher != "torchrun":
+            return CheckResult("torch", "skip", "not installed there, and launcher python does not need it")
+        return CheckResult(
+            "torch", "fail", f"{spec.python} has no torch, which launcher torchrun needs",
+            f"install it there ({spec.python} -m pip install torch), or set python: to an interpreter that has it",
+        )  # fmt: skip
+    if spec.launcher == "torchrun" and not answer["elastic"]:
+        return CheckResult("torch", "fail", f"torch {version} has no torchrun", "install torch 2.6 or newer")
+    built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
+    if spec.gpus.count and cuda is None:
+        return CheckResult(
+            "torch", "fail", f"{built}, but the run asks for GPUs",
+            "install a build of torch with CUDA there, or use --gpus 0",
+        )  # fmt: skip
+    return CheckResult("torch", "pass", built)
+
+
+def _module(spec: RunSpec, module: str, answer: Mapping[str, Any]) -> CheckResult:
+    if answer["module"] is None:
+        where = spec.workdir if Path(spec.workdir).is_dir() else "the run's folder"
+        return CheckResult(
+            "module", "fail", f"{spec.python} finds no module {module} from {where}",
+            "set workdir: to the folder that holds it, or install it into that environment",
+        )  # fmt: skip
+    if not answer["runnable"]:
+        return CheckResult(
+            "module", "fail", f"{module} is a package without __main__.py ({answer['module']})",
+            f"name the module to run, such as {module}.train",
+        )  # fmt: skip
+    return CheckResult("module", "pass", f"{module} from {answer['module']}")
+
+
+def _ask(spec: RunSpec, module: str, environ: Mapping[str, str], deadline_seconds: float) -> dict[str, Any] | str:
+    """The answer, or what went wrong as the end of a sentence."""
+    values = values_for(spec.params, "/nowhere", None)
+    environment = {**environ, **{name: substitute(text, values) for name, text in spec.env.items()}}
+    workdir = spec.workdir if Path(spec.workdir).is_dir() else "/"
+    try:
+        process = subprocess.Popen(
+            [str(spec.python), "-c", _SCRIPT, module, _MARK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+            cwd=workdir,
+        )
+    except (OSError, ValueError) as error:
+        return f"cannot be started: {getattr(error, 'strerror', None) or error}".lower()
+    try:
+        output, complaint = process.communicate(timeout=deadline_seconds)
+    except subprocess.TimeoutExpired:
+        return f"did not answer within {deadline_seconds:g} s"
+    finally:
+        if process.returncode is None:  # not reaped yet, so the PID and the group are still its own
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    for line in reversed(output.decode("utf-8", "replace").splitlines()):
+        if line.startswith(_MARK):
+            answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return answer
+    last = (complaint.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    return f"does not answer as a Python: {last[:120]}"
