@@ -10,6 +10,7 @@ import difflib
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +38,8 @@ STALE_AFTER_SECONDS = 3.0
 # A GPU that the driver no longer lists stays on show this long after it was last seen.
 LOST_SHOWN_SECONDS = 86_400.0
 
-_OVER = "('succeeded', 'failed', 'stopped')"
+OVER_STATES = ("succeeded", "failed", "stopped")
+"""States of a run that never moves again but by a person's wish."""
 
 
 class RunLookupError(LookupError):
@@ -99,12 +101,26 @@ ORDER BY g.position, g.gpu_id
 def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     """Every GPU as it is now, in the driver's order; ``now`` is UTC unix seconds and gives the ages."""
     row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
-    stale_after = max(STALE_AFTER_SECONDS, STALE_AFTER_INTERVALS * float(row[0]) if row else 0.0)
+    stale_after = stale_after_seconds(row[0] if row else None)
     reported = _newest_gpu_events(connection)
     return [
         _gpu(row, reported.get(row[0]), now, stale_after)
         for row in connection.execute(_GPUS, (now - LOST_SHOWN_SECONDS,))
     ]
+
+
+def stale_after_seconds(interval_seconds: float | None) -> float:
+    """The age from which on a sample is stale, for an agent that samples at this interval."""
+    return max(STALE_AFTER_SECONDS, STALE_AFTER_INTERVALS * (interval_seconds or 0.0))
+
+
+def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
+    """The same sample seen at a later moment: its age has grown, and it may have become stale."""
+    if gpu.at is None:
+        return gpu
+    age = max(0.0, now - gpu.at)
+    state = "stale" if gpu.state in ("ok", "error") and age > stale_after else gpu.state
+    return replace(gpu, age_seconds=age, state=state)
 
 
 def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float) -> GpuView:
@@ -211,7 +227,7 @@ LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 
 def runs(connection: sqlite3.Connection, *, limit: int | None = None, active_only: bool = False) -> list[RunView]:
     """Runs, newest first; ``active_only`` leaves out those that have ended."""
-    where = f"WHERE r.state NOT IN {_OVER}" if active_only else ""
+    where = f"WHERE r.state NOT IN {OVER_STATES}" if active_only else ""
     query = f"{_RUNS} {where} ORDER BY r.sequence DESC LIMIT ?"
     return [_run(row) for row in connection.execute(query, (-1 if limit is None else limit,))]
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gputui.config import Workspace, locate
+from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.storing import store_batch
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store.database import open_writer
 
@@ -255,16 +258,16 @@ class Filler:
         source, offset = connection.execute(
             "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
         ).fetchone()
-        rows = []
+        before = SourceState(byte_offset=offset)
+        batch = Batch(before, attempt)
         for line in lines:
-            text = json.dumps(line)
-            rows.append((source, 0, offset, attempt, line.get("rank"), line.get("step"), line.get("time"), text))
+            text = json.dumps(line).encode()
+            parsed = parse_line(text)
+            assert isinstance(parsed, ParsedLine)
+            batch.take(source, 0, offset, parsed)
             offset += len(text) + 1
-        connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        connection.execute(
-            "UPDATE metric_sources SET byte_offset = ?, line_count = line_count + ? WHERE source_id = ?",
-            (offset, len(rows), source),
-        )
+        batch.state = SourceState(byte_offset=offset)
+        assert store_batch(connection, source, before, batch, self.now)
 
     def curve(
         self,
@@ -323,8 +326,6 @@ class Filler:
 
     def overnight(self) -> None:
         """Eight GPUs, two runs that train, one that waits, one that failed, a lost GPU, a stranger."""
-        connection = self.connection
-        connection.execute("BEGIN")
         self.agent()
         self.gpus(8)
         self.history()
@@ -360,7 +361,6 @@ class Filler:
                    severity="error")  # fmt: skip
         self.event("training again after 47 s, 110 steps redone", subject="vit-b16-1", seconds_ago=586)
         self.event("queued behind 1 run", subject="lr-sweep-3", seconds_ago=30)
-        self.connection.execute("COMMIT")
         self.lose(7)
 
     def _recovered_run(self) -> None:

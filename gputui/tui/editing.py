@@ -1,0 +1,68 @@
+"""One line of text being typed, as values: every key gives a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gputui.charts.cells import cell_width
+from gputui.charts.raster import Span
+
+
+@dataclass(frozen=True, slots=True)
+class LineEdit:
+    """A text and where the cursor stands in it, in characters from its beginning."""
+
+    text: str = ""
+    cursor: int = 0
+
+    @classmethod
+    def at_end(cls, text: str) -> LineEdit:
+        """An edit of ``text`` with the cursor behind it."""
+        return cls(text, len(text))
+
+    def insert(self, typed: str) -> LineEdit:
+        """What is typed or pasted; only the first line of it, and nothing that is no text."""
+        first = typed.splitlines()[0] if typed.splitlines() else ""
+        fit = "".join(char for char in first if char.isprintable())
+        return LineEdit(self.text[: self.cursor] + fit + self.text[self.cursor :], self.cursor + len(fit))
+
+    def press(self, key: str) -> LineEdit | None:
+        """The edit after an editing key; None when the key is none."""
+        text, cursor = self.text, self.cursor
+        if key in ("backspace", "ctrl+h"):
+            return LineEdit(text[: max(0, cursor - 1)] + text[cursor:], max(0, cursor - 1))
+        if key in ("delete", "ctrl+d"):
+            return replace(self, text=text[:cursor] + text[cursor + 1 :])
+        if key == "left":
+            return replace(self, cursor=max(0, cursor - 1))
+        if key == "right":
+            return replace(self, cursor=min(len(text), cursor + 1))
+        if key in ("home", "ctrl+a"):
+            return replace(self, cursor=0)
+        if key in ("end", "ctrl+e"):
+            return replace(self, cursor=len(text))
+        if key == "ctrl+u":
+            return LineEdit(text[cursor:], 0)
+        if key == "ctrl+k":
+            return LineEdit(text[:cursor], cursor)
+        if key == "ctrl+w":
+            start = len(text[:cursor].rstrip())
+            while start > 0 and not text[start - 1].isspace():
+                start -= 1
+            return LineEdit(text[:start] + text[cursor:], start)
+        return None
+
+    def spans(self, width: int, style: str = "input") -> list[Span]:
+        """The text with its cursor in ``width`` cells, scrolled so that the cursor is seen."""
+        before, behind = self.text[: self.cursor], self.text[self.cursor :]
+        under, rest = (behind[0], behind[1:]) if behind else (" ", "")
+        while before and cell_width(before) + cell_width(under) > width:
+            before = before[1:]
+        room = width - cell_width(before) - cell_width(under)
+        shown = ""
+        for char in rest:
+            if cell_width(shown + char) > room:
+                break
+            shown += char
+        blank = " " * (room - cell_width(shown))
+        return [(before, style), (under, "caret"), (shown + blank, style)]

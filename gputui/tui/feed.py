@@ -1,0 +1,191 @@
+"""The one thread between the store and the screen.
+
+It has a read-only connection of its own, looks a few times a second whether anything was committed, and posts the
+newest snapshot as a message that replaces an older one still waiting: a screen that stalls never builds a queue, and
+a database that stalls never stalls the screen. Whatever goes wrong becomes a sentence in the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gputui.config import Workspace
+from gputui.store import commands, queries
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import StoreError, StoreMissingError, open_reader
+from gputui.tui.reading import Interest, SnapshotReader
+from gputui.tui.snapshot import Snapshot
+
+LOOK_SECONDS = 0.2
+"""How often the store is asked whether anything was committed."""
+
+APART_SECONDS = 0.35
+"""Two snapshots are at least this far apart, however often something is committed."""
+
+CLOCK_SECONDS = 1.0
+"""Without news the clock and the ages move on at this pace."""
+
+REOPEN_SECONDS = 1.0
+
+BUSY_MILLISECONDS = 1000
+
+
+class Feed:
+    """Reads the store in a thread of its own.
+
+    What it reads goes to the functions given to `attach`.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workspace = workspace
+        self._show: Callable[[Snapshot], object] | None = None
+        self._tell: Callable[[CommandAnswer], object] | None = None
+        self._wall = wall
+        self._clock = clock
+        self._reader = SnapshotReader(workspace)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._opened_at = float("-inf")
+        self._version: int | None = None
+        self._read_at = float("-inf")
+        self._interest = Interest()
+        self._interest_read = Interest()
+        self._watched: set[int] = set()
+        self._newest = Snapshot(at=wall())
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._has_looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    # --- the screen's side
+
+    def start(self) -> None:
+        """Begin to follow the store."""
+        self._thread.start()
+
+    def first(self, timeout_seconds: float) -> Snapshot:
+        """The first snapshot, so that the first frame is a full one; an empty one when it takes longer."""
+        self._has_looked.wait(timeout_seconds)
+        return self._newest
+
+    def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
+        """From now on hand each new snapshot to ``show`` and each answer to a watched command to ``tell``. Both are
+        called from the feed's thread and must only post a message."""
+        self._show, self._tell = show, tell
+
+    def stop(self) -> None:
+        """End the thread; it may finish a read that hangs in a locked database by itself."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout=0.5)
+
+    def look_at(self, interest: Interest) -> None:
+        """Say what the screen shows; the next snapshot holds it."""
+        if interest != self._interest:
+            self._interest = interest
+            self._wake.set()
+
+    def watch(self, command_id: int) -> None:
+        """Tell the answer to this command when it comes."""
+        self._watched.add(command_id)
+        self._wake.set()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            is_new = self._turn()
+            self._has_looked.set()
+            if is_new and self._show is not None:
+                self._show(self._newest)
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+        self._close()
+
+    def _turn(self) -> bool:
+        """Look once; whether there is a new snapshot."""
+        now, clock = self._wall(), self._clock()
+        interest = self._interest
+        try:
+            connection = self._open(clock)
+            if connection is None:
+                return self._pass_time(now, clock, self._newest.trouble)
+            version = queries.data_version(connection)
+            is_news = version != self._version or interest != self._interest_read
+            if is_news and (clock - self._read_at >= APART_SECONDS or interest != self._interest_read):
+                self._newest = self._reader.read(connection, now, interest)
+                self._version, self._interest_read, self._read_at = version, interest, clock
+                self._answer(connection)
+                return True
+            return self._pass_time(now, clock, self._newest.trouble if is_news else None)
+        except StoreMissingError:
+            self._close()
+            return self._pass_time(now, clock, None)
+        except (StoreError, sqlite3.Error, OSError) as error:
+            self._close()
+            return self._pass_time(now, clock, _trouble(error))
+
+    def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
+        """The old snapshot at a later time, once a second or when the trouble has changed."""
+        if clock - self._read_at < CLOCK_SECONDS and trouble == self._newest.trouble:
+            return False
+        self._read_at = clock
+        self._newest = replace(self._reader.later(self._newest, now, self._interest_read), trouble=trouble)
+        return True
+
+    def _open(self, clock: float) -> sqlite3.Connection | None:
+        """The connection, opened anew once a second at most, also when the file was set aside for a new one."""
+        if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
+            return self._connection
+        if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
+            return None
+        self._opened_at = clock
+        file = _identity(self._workspace)
+        if self._connection is None or file != self._file:
+            self._close()
+            self._connection = open_reader(self._workspace.database)
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+            self._file = file
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._version = None
+
+    def _answer(self, connection: sqlite3.Connection) -> None:
+        for command_id in tuple(self._watched):
+            found = commands.answer(connection, command_id)
+            if found is not None and self._tell is not None:
+                self._watched.discard(command_id)
+                self._tell(found)
+
+
+def _identity(workspace: Workspace) -> tuple[int, int] | None:
+    try:
+        status = os.stat(workspace.database)  # noqa: PTH116 - one call, the path is ready
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _trouble(error: Exception) -> str:
+    """A sentence about what keeps the store from being read."""
+    text = str(error).rstrip(".")
+    if isinstance(error, sqlite3.OperationalError) and "locked" in text:
+        return "The database is locked by another program; the last values stay until it lets go."
+    if isinstance(error, StoreError):
+        return f"{text[:1].upper()}{text[1:]}."
+    return f"Cannot read the database: {text}; the last values stay."

@@ -1,0 +1,70 @@
+"""Keeps an agent running while the screen is open, from a thread of its own: starting one may take seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gputui.config import Workspace
+from gputui.runs.agent_process import AgentUnreachableError, ViewPresence, ensure_agent, read_identity
+
+LOOK_SECONDS = 1.0
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+STARTING = "Starting the agent…"
+GONE = "The agent is gone; starting it again…"
+
+
+class AgentKeeper:
+    """Looks every second whether an agent lives and starts one where none does, with growing pauses between failures.
+
+    ``tell`` is called from the keeper's thread with the sentence to show, None when all is well.
+    """
+
+    def __init__(self, workspace: Workspace, tell: Callable[[str | None], None]) -> None:
+        self._workspace = workspace
+        self._tell = tell
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="agent keeper", daemon=True)
+        self._said: str | None = None
+        self._was_alive = False
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop looking. The agent stays: it leaves by itself when nobody needs it."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            self._workspace.create()
+            with ViewPresence(self._workspace):
+                self._keep()
+        except OSError as error:
+            self._say(f"Cannot use {self._workspace.state}: {error.strerror}; choose another --home.")
+
+    def _keep(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stop.is_set():
+            identity = read_identity(self._workspace)
+            if identity is not None and identity.ready:
+                self._was_alive = True
+                pause = FIRST_PAUSE_SECONDS
+                self._say(None)
+                self._stop.wait(LOOK_SECONDS)
+                continue
+            self._say(GONE if self._was_alive else STARTING)
+            try:
+                ensure_agent(self._workspace)
+            except AgentUnreachableError as error:
+                self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _say(self, text: str | None) -> None:
+        if text != self._said and not self._stop.is_set():
+            self._said = text
+            self._tell(text)

@@ -1,0 +1,164 @@
+"""From the store to a snapshot. Keeps between reads what need not be read again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gputui.config import Workspace
+from gputui.store import queries
+from gputui.store.views import GpuHistory, HostHistory, RunView
+from gputui.tui.log_tail import LogReader
+from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Progress, RunPage, RunRow, Snapshot
+from gputui.tui.tracking import RunTracker
+
+EVENTS_KEPT = 50
+RUNS_KEPT = 200
+
+# Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
+OVER_RUNS_PER_READ = 3
+
+_BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What the screen looks at beyond the overview: the run whose page is open, and the log chosen there."""
+
+    run_id: str | None = None
+    log_label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """A run that is over, as it was when its curve was read."""
+
+    ended_at: float | None
+    attempt: int
+    progress: Progress
+
+
+class SnapshotReader:
+    """Builds snapshots; one per feed. Not for several threads at once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._bucket = -1
+        self._gpu_history: Mapping[str, GpuHistory] = {}
+        self._host_history: HostHistory | None = None
+        self._trackers: dict[str, RunTracker] = {}
+        self._over: dict[str, _Over] = {}
+        self._log = LogReader()
+
+    def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
+        """One consistent moment of the store. Raises sqlite3.Error."""
+        connection.execute("BEGIN")
+        try:
+            self._read_history(connection, now)
+            runs = self._order(queries.runs(connection, limit=RUNS_KEPT))
+            return Snapshot(
+                at=now,
+                agent=queries.agent(connection),
+                gpus=tuple(queries.gpus(connection, now)),
+                gpu_history=self._gpu_history,
+                host=queries.host(connection),
+                host_history=self._host_history,
+                runs=self._rows(connection, runs, interest),
+                events=tuple(queries.events(connection, limit=EVENTS_KEPT)),
+                page=self._page(connection, runs, interest),
+            )
+        finally:
+            connection.execute("ROLLBACK")
+
+    def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
+        """The same snapshot a moment later: the log moves on without the store, and the clock too."""
+        stale_after = queries.stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
+        moved = replace(snapshot, at=now, gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus))
+        if snapshot.page is None:
+            return moved
+        return replace(moved, page=replace(snapshot.page, log=self._read_log(snapshot.page.run, interest)))
+
+    def _read_history(self, connection: sqlite3.Connection, now: float) -> None:
+        """Short histories end with the last full bucket: nothing in them moves in between."""
+        bucket = int(now // _BUCKET_SECONDS)
+        if bucket == self._bucket:
+            return
+        self._bucket = bucket
+        until = bucket * _BUCKET_SECONDS
+        self._gpu_history = queries.gpu_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
+        self._host_history = queries.host_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
+
+    @staticmethod
+    def _order(runs: list[RunView]) -> list[RunView]:
+        """Those that run, then those that wait as they wait, then those that are over, newest first."""
+        over = [run for run in runs if run.state in queries.OVER_STATES]
+        queued = [run for run in runs if run.state == "queued"]
+        active = [run for run in runs if run.state != "queued" and run.state not in queries.OVER_STATES]
+        queued.sort(key=lambda run: run.sequence)
+        over.sort(key=lambda run: -(run.ended_at or 0.0))
+        return [*active, *queued, *over]
+
+    def _rows(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> tuple[RunRow, ...]:
+        known = {run.run_id for run in runs}
+        for gone in [run_id for run_id in self._trackers if run_id not in known]:
+            del self._trackers[gone]
+        rows = []
+        budget = OVER_RUNS_PER_READ
+        for run in runs:
+            if run.state in queries.OVER_STATES and run.run_id != interest.run_id:
+                found = self._over.get(run.run_id)
+                if (found is None or (found.ended_at, found.attempt) != (run.ended_at, run.attempt)) and budget:
+                    budget -= 1
+                    found = _Over(run.ended_at, run.attempt, self._progress(connection, run))
+                    self._over[run.run_id] = found
+                    self._trackers.pop(run.run_id, None)
+                progress = found.progress if found else Progress(step=run.attempt_last_step)
+            else:
+                progress = self._progress(connection, run)
+            rows.append(RunRow(run, progress))
+        return tuple(rows)
+
+    def _progress(self, connection: sqlite3.Connection, run: RunView) -> Progress:
+        tracker = self._trackers.get(run.run_id)
+        if tracker is None:
+            tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
+        tracker.read(connection, run.attempt)
+        return tracker.progress(run)
+
+    def _page(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> RunPage | None:
+        if interest.run_id is None:
+            return None
+        run = next((run for run in runs if run.run_id == interest.run_id), None)
+        if run is None:
+            try:
+                run = queries.run(connection, interest.run_id)
+            except queries.RunLookupError:
+                return None
+        progress = self._progress(connection, run)
+        tracker = self._trackers[run.run_id]
+        return RunPage(
+            run=run,
+            launched=_launched(run),
+            progress=progress,
+            series=tracker.charts(connection),
+            metric_names=tracker.names,
+            attempts=tuple(queries.attempts(connection, run.run_id)),
+            incidents=tuple(queries.incidents(connection, run.run_id)),
+            decisions=tuple(queries.decisions(connection, run.run_id)),
+            log=self._read_log(run, interest),
+        )
+
+    def _read_log(self, run: RunView, interest: Interest) -> LogTail:
+        directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
+        return self._log.read(directory, interest.log_label)
+
+
+def _launched(run: RunView) -> Mapping[str, object]:
+    """The parameters of the launch, from the stored specification."""
+    try:
+        params = json.loads(run.spec_json).get("params")
+    except (ValueError, AttributeError):
+        return {}
+    return params if isinstance(params, dict) else {}

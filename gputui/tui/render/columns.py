@@ -1,0 +1,168 @@
+"""Rows of cells under a head, laid out for a width: columns that matter least go first when room is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gputui.charts.cells import cell_width, clip, fit
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+
+Row = TypeVar("Row")
+
+GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One column. ``cell`` gets the row and the column's width and returns styled text, which is cut or padded.
+
+    ``importance`` 0 is always shown; the higher it is, the sooner the column is left out. A column with ``grow``
+    takes a share of what room is left, up to ``most`` cells.
+    """
+
+    head: str
+    width: int
+    cell: Callable[[Row, int], Sequence[Span]]
+    align: str = "<"
+    importance: int = 0
+    grow: int = 0
+    most: int = 10_000
+    gap: int = GAP
+
+
+Placed = list[tuple[Column[Row], int]]
+
+
+def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
+    """The columns that fit into ``width`` cells, in their order, with their widths."""
+    chosen = [column for column in columns if column.importance == 0]
+    for column in sorted((c for c in columns if c.importance > 0), key=lambda c: c.importance):
+        if _needed([*chosen, column]) > width:
+            break
+        chosen.append(column)
+    shown = [column for column in columns if any(column is other for other in chosen)]
+    spare = max(0, width - _needed(shown))
+    widths = {id(column): column.width for column in shown}
+    growing = [column for column in shown if column.grow]
+    while spare and growing:
+        share = spare / sum(column.grow for column in growing)
+        for column in list(growing):
+            extra = min(spare, max(1, int(share * column.grow)), column.most - widths[id(column)])
+            widths[id(column)] += extra
+            spare -= extra
+            if widths[id(column)] >= column.most:
+                growing.remove(column)
+    return [(column, widths[id(column)]) for column in shown]
+
+
+def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
+    """The names of the columns."""
+    return fit_line([(_joined(placed, lambda column, room: fit(column.head, room, column.align)), style)], width)
+
+
+def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
+    """One row. ``base``, where given, is the style of everything in it, whatever its cells say."""
+    line: Line = []
+    for number, (column, room) in enumerate(placed):
+        if number:
+            line.append((" " * column.gap, "text"))
+        line += pad(column.cell(row, room), room, column.align)
+    if base is not None:
+        line = [("".join(text for text, _ in line), base)]
+    return fit_line(line, width)
+
+
+def pad(spans: Sequence[Span], width: int, align: str = "<") -> Line:
+    """Spans in exactly ``width`` cells."""
+    cut = clip_line(spans, width)
+    missing = width - sum(cell_width(text) for text, _ in cut)
+    if missing <= 0:
+        return cut
+    blank: Span = (" " * missing, "text")
+    return [blank, *cut] if align == ">" else [*cut, blank]
+
+
+def clip_line(spans: Sequence[Span], width: int) -> Line:
+    """Spans cut to at most ``width`` cells."""
+    line: Line = []
+    room = width
+    for text, style in spans:
+        size = cell_width(text)
+        if size > room:
+            if room > 0:
+                line.append((clip(text, room), style))
+            return line
+        if text:
+            line.append((text, style))
+            room -= size
+    return line
+
+
+def fit_line(spans: Sequence[Span], width: int) -> Line:
+    """Spans in exactly ``width`` cells, blanks behind."""
+    return pad(spans, width)
+
+
+def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
+    """The parts that fit into ``width`` cells one after the other, each whole or not at all."""
+    line: Line = []
+    room = width
+    for part in parts:
+        size = sum(cell_width(text) for text, _ in part)
+        if size <= room:
+            line += part
+            room -= size
+    return fit_line(line, width)
+
+
+def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
+    """One line with something at both ends; the right end stays whole, the left is cut."""
+    right_width = sum(cell_width(text) for text, _ in right)
+    if right_width >= width:
+        return fit_line(right, width)
+    return [*pad(left, width - right_width), *right]
+
+
+def rule(title: str, width: int, note: str = "") -> Line:
+    """A heading with a line to the end: ``RUNS ────── 3 of 12 ──``."""
+    head = clip(f" {title} ", width)
+    tail = f" {note} ─" if note and cell_width(note) + cell_width(head) + 6 <= width else ""
+    return [(head, "title"), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
+
+
+def wrap(text: str, width: int, indent: int = 0) -> list[str]:
+    """Words over several lines of at most ``width`` cells, all but the first set in by ``indent``; a word longer than
+    a line is cut into pieces."""
+    if width < 1:
+        return []
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        margin = " " * (indent if lines else 0)
+        candidate = f"{line} {word}" if line.strip() else margin + word
+        if cell_width(candidate) <= width or not line.strip():
+            line = candidate
+        else:
+            lines.append(line)
+            line = " " * min(indent, width - 1) + word
+        while cell_width(line) > width:
+            piece = clip(line, width, "")
+            if not piece.strip():
+                break
+            lines.append(piece)
+            line = " " * min(indent, width - 1) + line[len(piece) :]
+    return [*lines, line] if line.strip() else lines
+
+
+def _needed(columns: Sequence[Column[Row]]) -> int:
+    return sum(column.width + column.gap for column in columns) - (columns[0].gap if columns else 0)
+
+
+def _joined(placed: Placed[Row], text: Callable[[Column[Row], int], str]) -> str:
+    out = ""
+    for number, (column, room) in enumerate(placed):
+        out += (" " * column.gap if number else "") + text(column, room)
+    return out

@@ -1,0 +1,266 @@
+"""The strips that sum things up: the head line, all GPUs together, the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gputui.charts.bars import sparkline
+from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.charts.envelope import Bin
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
+from gputui.store.views import GpuView, HostView
+from gputui.tui.render.columns import between, fit_line, fitting, wrap
+from gputui.tui.render.words import clock, is_hot, run_sign
+from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Snapshot
+
+SPARK_BUCKETS = 9
+"""Cells of the short utilisation history in the strip."""
+
+_CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
+
+
+def head_line(snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool) -> Line:
+    """Where we are, what is going on, what time it is."""
+    left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
+    agent = snapshot.agent
+    if agent is not None and agent.driver_version and agent.source != "simulated":
+        left.append((f" · driver {clean(agent.driver_version)}", "dim"))
+    if demo or (agent is not None and agent.source == "simulated"):
+        left.append((" · simulated GPUs", "warn"))
+    if readonly:
+        left.append((" · read only", "dim"))
+    counts: dict[str, int] = {}
+    for row in snapshot.runs:
+        counts[row.run.state] = counts.get(row.run.state, 0) + 1
+    right: list[Span] = [
+        (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
+        for state in _CONCERNING
+        if counts.get(state)
+    ]
+    return between(left, [*right, (clock(snapshot.at) + " ", "text")], width)
+
+
+def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
+    """What is wrong with the way the data gets here, each as one calm sentence; nothing when all is well."""
+    notices: list[str] = []
+    if agent_notice:
+        notices.append(agent_notice)
+    if snapshot.trouble:
+        notices.append(snapshot.trouble)
+    silent = driver_silence(snapshot)
+    if silent and not agent_notice:
+        notices.append(silent)
+    lines: list[Line] = []
+    for text in notices:
+        lines += [fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
+                  for number, part in enumerate(wrap(clean(text), width - 4))]  # fmt: skip
+    return lines
+
+
+def driver_silence(snapshot: Snapshot) -> str | None:
+    """A sentence when the newest samples are stale though the agent lives."""
+    agent = snapshot.agent
+    seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
+    if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
+        return None
+    newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
+    if newest is None:
+        return None
+    silent = snapshot.at - newest
+    return f"driver silent for {duration(silent)}, last sample {clock(newest)}; the values shown are of then"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All GPUs together; None where no GPU gave the value."""
+
+    count: int
+    lost: int
+    utilization_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    hottest: GpuView | None
+
+
+def totals(gpus: Sequence[GpuView]) -> Totals:
+    """Sums and means over the GPUs that answer; lost ones count only as lost."""
+    there = [gpu for gpu in gpus if gpu.state in ("ok", "stale")]
+    used = [gpu.utilization_percent for gpu in there if gpu.utilization_percent is not None]
+    warm = [gpu for gpu in there if gpu.temperature_celsius is not None]
+    return Totals(
+        count=len(gpus),
+        lost=sum(gpu.state == "lost" for gpu in gpus),
+        utilization_percent=sum(used) / len(used) if used else None,
+        memory_used_bytes=_sum(gpu.memory_used_bytes for gpu in there),
+        memory_total_bytes=_sum(gpu.memory_total_bytes for gpu in there),
+        power_watts=_sum(gpu.power_watts for gpu in there),
+        power_limit_watts=_sum(gpu.power_limit_watts for gpu in there),
+        hottest=max(warm, key=lambda gpu: gpu.temperature_celsius or 0.0) if warm else None,
+    )
+
+
+def aggregate_line(snapshot: Snapshot, width: int) -> Line:
+    """All GPUs in one line: utilisation with its last minutes, memory, power, the hottest one."""
+    if not snapshot.gpus:
+        return fit_line([], width)
+    total = totals(snapshot.gpus)
+    history = mean_history([each.utilization_percent for each in snapshot.gpu_history.values()])
+    base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
+    used = UNKNOWN if total.memory_used_bytes is None else f"{total.memory_used_bytes / 2**30:.0f}"
+    parts: list[list[Span]] = [
+        [(f" {total.count} GPU{'s' if total.count != 1 else ''}", "label")],
+        [(f"  util {percent(total.utilization_percent)} ", base)],
+        [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
+        [(f"  mem {used}/{gibibytes(total.memory_total_bytes, 0)} GiB", base)],
+        [(f"  {_power(total)}", base)],
+    ]
+    if total.hottest is not None:
+        hot = is_hot(total.hottest)
+        mark = "▲" if hot else ""
+        reading = f"{mark}{total.hottest.index} {total.hottest.temperature_celsius:.0f}°C"
+        parts.append([("  hottest ", base), (reading, "warn" if hot else base)])
+    if total.lost:
+        parts.insert(1, [(f" ✗{total.lost}", "bad")])
+    free = sum(gpu.run_id is None and not gpu.processes and gpu.state == "ok" for gpu in snapshot.gpus)
+    parts.append([(f"  {free} free", "dim")])
+    return fitting(parts, width)
+
+
+def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
+    """All GPUs over the last minutes as two charts side by side: how busy and full, how warm and hungry."""
+    histories = list(snapshot.gpu_history.values())
+    if not histories or width < 30 or height < 3:
+        return [fit_line([("  no samples in the last ten minutes", "dim")], width)][:height]
+    total = totals(snapshot.gpus)
+    memory_total = total.memory_total_bytes or 0
+    used = sum_history([each.memory_used_bytes for each in histories])
+    full = [None if value is None or not memory_total else value / memory_total * 100 for value in used]
+    power = sum_history([each.power_watts for each in histories])
+    warm = peak_history([each.temperature_celsius for each in histories])
+    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
+    busy = mean_history([each.utilization_percent for each in histories])
+    kilowatts = [None if value is None else value / 1000 for value in power]
+    memory = Curve(_bins(full), "series.1", f"memory {percent(_newest(full))}")
+    utilization = Curve(_bins(busy), "series.0", f"utilisation {percent(_newest(busy))}")
+    panes = [
+        ([memory, utilization], YAxis(low=0.0, high=100.0)),
+        ([Curve(_bins(kilowatts), "series.2", f"power {watts(_newest(power))}")], YAxis(low=0.0)),
+    ]
+    if width >= 110:
+        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(_newest(warm))}")], YAxis()))
+    each = (width - 1) // len(panes) - 1
+    columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
+    return [
+        fit_line([span for part in parts for span in [(" ", "text"), *part]], width)
+        for parts in zip(*columns, strict=True)
+    ]
+
+
+def host_line(snapshot: Snapshot, width: int) -> Line:
+    """The host in one line, what matters most first."""
+    host = snapshot.host
+    if host is None:
+        return fit_line([(" host", "label"), ("  no sample yet", "dim")], width)
+    memory = _share(host.memory_used_bytes, host.memory_total_bytes)
+    disk = _share(host.disk_used_bytes, host.disk_total_bytes)
+    shm = _share(host.shm_used_bytes, host.shm_total_bytes)
+    used, total = gibibytes(host.memory_used_bytes, 0), gibibytes(host.memory_total_bytes, 0)
+    parts: list[Span] = [
+        (" host", "label"),
+        (f"  cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)),
+        (f"  ram {used}/{total} GiB", _load_style(memory, 92)),
+        (f"  disk {percent(disk)} full", _load_style(disk, 95)),
+        (f"  shm {percent(shm)}", _load_style(shm, 90)),
+        *((words, "text") for words in _traffic(host)),
+    ]
+    return fitting([[part] for part in parts], width)
+
+
+def _traffic(host: HostView) -> list[str]:
+    received = byte_rate(host.network_received_bytes_per_second)
+    words = [
+        f"  read {byte_rate(host.disk_read_bytes_per_second)}",
+        f"  write {byte_rate(host.disk_write_bytes_per_second)}",
+        f"  net ↓{received} ↑{byte_rate(host.network_sent_bytes_per_second)}",
+    ]
+    if host.load_1m is not None and host.cpu_count:
+        words.append(f"  load {host.load_1m:.1f} on {host.cpu_count} cores")
+    if host.swap_used_bytes:
+        words.append(f"  swap {gibibytes(host.swap_used_bytes)} GiB")
+    return words
+
+
+# --- histories ------------------------------------------------------------------------------------------------------
+
+History = Sequence[float | None]
+
+
+def mean_history(histories: Sequence[History]) -> list[float | None]:
+    """The mean of several histories, bucket by bucket, over those that know the value."""
+    return [sum(known) / len(known) if known else None for known in _known(histories)]
+
+
+def sum_history(histories: Sequence[History]) -> list[float | None]:
+    """Their sum; a bucket that one of them does not know counts it as its value before."""
+    return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
+
+
+def peak_history(histories: Sequence[History]) -> list[float | None]:
+    """Their highest value."""
+    return [max(known) if known else None for known in _known(histories)]
+
+
+def _known(histories: Sequence[History]) -> list[list[float]]:
+    return [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
+
+
+def _held(history: History) -> list[float | None]:
+    held: list[float | None] = []
+    last: float | None = None
+    for value in history:
+        last = value if value is not None else last
+        held.append(last)
+    return held
+
+
+def _bins(history: History) -> list[Bin]:
+    seconds = HISTORY_SECONDS / HISTORY_BUCKETS
+    bins: list[Bin] = []
+    gap = False
+    for number, value in enumerate(history):
+        if value is None:
+            gap = True
+            continue
+        x = ((number + 0.5) * seconds - HISTORY_SECONDS) / 60
+        bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
+        gap = False
+    return bins
+
+
+def _newest(history: History) -> float | None:
+    return next((value for value in reversed(history) if value is not None), None)
+
+
+def _sum(values: Iterable[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known)) if known else None
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole * 100
+
+
+def _load_style(value: float | None, limit: float) -> str:
+    return "warn" if value is not None and value >= limit else "text"
+
+
+def _power(total: Totals) -> str:
+    if total.power_watts is None:
+        return f"power {UNKNOWN}"
+    limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
+    return f"{total.power_watts / 1000:.1f}{limit} kW"

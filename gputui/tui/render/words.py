@@ -1,0 +1,73 @@
+"""States as glyph, word and style together, so that a terminal without colour loses nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from gputui.store.views import GpuView, RunView
+
+
+class Sign(NamedTuple):
+    """How a state is shown."""
+
+    glyph: str
+    word: str
+    style: str
+
+
+RUN_SIGNS = {
+    "queued": Sign("◌", "queued", "dim"),
+    "starting": Sign("◔", "starting", "accent"),
+    "running": Sign("●", "running", "good"),
+    "recovering": Sign("↻", "recovering", "warn"),
+    "stopping": Sign("◑", "stopping", "warn"),
+    "succeeded": Sign("✓", "succeeded", "good"),
+    "failed": Sign("✗", "failed", "bad"),
+    "stopped": Sign("■", "stopped", "dim"),
+}
+_UNKNOWN = Sign("?", "unknown", "dim")
+
+SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
+SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
+
+OVER = frozenset({"succeeded", "failed", "stopped"})
+
+# Words of gpu.throttle that mean heat or a fault; a power cap is what a busy GPU always meets.
+_ALARMING = ("thermal", "hardware", "brake")
+
+
+def run_sign(state: str) -> Sign:
+    """Glyph, word and style of a run's state."""
+    return RUN_SIGNS.get(state, _UNKNOWN)
+
+
+def run_state_text(run: RunView) -> str:
+    """The state in words, with the number of restarts: ``running ↻2``."""
+    word = run_sign(run.state).word
+    return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 and run.state != "succeeded" else word
+
+
+def is_hot(gpu: GpuView) -> bool:
+    """Whether heat slows this GPU down, or will within five degrees."""
+    if any("thermal" in reason for reason in gpu.throttle_reasons or ()):
+        return True
+    limit = gpu.facts.get("temperature_slowdown_celsius")
+    return gpu.temperature_celsius is not None and limit is not None and gpu.temperature_celsius >= limit - 5
+
+
+def is_alarming(reason: str) -> bool:
+    """Whether a throttle reason means that something is wrong."""
+    return any(word in reason for word in _ALARMING)
+
+
+def clock(at: float) -> str:
+    """Local time of day: ``03:12:44``."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def moment(at: float, now: float) -> str:
+    """Local time of day, with the date when it is not within the last day: ``03:12:44`` or ``19 Nov``."""
+    if abs(now - at) < 86_400:
+        return clock(at)
+    return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(8)

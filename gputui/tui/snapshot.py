@@ -1,0 +1,144 @@
+"""What the whole screen shows, as one immutable value; the feed builds it, the panes draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gputui.charts.envelope import Bin
+from gputui.store.views import (
+    AgentView,
+    AttemptView,
+    DecisionView,
+    EventView,
+    GpuHistory,
+    GpuView,
+    HostHistory,
+    HostView,
+    IncidentView,
+    RunView,
+)
+
+HISTORY_BUCKETS = 60
+"""Buckets of a short history."""
+
+HISTORY_SECONDS = 600.0
+"""How far short histories reach back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """How one rank does, from its newest metrics lines. ``slowdown`` is its own time in a step over the median of all
+    ranks' own times."""
+
+    rank: int
+    step: int | None = None
+    at: float | None = None
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    comm_seconds: float | None = None
+    samples_per_second: float | None = None
+    memory_bytes: float | None = None
+    slowdown: float | None = None
+
+    @property
+    def own_seconds(self) -> float | None:
+        """What a step takes without the wait for other ranks."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds - min(self.comm_seconds or 0.0, self.step_seconds)
+
+    @property
+    def waiting_fraction(self) -> float | None:
+        """The share of a step spent waiting for data."""
+        if self.data_seconds is None or not self.step_seconds:
+            return None
+        return self.data_seconds / self.step_seconds
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this rank holds the others up."""
+        return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
+
+
+STRAGGLER_RATIO = 1.2
+"""A rank whose step, without the wait for its peers, takes this much longer than the median's holds them up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come, from its metrics."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    losses: tuple[float | None, ...] = ()
+    steps_per_second: float | None = None
+    seconds_left: float | None = None
+    newest_at: float | None = None
+    ranks: Mapping[int, RankRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of a run reduced for a chart: bins over the step, its newest value."""
+
+    name: str
+    bins: tuple[Bin, ...]
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run in the table."""
+
+    run: RunView
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
+    when this one cannot be read."""
+
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Everything about the run whose page is open."""
+
+    run: RunView
+    launched: Mapping[str, object]
+    progress: Progress
+    series: Mapping[str, Series]
+    metric_names: tuple[str, ...]
+    attempts: tuple[AttemptView, ...]
+    incidents: tuple[IncidentView, ...]
+    decisions: tuple[DecisionView, ...]
+    log: LogTail
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of everything. ``at`` is UTC unix seconds. ``trouble`` is a sentence about the database when it
+    cannot be read; what was read before stays in place then."""
+
+    at: float
+    agent: AgentView | None = None
+    gpus: tuple[GpuView, ...] = ()
+    gpu_history: Mapping[str, GpuHistory] = field(default_factory=dict)
+    host: HostView | None = None
+    host_history: HostHistory | None = None
+    runs: tuple[RunRow, ...] = ()
+    events: tuple[EventView, ...] = ()
+    page: RunPage | None = None
+    trouble: str | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether anything was ever read."""
+        return self.agent is not None or bool(self.gpus or self.runs)

@@ -1,0 +1,1 @@
+"""Colours: which style each key of a line has."""

@@ -1,0 +1,178 @@
+"""A run's metrics followed as they come: how far it is, its curves, its ranks. Only new lines are read each time."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gputui.charts.envelope import Buckets
+from gputui.charts.safe_text import clean
+from gputui.store import metric_queries
+from gputui.store.metric_queries import Cursor, Point, RankLine
+from gputui.store.views import RunView
+from gputui.tui.snapshot import Progress, RankRow, Series
+
+RATE_WINDOW_SECONDS = 60.0
+"""The pace is the mean over this span: long enough to be calm, short enough to notice a change."""
+
+SPARK_POINTS = 24
+CHART_BINS = 480
+
+LOSS = "loss"
+LEARNING_RATE = "lr"
+GRADIENT_NORM = "grad_norm"
+THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
+"""Names under which training scripts tell their throughput, best first."""
+
+
+class RunTracker:
+    """One run's metrics so far. The loss is followed always, the other curves once the run's page asks for them."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.names: tuple[str, ...] = ()
+        self._cursor: Cursor | None = None
+        self._curves: dict[str, _Curve] = {LOSS: _Curve(LOSS)}
+        self._ranks: Mapping[int, RankRow] = {}
+        self._newest: Mapping[str, float] = {}
+        self._ranks_attempt = -1
+        self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
+        self._pace_attempt = -1
+
+    def read(self, connection: sqlite3.Connection, attempt: int) -> None:
+        """Take in what was stored since the last time. Raises sqlite3.Error."""
+        before = self._cursor
+        points = self._curves[LOSS].read(connection, self.run_id)
+        self._cursor = self._curves[LOSS].cursor
+        if before is not None and self._cursor == before and attempt == self._ranks_attempt:
+            return
+        self._newest = metric_queries.latest(connection, self.run_id)
+        self.names = tuple(clean(name) for name in self._newest)
+        self._ranks = rank_rows(metric_queries.ranks(connection, self.run_id, attempt))
+        self._ranks_attempt = attempt
+        self._note_pace(points, attempt)
+
+    def progress(self, run: RunView) -> Progress:
+        """How far the run is."""
+        steps = [rank.step for rank in self._ranks.values() if rank.step is not None]
+        step = max(steps, default=run.attempt_last_step)
+        total = self._newest.get("total_steps")
+        total_steps = int(total) if total is not None and total > 0 else None
+        pace = self._steps_per_second()
+        left = None
+        if run.state == "running" and pace and step is not None and total_steps is not None:
+            left = max(0, total_steps - step) / pace
+        times = [rank.at for rank in self._ranks.values() if rank.at is not None]
+        loss = self._curves[LOSS]
+        return Progress(
+            step=step,
+            total_steps=total_steps,
+            loss=self._newest.get(LOSS),
+            losses=loss.spark(),
+            steps_per_second=pace,
+            seconds_left=left,
+            newest_at=max(times, default=None),
+            ranks=self._ranks,
+        )
+
+    def charts(self, connection: sqlite3.Connection) -> dict[str, Series]:
+        """The curves of the run's page. Raises sqlite3.Error."""
+        throughput = next((name for name in THROUGHPUT_NAMES if name in self._newest), THROUGHPUT_NAMES[0])
+        found = {}
+        for name in (LOSS, LEARNING_RATE, throughput, GRADIENT_NORM):
+            if name not in self._curves:
+                self._curves[name] = _Curve(name)
+            curve = self._curves[name]
+            if curve.cursor != self._cursor:
+                curve.read(connection, self.run_id)
+            found[name] = curve.series()
+        return found
+
+    def _note_pace(self, points: Sequence[Point], attempt: int) -> None:
+        if attempt != self._pace_attempt:
+            self._pace.clear()
+            self._pace_attempt = attempt
+        for point in points:
+            if point.attempt == attempt and point.step is not None and point.at is not None:
+                self._add_pace(point.at, point.step)
+        for rank in self._ranks.values():
+            if rank.step is not None and rank.at is not None:
+                self._add_pace(rank.at, rank.step)
+                break
+
+    def _add_pace(self, at: float, step: int) -> None:
+        if not self._pace or (step > self._pace[-1][1] and at > self._pace[-1][0]):
+            self._pace.append((at, step))
+
+    def _steps_per_second(self) -> float | None:
+        if len(self._pace) < 2:
+            return None
+        end_at, end_step = self._pace[-1]
+        start_at, start_step = next(
+            place for place in self._pace if end_at - place[0] <= RATE_WINDOW_SECONDS or place is self._pace[-1]
+        )
+        if end_at <= start_at:
+            start_at, start_step = self._pace[-2]
+        return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+
+
+class _Curve:
+    """One metric of the first rank, reduced as it grows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cursor: Cursor | None = None
+        self._buckets = Buckets()
+        self._series: Series | None = None
+        self._spark: tuple[float | None, ...] | None = None
+
+    def read(self, connection: sqlite3.Connection, run_id: str) -> Sequence[Point]:
+        points, self.cursor = metric_queries.series(connection, run_id, self.name, self.cursor)
+        own = [point for point in points if point.rank in (None, 0) and point.step is not None]
+        if own:
+            self._buckets.extend((float(point.step or 0), point.value) for point in own)
+            self._series = self._spark = None
+        return own
+
+    def series(self) -> Series:
+        if self._series is None:
+            self._series = Series(clean(self.name), tuple(self._buckets.bins(CHART_BINS)), self._buckets.last_value)
+        return self._series
+
+    def spark(self) -> tuple[float | None, ...]:
+        """The newest values of a few equal stretches, oldest first."""
+        if self._spark is None:
+            self._spark = tuple(each.last for each in self._buckets.bins(SPARK_POINTS))
+        return self._spark
+
+
+def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:
+    """Each rank's newest values as the screen uses them; a line without a rank is the only rank's, 0.
+
+    ``slowdown`` compares the part of a step that a rank spends on its own: all-reduce makes the whole step equally
+    long for everybody, and the rank that waits least for the others is the one they wait for.
+    """
+    rows = {line.rank or 0: _rank_row(line) for line in lines}
+    own = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
+    median = statistics.median(own.values()) if len(own) > 1 else 0.0
+    if median <= 0:
+        return rows
+    return {rank: replace(row, slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
+
+
+def _rank_row(line: RankLine) -> RankRow:
+    values = line.values
+    throughput = next((values[name] for name in THROUGHPUT_NAMES if name in values), None)
+    return RankRow(
+        rank=line.rank or 0,
+        step=line.step,
+        at=line.at,
+        step_seconds=values.get("step_time"),
+        data_seconds=values.get("data_time"),
+        comm_seconds=values.get("comm_time"),
+        samples_per_second=throughput,
+        memory_bytes=values.get("gpu_mem_peak"),
+    )
