@@ -1,0 +1,131 @@
+"""What a reader of a metrics file answers, and how lines belong to attempts."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+
+# What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
+BATCH_BYTES = 256 << 10
+BATCH_LINES = 4096
+
+_ANY_ATTEMPT = 2**63
+
+Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
+"""source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """How far a file was read: the committed columns of ``metric_sources``.
+
+    ``skipping`` counts the bytes of an over-long line passed over so far; 0 when not in one. ``fingerprint`` tells
+    whether the bytes before ``byte_offset`` are still those that were read.
+    """
+
+    inode: int | None = None
+    generation: int = 0
+    byte_offset: int = 0
+    skipping: int = 0
+    fingerprint: str | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.generation, self.byte_offset
+
+
+class Boundary(NamedTuple):
+    """Where an attempt's lines begin."""
+
+    generation: int
+    byte_offset: int
+    attempt: int
+
+
+class RejectedLine(NamedTuple):
+    """A line set aside: its place, length in bytes without the newline, the reason and its beginning."""
+
+    generation: int
+    byte_offset: int
+    attempt: int
+    length_bytes: int
+    reason: str
+    excerpt: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """Lines of one attempt and the state after them; both are stored together or not at all.
+
+    ``newest`` holds the last value of each name by rank. ``long_line`` is (offset, length so far) of an over-long
+    line that was told of before. ``more``: there is more to read at once.
+    """
+
+    state: SourceState
+    attempt: int
+    rows: list[Row] = field(default_factory=list)
+    rejected: list[RejectedLine] = field(default_factory=list)
+    newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
+    first_step: int | None = None
+    first_at: float | None = None
+    last_step: int | None = None
+    last_at: float | None = None
+    long_line: tuple[int, int] | None = None
+    bytes_read: int = 0
+    more: bool = False
+    note: str | None = None
+
+    def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
+        """Add a line's row."""
+        step, at, rank, data, values = parsed
+        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
+        known = self.newest.get(rank)
+        if known is None:
+            known = self.newest[rank] = {}
+        known.update(values)
+        if step is not None:
+            if self.last_step is None:
+                self.first_step, self.first_at = step, at
+                self.last_step, self.last_at = step, at
+            elif step >= self.last_step:
+                self.last_step, self.last_at = step, at
+
+    def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
+        """Add a line that is set aside."""
+        self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, excerpt(line)))
+
+
+class SourceReader(Protocol):
+    """Reads one source. It changes nothing by itself: the state it is given is the truth, the state it answers counts
+    once it is committed."""
+
+    def read(
+        self,
+        state: SourceState,
+        boundaries: Sequence[Boundary],
+        *,
+        budget_bytes: int = BATCH_BYTES,
+        ended: bool = False,
+    ) -> Batch | None:
+        """What is new after ``state``, or None. ``ended``: nothing more will be written, so that an unfinished last
+        line is decided. Raises OSError where the file cannot be read."""
+
+    def end_place(self, state: SourceState) -> SourceState:
+        """The state of a reader that had read all there is now: where the next attempt's lines will begin."""
+
+    def close(self) -> None:
+        """Let go of open files."""
+
+
+def owner(boundaries: Sequence[Boundary], place: tuple[int, int]) -> tuple[int | None, int | None]:
+    """Which attempt the line at ``place`` (generation, offset) belongs to, and the offset in the same generation at
+    which the next attempt begins. ``boundaries`` are sorted; None where there is no such."""
+    index = bisect_right(boundaries, (*place, _ANY_ATTEMPT))
+    attempt = boundaries[index - 1].attempt if index else None
+    following = boundaries[index] if index < len(boundaries) else None
+    same = following is not None and following.generation == place[0]
+    return attempt, following.byte_offset if following is not None and same else None

@@ -1,0 +1,97 @@
+"""One batch of lines and the place it was read up to, stored in one transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+from gputui.metrics.batch import Batch, SourceState
+from gputui.store.metric_queries import as_float
+
+# A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
+REJECTED_KEPT = 1000
+NAMES_KEPT = 500
+
+_MOVE_ON = (
+    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, fingerprint = ?, "
+    "line_count = line_count + ?, rejected_count = rejected_count + ? "
+    "WHERE source_id = ? AND generation = ? AND byte_offset = ? AND skipping = ?"
+)
+
+
+def store_batch(connection: sqlite3.Connection, source_id: int, before: SourceState, batch: Batch, now: float) -> bool:
+    """Store the batch that was read after ``before``. False, and nothing changed, where the source stands elsewhere:
+    another process has stored these lines, or the run is gone.
+
+    Raises sqlite3.Error, with nothing changed.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        after = batch.state
+        moved = connection.execute(
+            _MOVE_ON,
+            (
+                after.inode,
+                after.generation,
+                after.byte_offset,
+                after.skipping,
+                after.fingerprint,
+                len(batch.rows),
+                len(batch.rejected),
+                source_id,
+                before.generation,
+                before.byte_offset,
+                before.skipping,
+            ),
+        )
+        if moved.rowcount != 1:
+            connection.execute("ROLLBACK")
+            return False
+        connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
+        if batch.rejected:
+            _keep_rejected(connection, source_id, batch, now)
+        if batch.long_line is not None:
+            offset, length = batch.long_line
+            connection.execute(
+                "UPDATE rejected_lines SET length_bytes = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
+                (length, source_id, before.generation, offset),
+            )
+        for rank, values in batch.newest.items():
+            _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, values)
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has rolled back by itself after some errors, a full disk among them.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return True
+
+
+def _keep_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+    kept = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()[0]
+    connection.executemany(
+        "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, length_bytes, reason, "
+        "excerpt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (source_id, r.generation, r.byte_offset, r.attempt, now, r.length_bytes, r.reason, r.excerpt)
+            for r in batch.rejected[: max(0, REJECTED_KEPT - kept)]
+        ],
+    )
+
+
+def _update_newest(
+    connection: sqlite3.Connection, source_id: int, attempt: int, rank: int, values: dict[str, Any]
+) -> None:
+    key = (source_id, attempt, rank)
+    row = connection.execute(
+        "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ? AND rank = ?", key
+    ).fetchone()
+    newest: dict[str, Any] = {} if row is None else json.loads(row[0])
+    for name, value in values.items():
+        if as_float(value) is not None and (name in newest or len(newest) < NAMES_KEPT):
+            newest[name] = value
+    connection.execute(
+        "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",
+        (*key, json.dumps(newest, allow_nan=False)),
+    )
