@@ -1,0 +1,259 @@
+"""Series reduced to as many bins as a chart can show, without losing an extreme.
+
+A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts what is not finite: a spike
+of one point among a million stays a spike, and a NaN stays visible. `reduce` works on a whole series at once;
+`Buckets` takes one point after the other in amortised constant time and constant memory.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+DEFAULT_CAPACITY: Final = 2048
+
+
+@dataclass(slots=True)
+class Bin:
+    """What happened in one stretch of x.
+
+    `first_x`, `last_x` are the x of its first and last finite point in order of arrival; with no finite point both
+    are the x of what else was there. `low`, `high`, `first` and `last` are `None` when no value was finite.
+    `gap_before` says that the curve is broken between the previous bin and this one.
+    """
+
+    first_x: float
+    last_x: float
+    low: float | None = None
+    high: float | None = None
+    first: float | None = None
+    last: float | None = None
+    points: int = 0
+    nan: int = 0
+    positive_infinite: int = 0
+    negative_infinite: int = 0
+    gap_before: bool = False
+
+    @property
+    def non_finite(self) -> int:
+        """How many values were NaN or infinite."""
+        return self.nan + self.positive_infinite + self.negative_infinite
+
+    def add(self, x: float, value: float) -> None:
+        """Take in one value, finite or not."""
+        self.points += 1
+        if not math.isfinite(value):
+            if value != value:
+                self.nan += 1
+            elif value > 0:
+                self.positive_infinite += 1
+            else:
+                self.negative_infinite += 1
+            return
+        if self.low is None or self.high is None:
+            self.low = self.high = self.first = value
+            self.first_x = x
+        elif value < self.low:
+            self.low = value
+        elif value > self.high:
+            self.high = value
+        self.last = value
+        self.last_x = x
+
+    def merge(self, later: "Bin") -> None:
+        """Take in the bin that follows this one in x."""
+        self.points += later.points
+        self.nan += later.nan
+        self.positive_infinite += later.positive_infinite
+        self.negative_infinite += later.negative_infinite
+        if later.low is None or later.high is None:
+            return
+        if self.low is None or self.high is None:
+            self.low, self.high, self.first = later.low, later.high, later.first
+            self.first_x = later.first_x
+        else:
+            self.low = min(self.low, later.low)
+            self.high = max(self.high, later.high)
+        self.last = later.last
+        self.last_x = later.last_x
+
+    def copy(self) -> "Bin":
+        """A bin of its own with the same content."""
+        return Bin(
+            self.first_x,
+            self.last_x,
+            self.low,
+            self.high,
+            self.first,
+            self.last,
+            self.points,
+            self.nan,
+            self.positive_infinite,
+            self.negative_infinite,
+            self.gap_before,
+        )
+
+
+@dataclass(slots=True)
+class Buckets:
+    """A growing series in at most `capacity` bins of equal width in x.
+
+    Bins lie at multiples of their width. When a point would make more than `capacity` of them, the width doubles and
+    pairs merge, so that a whole run fits for ever and appending costs amortised constant time. x may jump back, as it
+    does when a run resumes from a checkpoint: the redone stretch then shows both passes' extremes.
+
+    Args:
+        resolution: the smallest width of a bin in units of x: 1 for steps, a second for times.
+        capacity: most bins kept; at least 2. For charts, four times their columns or more.
+    """
+
+    resolution: float = 1.0
+    capacity: int = DEFAULT_CAPACITY
+    unplaced: int = field(default=0, init=False)
+    """Points dropped because their x was not a finite number."""
+    _width: float = field(default=1.0, init=False)
+    _bins: dict[int, Bin] = field(default_factory=dict, init=False)
+    _lowest: int = field(default=0, init=False)
+    _highest: int = field(default=0, init=False)
+    _gap: bool = field(default=False, init=False)
+    _last_value: float | None = field(default=None, init=False)
+    # What `bins` returned last, by group, how it was asked for, and the first bin that changed since.
+    _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
+    _grouped_as: tuple[float, float, int] | None = field(default=None, init=False)
+    _changed_from: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.capacity < 2 or not self.resolution > 0:
+            raise ValueError("Buckets need a capacity of at least 2 and a positive resolution")
+        self._width = self.resolution
+
+    def append(self, x: float, value: float | None) -> None:
+        """Add a point; `None` breaks the curve there and is not counted as a point."""
+        if not math.isfinite(x):
+            self.unplaced += 1
+            return
+        if value is None:
+            self._gap = True
+            return
+        while math.isinf(x / self._width):
+            self._double()
+        index = math.floor(x / self._width)
+        bins = self._bins
+        found = bins.get(index)
+        if found is None:
+            index = self._make_room(index, x)
+            found = bins.get(index)
+            if found is None:
+                found = bins[index] = Bin(x, x)
+                found.gap_before = self._gap
+        found.add(x, value)
+        if index < self._changed_from:
+            self._changed_from = index
+        self._last_value = value
+        # A gap inside a bin is narrower than a chart can show; one behind it is shown.
+        self._gap = False
+
+    def extend(self, points: Iterable[tuple[float, float | None]]) -> None:
+        """Add points one after the other."""
+        for x, value in points:
+            self.append(x, value)
+
+    @property
+    def last_value(self) -> float | None:
+        """The value appended last, finite or not; `None` before the first."""
+        return self._last_value
+
+    @property
+    def non_finite(self) -> int:
+        """How many values were NaN or infinite."""
+        return sum(each.non_finite for each in self._bins.values())
+
+    def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
+        """The series between two x as at most `limit` (2 or more) bins in order of x; by default all of it.
+
+        Bins that reach over an end of the range are included whole. They must not be changed: what did not grow
+        since the last call is handed out again, so that a call at every tick costs little.
+        """
+        if limit < 2 or not self._bins or end < start:
+            return []
+        first = self._lowest if start == -math.inf else max(self._lowest, math.floor(start / self._width))
+        last = self._highest if end == math.inf else min(self._highest, math.floor(end / self._width))
+        # Groups lie at multiples of their size, so that they do not change as the run grows. Two of them always
+        # suffice, one would not: no size puts what lies left and right of zero into the same group.
+        size = 1
+        while last // size - first // size >= limit:
+            size *= 2
+        asked = (start, end, size)
+        if asked != self._grouped_as:
+            self._grouped_as = asked
+            self._groups.clear()
+            self._changed_from = first
+        groups = self._groups
+        changed_group = max(self._changed_from, first) // size
+        while groups and groups[-1][0] >= changed_group:
+            groups.pop()
+        begin = max(first, (groups[-1][0] + 1) * size if groups else first)
+        for index in range(begin, last + 1):
+            found = self._bins.get(index)
+            if found is None:
+                continue
+            if groups and groups[-1][0] == index // size:
+                groups[-1][1].merge(found)
+            else:
+                groups.append((index // size, found.copy()))
+        self._changed_from = last + 1
+        return [group for _, group in groups]
+
+    def _make_room(self, index: int, x: float) -> int:
+        """Widen the bins until a new one at `index` fits; returns the index that holds x then."""
+        if not self._bins:
+            self._lowest = self._highest = index
+            return index
+        while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
+            self._double()
+            index = math.floor(x / self._width)
+        self._lowest = min(index, self._lowest)
+        self._highest = max(index, self._highest)
+        return index
+
+    def _double(self) -> None:
+        merged: dict[int, Bin] = {}
+        for index in sorted(self._bins):
+            target = merged.get(index // 2)
+            if target is None:
+                merged[index // 2] = self._bins[index]
+            else:
+                target.merge(self._bins[index])
+        self._bins.clear()
+        self._bins.update(merged)
+        self._grouped_as = None
+        self._width *= 2
+        self._lowest //= 2
+        self._highest //= 2
+
+
+def reduce(points: Iterable[tuple[float, float | None]], limit: int) -> list[Bin]:
+    """A whole series as at most `limit` bins of equal width in x, in order of x.
+
+    `None` as a value breaks the curve. Points whose x is not finite are left out.
+    """
+    known: list[tuple[float, float]] = []
+    gaps: set[int] = set()
+    for x, value in points:
+        if value is None:
+            gaps.add(len(known))
+        elif math.isfinite(x):
+            known.append((x, value))
+    if not known or limit < 1:
+        return []
+    start = min(x for x, _ in known)
+    # Halves keep the span of any two finite numbers finite.
+    half_span = max(x for x, _ in known) / 2 - start / 2
+    bins: dict[int, Bin] = {}
+    for number, (x, value) in enumerate(known):
+        index = min(int((x / 2 - start / 2) / half_span * limit), limit - 1) if half_span > 0 else 0
+        found = bins.get(index)
+        if found is None:
+            found = bins[index] = Bin(x, x, gap_before=number in gaps)
+        found.add(x, value)
+    return [bins[index] for index in sorted(bins)]

@@ -1,0 +1,98 @@
+"""Ticks lie at round values within the axis, ascending and told apart by their labels."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gputui.charts import axes
+from gputui.charts.envelope import reduce
+
+SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each: (each[0], each[0] + each[1]))
+POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))
+
+
+@pytest.mark.parametrize("find", [axes.linear_ticks, axes.time_ticks])
+@given(span=SPANS, most=st.integers(0, 12))
+def test_linear_and_time_ticks(
+    find: Callable[[float, float, int], list[float]], span: tuple[float, float], most: int
+) -> None:
+    low, high = span
+    assume(low < high)
+    ticks = find(low, high, most)
+    assert len(ticks) <= most
+    assert ticks == sorted(set(ticks))
+    slack = 1e-6 * (high - low) + 1e-9 * max(abs(low), abs(high))
+    assert all(low - slack <= tick <= high + slack for tick in ticks)
+    labels = axes.tick_labels(ticks)
+    assert len(set(labels)) == len(labels)
+
+
+@given(span=POSITIVE, most=st.integers(1, 12))
+def test_log_ticks(span: tuple[float, float], most: int) -> None:
+    low, high = span
+    ticks = axes.log_ticks(low, high, most)
+    assert len(ticks) <= most
+    assert ticks == sorted(set(ticks))
+    assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_a_scale_holds_what_it_was_made_for(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    scale = axes.value_scale(low, high)
+    for value in (low, high):
+        place = scale.place(value)
+        assert place is not None
+        assert -1e-9 <= place <= 1 + 1e-9 or not high / 2 - low / 2 > 0
+
+
+@given(POSITIVE)
+def test_a_log_scale_holds_what_it_was_made_for(span: tuple[float, float]) -> None:
+    for low, high in (span, axes.round_outward(*span, "log")):
+        scale = axes.value_scale(low, high, "log")
+        assert low <= span[0] and high >= span[1]
+        assert scale.place(low) == pytest.approx(0)
+        assert scale.place(high) == pytest.approx(1)
+        assert scale.place(0.0) is None
+        assert scale.place(-1.0) is None
+
+
+@given(SPANS)
+def test_rounding_outward_never_cuts(span: tuple[float, float]) -> None:
+    low, high = axes.round_outward(*span)
+    assert low <= span[0] and high >= span[1]
+    assert high - low <= 2 * (span[1] - span[0]) + 1e-6 * max(map(abs, span))
+
+
+@given(st.floats(1e-300, 1e300))
+def test_a_stable_end_is_round_and_not_far(value: float) -> None:
+    end = axes.stable_end(value)
+    assert value * (1 - 1e-9) <= end <= value * 1.67
+    assert axes.stable_end(end) == pytest.approx(end)
+
+
+def test_examples() -> None:
+    assert axes.linear_ticks(0, 10, 6) == [0, 2, 4, 6, 8, 10]
+    assert axes.linear_ticks(0.1, 0.5, 5) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert axes.log_ticks(0.9, 1100, 6) == [1, 10, 100, 1000]
+    assert axes.log_ticks(1, 10, 6) == [1, 2, 5, 10]
+    assert axes.log_ticks(1e-8, 1e8, 5) == [1e-8, 1e-4, 1, 1e4, 1e8]
+    assert axes.time_ticks(0, 7200, 5) == [0, 1800, 3600, 5400, 7200]
+    assert axes.time_labels([0, 1800, 3600, 5400]) == ["0", "30m", "1h", "1h30"]
+    assert axes.time_labels([0, 30, 60, 90]) == ["0", "30s", "1m", "1:30"]
+    assert axes.time_labels([86400, 2 * 86400 + 7200]) == ["1d", "2d2h"]
+    assert axes.tick_labels([0, 2000, 4000]) == ["0", "2k", "4k"]
+    assert axes.tick_labels([10_000, 10_001, 10_002]) == ["10000", "10001", "10002"]
+    assert axes.stable_end(8110) == 10_000
+    assert axes.stable_end(0) == 0
+
+
+def test_bounds_of_what_has_no_values() -> None:
+    bins = reduce([(0.0, math.nan)], 4)
+    assert axes.bounds(bins) == (None, None)
+    assert axes.log_bounds(bins) == (None, None)
+    assert axes.value_scale(None, None) == axes.LinearScale(0.0, 1.0)
+    assert axes.log_bounds(reduce([(0.0, -1.0), (1.0, 4.0)], 4)) == (4.0, 4.0)

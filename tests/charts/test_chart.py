@@ -1,0 +1,257 @@
+"""Charts as text: goldens of their shape, and properties that hold for any series and any size."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputui.charts.bars import bar, sparkline
+from gputui.charts.cells import cell_width
+from gputui.charts.chart import Curve, Marker, XAxis, YAxis, chart, plain_text
+from gputui.charts.envelope import reduce
+from gputui.charts.glyphs import ASCII, BLOCK, BRAILLE, GLYPH_SETS, Glyphs
+
+SETS = pytest.mark.parametrize("glyphs", GLYPH_SETS.values(), ids=GLYPH_SETS)
+Series = list[tuple[float, float | None]]
+POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats())), max_size=60)
+
+
+def decay() -> Series:
+    return [(float(step), 8 * math.exp(-step / 90) + 1) for step in range(810)]
+
+
+def ramp(points: int = 41) -> Series:
+    return [(float(x), float(x)) for x in range(points)]
+
+
+def drawn(points: Series, glyphs: Glyphs = BRAILLE, width: int = 40, height: int = 8, kind: str = "linear") -> str:
+    bins = reduce(points, 4 * width)
+    lines = chart(
+        [Curve(bins, label="", value=None)],
+        width=width,
+        height=height,
+        y_axis=YAxis("log" if kind == "log" else "linear"),
+        glyphs=glyphs,
+    )
+    return plain_text(lines)
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+@pytest.mark.parametrize("axis_kind", ["number", "time"])
+@settings(max_examples=60)
+@given(POINTS, POINTS, st.integers(1, 70), st.integers(1, 14), st.lists(st.floats(-1e9, 1e9), max_size=3), st.data())
+def test_every_line_fills_its_width(
+    kind: str,
+    axis_kind: str,
+    one: Series,
+    two: Series,
+    width: int,
+    height: int,
+    marks: list[float],
+    data: st.DataObject,
+) -> None:
+    glyphs = data.draw(st.sampled_from([BRAILLE, BLOCK, ASCII]))
+    lines = chart(
+        [Curve(reduce(one, 2 * width), "series.0", "one", 1.5), Curve(reduce(two, 300), "series.1", "two", math.nan)],
+        width=width,
+        height=height,
+        title="a title",
+        x_axis=XAxis("step", kind="time" if axis_kind == "time" else "number"),
+        y_axis=YAxis("log" if kind == "log" else "linear"),
+        markers=[Marker(x, f"↻{number}") for number, x in enumerate(marks)],
+        glyphs=glyphs,
+    )
+    assert len(lines) == height
+    assert [sum(cell_width(text) for text, _ in line) for line in lines] == [width] * height
+    assert all(text for line in lines for text, _ in line)
+
+
+def test_no_room_no_lines() -> None:
+    assert chart([], width=0, height=5) == []
+    assert chart([], width=5, height=0) == []
+
+
+def test_golden_of_everything_at_once() -> None:
+    points = decay()
+    points[400] = (400.0, math.nan)
+    points[600] = (600.0, math.inf)
+    lines = chart(
+        [Curve(reduce(points, 240), label="", value=1.902)],
+        width=60,
+        height=12,
+        title="loss",
+        x_axis=XAxis("step"),
+        y_axis=YAxis("log"),
+        markers=[Marker(431, "↻1"), Marker(700.0, "↻2")],
+    )
+    assert plain_text(lines).split("\n") == [
+        "loss  1.902                              × 2 not finite  log",
+        "10 ┤⣄                       ┊        ↑     ┊",
+        "   │⠈⢣⡀                     ┊              ┊",
+        " 5 ┤  ⠙⢦                    ┊              ┊",
+        "   │   ⠈⠳⣄                  ┊              ┊",
+        "   │     ⠈⠣⣄                ┊              ┊",
+        "   │       ⠈⠳⣄              ┊              ┊",
+        " 2 ┤         ⠈⠓⢦⣀           ┊              ┊",
+        "   │            ⠈⠙⠲⢤⣀⡀      ┊              ┊",
+        " 1 ┤                 ⠉⠉⠓⠒⠒×⠤⠤⠤⠤⢄⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⡀",
+        "   └┬0────────────┬250──────┊───┬500───────┊──┬750───── step",
+        "                           ↻1             ↻2",
+    ]
+
+
+def test_keys_of_styles() -> None:
+    lines = chart(
+        [Curve(reduce([(0.0, 1.0), (5.0, math.nan), (9.0, 2.0)], 40), "series.3", "raw", 2.0)],
+        width=30,
+        height=8,
+        title="x",
+        markers=[Marker(2.0, "m")],
+    )
+    assert {style for line in lines for _, style in line} == {"title", "series.3", "bad", "dim", "axis", "marker"}
+
+
+@SETS
+def test_a_ramp_rises_in_every_set(glyphs: Glyphs) -> None:
+    rows = drawn(ramp(), glyphs, 30, 6).split("\n")
+    starts = [len(row) - len(row[5:].lstrip()) for row in rows[:5] if row[5:].strip()]
+    assert starts == sorted(starts, reverse=True)
+    assert len(set(starts)) >= 4
+
+
+def test_goldens_of_the_sets() -> None:
+    assert drawn(ramp(), BRAILLE, 26, 5).split("\n") == [
+        "40 ┤                 ⣀⡠⠔⠒⠉",
+        "   │           ⢀⡠⠤⠒⠊⠉",
+        "20 ┤     ⢀⣀⠤⠒⠊⠉⠁",
+        " 0 ┤⣀⠤⠔⠊⠉⠁",
+        "   └┬0───────────┬25──────",
+    ]
+    assert drawn(ramp(), BLOCK, 26, 5).split("\n") == [
+        "40 ┤                 ▗▄▄▞▀",
+        "   │           ▗▄▄▀▀▀▘",
+        "20 ┤    ▗▄▄▄▀▀▀▘",
+        " 0 ┤▄▞▀▀▘",
+        "   └┬0───────────┬25──────",
+    ]
+    assert drawn(ramp(), ASCII, 26, 5).split("\n") == [
+        "40 +                 ..--'",
+        "   |           ..--''",
+        "20 +     ..--'''",
+        " 0 +.--''",
+        "   ++0-----------+25------",
+    ]
+
+
+@SETS
+def test_a_spike_among_many_points_survives(glyphs: Glyphs) -> None:
+    points: Series = [(float(x), 100.0 if x == 54_321 else 1.0) for x in range(100_000)]
+    top_row = drawn(points, glyphs, 60, 10).split("\n")[0]
+    assert top_row[5:].strip()
+
+
+def test_none_leaves_a_gap_and_numbers_are_joined() -> None:
+    joined = drawn([(0.0, 1.0), (10.0, 1.0)], width=30, height=6)
+    broken = drawn([(0.0, 1.0), (5.0, None), (10.0, 1.0)], width=30, height=6)
+    assert sum(char > "⠀" for char in joined) > 20
+    assert sum(char > "⠀" for char in broken) == 2
+
+
+def test_bad_values_are_marked_where_they_are_and_never_joined() -> None:
+    points: Series = [(0.0, 1.0), (5.0, math.nan), (10.0, 1.0)]
+    rows = drawn(points, width=40, height=8).split("\n")
+    assert [row.index("×") for row in rows if "×" in row]
+    assert sum(char > "⠀" for row in rows for char in row) == 2
+    rows = drawn([(0.0, 1.0), (5.0, math.inf), (6.0, -math.inf), (10.0, 3.0)], width=40, height=8).split("\n")
+    assert "↑" in rows[0]
+    assert "↓" in rows[-2]
+
+
+def test_only_bad_values() -> None:
+    text = drawn([(0.0, math.nan), (1.0, math.nan)], width=40, height=8)
+    assert "×" in text
+
+
+def test_log_axis_marks_what_it_cannot_hold_and_steps_back_to_linear() -> None:
+    points: Series = [(0.0, 10.0), (5.0, -3.0), (10.0, 1000.0)]
+    lines = chart([Curve(reduce(points, 100))], width=50, height=8, title="x", y_axis=YAxis("log"))
+    text = plain_text(lines)
+    assert "0 or less" in text
+    assert "↓" in text.split("\n")[-2]
+    negative = reduce([(0.0, -1.0), (1.0, -2.0)], 10)
+    assert "nothing above 0: linear" in plain_text(
+        chart([Curve(negative)], width=50, height=8, title="x", y_axis=YAxis("log"))
+    )
+
+
+def test_a_constant_and_a_single_point_are_drawn() -> None:
+    assert "⠉⠉⠉" in drawn([(float(x), 5.0) for x in range(50)]).replace("⠒", "⠉").replace("⠤", "⠉").replace("⣀", "⠉")
+    assert sum(char > "⠀" for char in drawn([(7.0, 5.0)])) == 1
+
+
+def test_empty_says_so() -> None:
+    assert "no data yet" in plain_text(chart([], width=30, height=5))
+    assert "waiting" in plain_text(chart([Curve([])], width=30, height=5, empty_text="waiting"))
+
+
+def test_fixed_ends_of_an_axis_cut_what_lies_beyond() -> None:
+    bins = reduce(ramp(), 200)
+    lines = chart([Curve(bins)], width=40, height=8, y_axis=YAxis(low=10, high=20), x_axis=XAxis(start=0, end=20))
+    text = plain_text(lines)
+    assert "20 ┤" in text
+    assert "10 ┤" in text
+    beyond = chart([Curve(bins)], width=40, height=8, y_axis=YAxis(low=100))
+    assert not any(char > "⠀" for char in plain_text(beyond))
+
+
+def test_marker_labels_do_not_touch() -> None:
+    markers = [Marker(float(x), f"↻{x}") for x in (10, 11, 30)]
+    labels = plain_text(chart([Curve(reduce(ramp(), 100))], width=40, height=8, markers=markers)).split("\n")[-1]
+    assert labels.split() in (["↻10", "↻30"], ["↻10", "↻11", "↻30"])
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (None, "    "),
+        (math.nan, "    "),
+        (0.0, "    "),
+        (-1.0, "    "),
+        (0.001, "▏   "),
+        (0.5, "██  "),
+        (0.53, "██▏ "),
+        (0.999, "███▉"),
+        (1.0, "████"),
+        (7.0, "████"),
+    ],
+)
+def test_bars(fraction: float | None, text: str) -> None:
+    assert bar(fraction, 4) == text
+
+
+def test_bars_in_ascii_and_without_room() -> None:
+    assert bar(0.5, 4, ASCII) == "##  "
+    assert bar(0.999, 4, ASCII) == "### "
+    assert bar(0.5, 0) == ""
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 30))
+def test_a_longer_bar_means_more(one: float, other: float, width: int) -> None:
+    low, high = sorted((one, other))
+    order = " " + BRAILLE.bar
+    assert len(bar(low, width)) == width
+    assert sum(map(order.index, bar(low, width))) <= sum(map(order.index, bar(high, width)))
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, None, 3], 5) == "  ▁ █"
+    assert sparkline([math.nan, math.inf, -math.inf, 1], 4) == "×↑↓▁"
+    assert sparkline([5, 5], 2) == "▁▁"
+    assert sparkline([50, 150], 2, 0, 100) == "▅█"
+    assert sparkline([1, 2, 3], 2) == "▁█"
+    assert sparkline([], 3) == "   "
+    assert sparkline([1], 0) == ""
+    assert sparkline([0, 5], 2, glyphs=ASCII) == "_#"
+    assert sparkline([None, None], 2) == "  "

@@ -1,0 +1,146 @@
+"""Reduction may lose points, never extremes, gaps or bad values."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.charts.envelope import Bin, Buckets, reduce
+from gputui.charts.smoothing import DebiasedEma, debiased_ema
+
+VALUES = st.one_of(st.none(), st.floats())
+XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
+POINTS = st.lists(st.tuples(XS, VALUES), max_size=200)
+
+
+def finite(points: list[tuple[float, float | None]]) -> list[float]:
+    return [v for x, v in points if math.isfinite(x) and v is not None and math.isfinite(v)]
+
+
+def check_totals(points: list[tuple[float, float | None]], bins: list[Bin]) -> None:
+    placed = [v for x, v in points if math.isfinite(x) and v is not None]
+    assert sum(each.points for each in bins) == len(placed)
+    assert sum(each.non_finite for each in bins) == sum(not math.isfinite(v) for v in placed)
+    lows = [each.low for each in bins if each.low is not None]
+    highs = [each.high for each in bins if each.high is not None]
+    values = finite(points)
+    assert (min(lows, default=None), max(highs, default=None)) == (
+        min(values, default=None),
+        max(values, default=None),
+    )
+    for each in bins:
+        assert (each.low is None) == (each.points == each.non_finite)
+
+
+@given(POINTS, st.integers(1, 50))
+def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float | None]], limit: int) -> None:
+    bins = reduce(points, limit)
+    assert len(bins) <= limit
+    check_totals(points, bins)
+
+
+@given(POINTS, st.integers(2, 50), st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
+def test_buckets_keep_extremes_and_counts(
+    points: list[tuple[float, float | None]], limit: int, capacity: int, resolution: float
+) -> None:
+    buckets = Buckets(resolution, capacity)
+    for x, value in points:
+        buckets.append(x, value)
+    bins = buckets.bins(limit)
+    assert len(bins) <= min(limit, capacity)
+    check_totals(points, bins)
+    assert buckets.non_finite == sum(each.non_finite for each in bins)
+    assert buckets.unplaced == sum(math.isnan(x) for x, _ in points)
+
+
+@given(st.lists(POINTS, max_size=6), st.integers(2, 20), st.integers(2, 20))
+def test_bins_asked_for_while_growing_are_those_asked_for_at_the_end(
+    parts: list[list[tuple[float, float | None]]], limit: int, capacity: int
+) -> None:
+    growing = Buckets(1.0, capacity)
+    for part in parts:
+        growing.extend(part)
+        growing.bins(limit)
+    at_once = Buckets(1.0, capacity)
+    at_once.extend(point for part in parts for point in part)
+    assert growing.bins(limit) == at_once.bins(limit)
+
+
+def test_a_range_holds_what_lies_in_it() -> None:
+    buckets = Buckets()
+    buckets.extend((float(x), float(x)) for x in range(1000))
+    bins = buckets.bins(100, 100.0, 199.0)
+    assert (bins[0].low, bins[-1].high) == (100.0, 199.0)
+    assert buckets.bins(100, 2000.0) == []
+    assert buckets.bins(100, 5.0, 4.0) == []
+    assert buckets.bins(1) == []
+
+
+def test_bins_hold_still_while_a_run_grows() -> None:
+    buckets = Buckets()
+    buckets.extend((float(x), float(x % 7)) for x in range(600))
+    before = buckets.bins(100)
+    buckets.append(600.0, 3.0)
+    assert buckets.bins(100)[: len(before) - 1] == before[:-1]
+
+
+def test_none_breaks_the_curve_and_is_not_counted() -> None:
+    bins = reduce([(0.0, 1.0), (1.0, None), (2.0, 2.0)], 10)
+    assert [each.gap_before for each in bins] == [False, True]
+    buckets = Buckets()
+    buckets.extend([(0.0, 1.0), (1.0, None), (2.0, 2.0)])
+    assert [(each.points, each.gap_before) for each in buckets.bins(10)] == [(1, False), (1, True)]
+    assert buckets.last_value == 2.0
+
+
+def test_a_run_that_steps_back_shows_both_passes() -> None:
+    buckets = Buckets()
+    buckets.extend((float(x), 1.0) for x in range(100))
+    buckets.extend((float(x), 9.0) for x in range(50, 80))
+    (middle,) = buckets.bins(2, 60.0, 60.0)
+    assert (middle.low, middle.high, middle.last) == (1.0, 9.0, 9.0)
+
+
+def test_a_million_points_stay_few_and_quick_to_show() -> None:
+    buckets = Buckets()
+    spike = 123_457.0
+    for step in range(1_000_000):
+        buckets.append(float(step), 50.0 if step == spike else 1.0)
+    started = time.perf_counter()
+    bins = buckets.bins(400)
+    assert time.perf_counter() - started < 0.1
+    assert len(bins) <= 400
+    assert max(each.high or 0 for each in bins) == 50.0
+
+
+def test_buckets_refuse_impossible_sizes() -> None:
+    for resolution, capacity in ((0.0, 10), (1.0, 1), (math.nan, 10)):
+        with pytest.raises(ValueError, match="capacity"):
+            Buckets(resolution, capacity)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.999))
+def test_smoothing_stays_within_the_values(values: list[float], weight: float) -> None:
+    smoothed = [each for each in debiased_ema(values, weight) if each is not None]
+    assert len(smoothed) == len(values)
+    slack = 1e-6 * max(1.0, *map(abs, values))
+    for count, each in enumerate(smoothed, 1):
+        assert min(values[:count]) - slack <= each <= max(values[:count]) + slack
+
+
+def test_smoothing_of_a_constant_is_that_constant_from_the_first_value() -> None:
+    assert debiased_ema([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_smoothing_leaves_out_what_is_no_number() -> None:
+    with_holes = debiased_ema([1.0, None, math.nan, math.inf, 2.0], 0.5)
+    assert with_holes[1:4] == [None, None, None]
+    assert with_holes[4] == debiased_ema([1.0, 2.0], 0.5)[1]
+
+
+def test_smoothing_refuses_a_weight_that_never_forgets() -> None:
+    for weight in (1.0, -0.1, math.nan):
+        with pytest.raises(ValueError, match="weight"):
+            DebiasedEma(weight)

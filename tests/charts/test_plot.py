@@ -1,0 +1,49 @@
+"""The plotext export takes anything a series may hold and stays within its size."""
+
+import math
+import subprocess
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputui.charts.plot import plot_text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=30),
+    st.integers(20, 150),
+    st.integers(8, 40),
+    st.booleans(),
+)
+def test_any_series_fits(points: list[tuple[float, float]], width: int, height: int, log_y: bool) -> None:
+    text = plot_text([("loss", points), ("val", points[:3])], width, height, title="run", log_y=log_y)
+    lines = text.split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in text
+
+
+def test_a_curve_with_its_labels() -> None:
+    points = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
+    text = plot_text([("loss", points)], 100, 20, title="run", x_label="step")
+    lines = text.split("\n")
+    assert lines[0] == "run  loss"
+    assert "step" in lines[-1]
+    assert sum("⠀" < char <= "⣿" for char in text) > 80
+    assert len(lines) == 20
+
+
+def test_what_cannot_be_drawn_is_counted() -> None:
+    text = plot_text([("a", [(0.0, 1.0), (1.0, math.nan)]), ("b", [(0.0, -1.0), (1.0, 2.0)])], 60, 12, log_y=True)
+    assert text.split("\n")[0] == "⠿ a (1 left out)  * b (1 left out)"
+
+
+def test_nothing_to_plot() -> None:
+    assert plot_text([("loss", [])], 40, 10) == "loss\nnothing to plot"
+
+
+def test_plotext_is_loaded_only_to_plot() -> None:
+    code = "import gputui.charts.plot, sys; sys.exit('plotext' in sys.modules or 'rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
