@@ -62,8 +62,9 @@ class Settings:
     precision: str = _setting("fp32", "bf16 and fp16 use autocast", choices=("fp32", "bf16", "fp16"))
     deterministic: bool = _setting(True, "same seed, same result, also on GPUs (where it costs some speed)")
     timeout: float = _setting(600.0, "seconds that a rank waits for the others before it fails", more_than=0)
+    # Just less than torchrun waits before it kills.
+    stop_timeout: float = _setting(25.0, "seconds that a step may still take after a stop signal", more_than=0)
 
-    # RUF009 does not know that a Path is immutable.
     output_dir: Path = _setting(_LATER, "default: $GPUTUI_RUN_DIR, else runs/<task>")  # noqa: RUF009
     metrics: Path = _setting(_LATER, "JSON lines; default: $GPUTUI_METRICS, else <output-dir>/metrics.jsonl")  # noqa: RUF009
     log_every: int = _setting(10, "steps between lines on standard output", at_least=1)

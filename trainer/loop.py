@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     # Rank 0 has repaired the file by now: joining the group waits for everybody.
     metrics = metrics or _open_metrics(settings, repair=False)
     try:
-        with Signals() as signals:
+        with Signals(settings.stop_timeout) as signals:
             try:
                 Trainer(settings, world, metrics, signals).train()
             except Exception as error:
@@ -118,12 +118,14 @@ class Trainer:
             if settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
                 self.validate()
             if stop:
+                self.signals.reached()
                 self.save(required=True)
                 self.event("stop", reason=self.signals.stop or "signal on another rank")
                 self.say(f"stopped at step {self.step} after a checkpoint")
                 return
             if save or (settings.checkpoint_every and self.step % settings.checkpoint_every == 0):
                 self.save()
+        self.signals.reached()
         loss, accuracy = self.validate()
         self.save(required=True)
         self.event("end", test_accuracy=accuracy, test_loss=loss, seconds=time.perf_counter() - began)

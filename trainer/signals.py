@@ -3,37 +3,66 @@
 SIGTERM and SIGINT ask to stop, SIGUSR1 asks for a checkpoint. A second SIGINT a second or more after the first one ends
 at once, as a person who presses ctrl+c twice expects. SIGTERM may come any number of times: a launcher forwards it and
 a supervisor may send it as well.
+
+A rank that hangs never looks. So a stop also starts a clock: where the step does not end in time, the stacks of all
+threads go to stderr and the process ends with exit code 1.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
+import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_STDERR = 2
 
 
 class Signals:
-    """Use as a context manager in the main thread; the former handlers come back at the end."""
+    """Use as a context manager in the main thread; the former handlers come back at the end.
 
-    def __init__(self) -> None:
+    `stop_timeout` is in seconds, from the signal to `reached`.
+    """
+
+    def __init__(self, stop_timeout: float) -> None:
         self.stop: str = ""  # the name of the signal that asked to stop
         self.save = False
+        self._stop_timeout = stop_timeout
         self._interrupted_at = 0.0
         self._former: dict[signal.Signals, Any] = {}
+        self._former_wakeup = -1
+        self._arrivals = (-1, -1)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Signals:
-        for number in _HANDLED:
+        for number in (*_STOPPING, signal.SIGUSR1):
             self._former[number] = signal.signal(number, self._handle)
+        # Handlers run between two instructions of the main thread. The number of a signal is written here even while
+        # the main thread waits inside a collective, and another thread can read it.
+        self._arrivals = os.pipe()
+        os.set_blocking(self._arrivals[1], False)
+        self._former_wakeup = signal.set_wakeup_fd(self._arrivals[1], warn_on_full_buffer=False)
+        self._watcher.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        signal.set_wakeup_fd(self._former_wakeup)
         for number, handler in self._former.items():
             signal.signal(number, handler)
+        os.close(self._arrivals[1])
+        self._watcher.join()
+        os.close(self._arrivals[0])
+        self.reached()
+
+    def reached(self) -> None:
+        """The step has ended and the stop is being dealt with: what follows may take its time."""
+        faulthandler.cancel_dump_traceback_later()
 
     def wait_for_stop(self, seconds: float) -> None:
         """Returns when a stop is asked for, at the latest after so many seconds."""
@@ -51,3 +80,11 @@ class Signals:
                 raise KeyboardInterrupt
             self._interrupted_at = self._interrupted_at or now
         self.stop = signal.Signals(number).name
+
+    def _watch(self) -> None:
+        """Starts the clock at the first request to stop."""
+        started = False
+        while arrived := os.read(self._arrivals[0], 1):
+            if not started and arrived[0] in _STOPPING:
+                started = True
+                faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, on the CPU, without a launcher's environment; torch's global switches come back."""
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "TORCHELASTIC_ERROR_FILE",
+        "GPUTUI_RUN_DIR",
+        "GPUTUI_METRICS",
+        "GPUTUI_CHECKPOINT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty directory."""
+    made = tmp_path / "checkpoints"
+    made.mkdir()
+    return made

@@ -1,0 +1,72 @@
+"""Running the trainer in a test: in this process where one is enough, under torchrun where it takes several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer import config
+from trainer.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+
+# A few seconds' worth of digits becomes a fraction of one.
+SMALL = ("--batch-size", "8", "--grad-accum", "2", "--warmup-steps", "5", "--width", "8", "--depth", "1")
+
+
+def train(output: Path, *flags: str) -> int:
+    """A small run in this process, as the single rank; its exit code."""
+    return main(["--output-dir", str(output), *SMALL, *flags])
+
+
+def settings(*flags: str) -> config.Settings:
+    return config.from_arguments([*SMALL, *flags], {})[0]
+
+
+def start_torchrun(*arguments: str, error_file: Path | None = None) -> subprocess.Popen[str]:
+    """Two gloo ranks; stdout and stderr come together."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "GPUTUI"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    if error_file:
+        environment["TORCHELASTIC_ERROR_FILE"] = str(error_file)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def torchrun(*arguments: str, error_file: Path | None = None) -> tuple[int, str]:
+    """Exit code and output of two ranks that end by themselves."""
+    process = start_torchrun(*arguments, error_file=error_file)
+    try:
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def lines(output: Path) -> list[dict[str, Any]]:
+    """Every metrics line of a run; fails on one that is not JSON."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def step_lines(output: Path) -> list[dict[str, Any]]:
+    return [line for line in lines(output) if "loss" in line]
+
+
+def events(output: Path, name: str) -> list[dict[str, Any]]:
+    return [line for line in lines(output) if line.get("event") == name]
+
+
+def checkpoints(output: Path) -> list[str]:
+    return sorted(path.name for path in (output / "checkpoints").glob("step_*.pt"))
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

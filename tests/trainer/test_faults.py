@@ -1,0 +1,127 @@
+"""Faults on purpose: their notation, what each one does, and that it does it only as often as asked."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.running import ROOT
+from trainer.errors import SettingsError
+from trainer.faults import ALWAYS, Fault, Injector, parse
+
+
+def test_notation() -> None:
+    assert parse("oom@step=40") == [Fault("oom", 40)]
+    assert parse("crash@step=25,rank=1; slow@step=3,seconds=0.5,times=always;") == [
+        Fault("crash", 25, rank=1),
+        Fault("slow", 3, seconds=0.5, times=ALWAYS),
+    ]
+    assert parse("exit@step=2,code=3,times=2") == [Fault("exit", 2, code=3, times=2)]
+    assert parse("none") == parse("") == []
+
+
+@pytest.mark.parametrize("text", ["oom@step=4", "exit@step=1,rank=3,code=7", "slow@step=9,seconds=0.25,times=always"])
+def test_what_is_written_reads_back(text: str) -> None:
+    [fault] = parse(text)
+    assert parse(str(fault)) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("boom@step=4", "unknown fault 'boom'"),
+        ("oom", "the step is missing, as in oom@step=40"),
+        ("oom@", "expected step="),
+        ("oom@step", "expected step="),
+        ("oom@rank=1", "the step is missing"),
+        ("oom@step=0", "step= must be a whole number of at least 1, got '0'"),
+        ("oom@step=-4", "step= must be a whole number"),
+        ("oom@step=4,step=5", "step= is there twice"),
+        ("oom@step=4,code=3", "expected step=, rank=, times= after the @, got 'code=3'"),
+        ("oom@step=4,times=0", "times= must be a whole number of at least 1"),
+        ("slow@step=4,seconds=soon", "seconds= must be a number of at least 0, got 'soon'"),
+        ("slow@step=4,seconds=nan", "seconds= must be a number"),
+        ("disk_full@step=4,rank=1", "checkpoints are written by rank 0"),
+    ],
+)
+def test_wrong_notation_says_what_is_wrong(text: str, why: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        parse(text)
+    assert str(raised.value).startswith(f"--inject {text}: ")
+    assert why in str(raised.value)
+
+
+def test_oom_is_the_real_thing(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried to allocate 2\.00 GiB\. GPU 0 has"):
+        Injector(["oom@step=4"], 0, tmp_path).before_step(4)
+
+
+def test_crash_exit_nan_and_slow(tmp_path: Path) -> None:
+    faults = ["crash@step=1", "exit@step=2,code=3", "nan@step=3", "slow@step=5,seconds=0.1"]
+    injector = Injector(faults, 0, tmp_path)
+    with pytest.raises(RuntimeError, match="injected crash at step 1 on rank 0"):
+        injector.before_step(1)
+    with pytest.raises(SystemExit) as left:
+        injector.before_step(2)
+    assert left.value.code == 3
+    assert injector.before_step(3) is True
+    assert injector.before_step(4) is False
+    began = time.monotonic()
+    assert injector.before_step(5) is False
+    assert time.monotonic() - began >= 0.1
+
+
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+def test_kill_and_hang(kind: str, tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from trainer.faults import Injector\n"
+        f"Injector(['{kind}@step=1'], 0, Path({str(tmp_path)!r})).before_step(1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == f"trainer: injecting {kind}@step=1,rank=0\n"
+    if kind == "kill":
+        assert process.wait(10) == -9
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.kill()
+        process.wait()
+    process.stderr.close()
+
+
+def test_a_full_disk_waits_for_a_checkpoint(tmp_path: Path) -> None:
+    injector = Injector(["disk_full@step=3"], 0, tmp_path)
+    injector.before_step(3)
+    injector.before_checkpoint(2, tmp_path / "x.pt")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        injector.before_checkpoint(5, tmp_path / "x.pt")
+    assert raised.value.errno == errno.ENOSPC
+    injector.before_checkpoint(10, tmp_path / "x.pt")
+
+
+def test_only_the_named_rank_is_hit(tmp_path: Path) -> None:
+    assert Injector(["nan@step=1,rank=1"], 0, tmp_path).before_step(1) is False
+    assert Injector(["nan@step=1,rank=1"], 1, tmp_path).before_step(1) is True
+
+
+@pytest.mark.parametrize(("times", "expected"), [("", 1), (",times=2", 2), (",times=always", 4)])
+def test_it_fires_so_often_per_directory_over_restarts(times: str, expected: int, tmp_path: Path) -> None:
+    fired = [Injector([f"nan@step=7{times}"], 0, tmp_path / "faults").before_step(7) for _ in range(4)]
+    assert fired == [True] * expected + [False] * (4 - expected)
+
+
+def test_slow_goes_on_for_as_many_steps_as_times_says(tmp_path: Path) -> None:
+    injector = Injector(["slow@step=3,seconds=0.05,times=2"], 0, tmp_path)
+    durations = []
+    for step in range(1, 7):
+        began = time.monotonic()
+        injector.before_step(step)
+        durations.append(time.monotonic() - began)
+    assert [duration >= 0.05 for duration in durations] == [False, False, True, True, False, False]

@@ -1,0 +1,281 @@
+"""Whole runs in one process: resuming, stopping, failing, and what they leave behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.running import checkpoints, events, flip_a_byte, lines, settings, step_lines, train
+from trainer import checkpoint
+from trainer.distributed import World
+from trainer.emit import MetricsWriter
+from trainer.loop import Trainer
+from trainer.signals import Signals
+
+pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # stderr is captured
+
+STEADY = ("--steps", "40", "--validate-every", "0", "--checkpoint-every", "20")
+
+
+def final_state(output: Path) -> checkpoint.State:
+    return checkpoint.load(checkpoint.existing(output / "checkpoints")[0])
+
+
+def same(first: object, second: object) -> bool:
+    """Equal bit for bit, tensors included."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+def make_trainer(output: Path, *flags: str) -> Trainer:
+    chosen = settings("--output-dir", str(output), *flags)
+    world = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+    return Trainer(chosen, world, MetricsWriter(chosen.metrics), Signals(30))
+
+
+def test_a_crash_and_a_resume_equal_a_straight_run_bit_for_bit(tmp_path: Path) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    assert train(straight, *STEADY) == 0
+    with pytest.raises(RuntimeError, match="injected crash at step 31"):
+        train(broken, *STEADY, "--inject", "crash@step=31")
+    assert train(broken, *STEADY, "--inject", "crash@step=31", "--resume", "auto") == 0
+    one, two = final_state(straight), final_state(broken)
+    for part in ("model", "optimizer", "scheduler", "random", "samples", "step", "epoch", "metrics"):
+        assert same(one[part], two[part]), part
+    again = [line["loss"] for line in step_lines(broken)[30:]]
+    assert again == [line["loss"] for line in step_lines(straight)[20:]]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
+    losses = []
+    for name, seed in [("a", "5"), ("b", "5"), ("c", "6")]:
+        assert train(tmp_path / name, "--steps", "6", "--seed", seed) == 0
+        losses.append([line["loss"] for line in step_lines(tmp_path / name)])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_metrics_hold_every_step_once_and_the_events_around_them(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", "12", "--validate-every", "5", "--checkpoint-every", "6") == 0
+    steps = step_lines(tmp_path)
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    for line in steps:
+        assert line["samples"] == line["step"] * 16 and line["epoch"] == 0 and line["rank"] == 0
+        assert line["step_time"] > line["data_time"] >= 0 and line["grad_norm"] > 0 and line["samples_per_s"] > 0
+    assert [line["event"] for line in lines(tmp_path) if "event" in line] == [
+        "start",
+        "validation",
+        "checkpoint",
+        "validation",
+        "checkpoint",
+        "validation",
+        "end",
+    ]
+    [start], [end] = events(tmp_path, "start"), events(tmp_path, "end")
+    assert {"total_steps": 12, "world_size": 1, "batch_size": 8, "grad_accum": 2}.items() <= start.items()
+    last = events(tmp_path, "validation")[-1]
+    assert end["test_accuracy"] == last["val/accuracy"] and last["step"] == 12
+    saved = events(tmp_path, "checkpoint")[-1]
+    assert saved["bytes"] == Path(saved["path"]).stat().st_size and saved["seconds"] > 0
+
+
+def test_what_a_person_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", "10", "--log-every", "5") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in shown[:2]] == ["step 5/10", "step 10/10"]
+    assert shown[-1].startswith("done: test accuracy 0.")
+
+
+def test_a_flipped_byte_is_reported_and_the_one_before_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, *STEADY, "--steps", "30", "--checkpoint-every", "10") == 0
+    flip_a_byte(tmp_path / "checkpoints" / "step_00000030.pt")
+    assert train(tmp_path, *STEADY, "--resume", "auto") == 0
+    assert "step_00000030.pt is corrupt: sha256 mismatch; trying the one before" in capsys.readouterr().err
+    assert [Path(event["path"]).name for event in events(tmp_path, "resume")] == ["step_00000020.pt"]
+    assert len(events(tmp_path, "checkpoint_rejected")) == 1
+    assert [line["step"] for line in step_lines(tmp_path)[30:]] == list(range(21, 41))
+    # The corrupt one was set aside and went once a valid one had passed its step.
+    assert checkpoints(tmp_path) == ["step_00000010.pt", "step_00000020.pt", "step_00000040.pt"]
+    assert list((tmp_path / "checkpoints").glob("*.stale")) == []
+
+
+def test_a_corrupt_checkpoint_given_by_name_ends_the_run_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--steps", "4") == 0
+    path = tmp_path / "checkpoints" / "step_00000004.pt"
+    flip_a_byte(path)
+    capsys.readouterr()
+    assert train(tmp_path, "--steps", "8", "--resume", str(path)) == 1
+    assert capsys.readouterr().err == f"trainer: checkpoint {path} is corrupt: sha256 mismatch\n"
+    assert path.exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", "2") == 0
+    assert train(tmp_path, "--steps", "4", "--width", "16", "--resume", "auto") == 1
+    assert "was made with --width 8, this run has 16; use the same value, or --resume none" in capsys.readouterr().err
+
+
+def test_another_batch_size_on_resume_goes_on_where_the_data_was(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", "5") == 0
+    trainer = make_trainer(tmp_path, "--steps", "20", "--resume", "auto", "--batch-size", "5", "--grad-accum", "3")
+    taken: list[int] = []
+    batch = trainer.data.train.batch
+
+    class Recording:
+        def __len__(self) -> int:
+            return len(trainer.sampler.indices(0, 1437))
+
+        def batch(self, indices: object) -> tuple[torch.Tensor, torch.Tensor]:
+            taken.extend(indices.tolist())  # type: ignore[attr-defined]
+            return batch(indices)  # type: ignore[arg-type]
+
+    object.__setattr__(trainer.data, "train", Recording())
+    trainer.resume()
+    assert (trainer.step, trainer.samples) == (5, 80)
+    trainer.train_step()
+    assert taken == trainer.sampler.indices(80, 15).tolist()
+    assert (trainer.step, trainer.samples) == (6, 95)
+
+
+def test_settings_given_on_resume_win(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", "10", "--warmup-steps", "0") == 0
+    flags = ("--steps", "20", "--resume", "auto", "--lr", "0.1", "--warmup-steps", "0", "--weight-decay", "0.7")
+    trainer = make_trainer(tmp_path, *flags)
+    trainer.resume()
+    trainer.train_step()
+    assert trainer.optimizer.param_groups[0]["lr"] > 0.01
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.7, 0.0]
+
+
+def test_a_finished_run_resumed_only_validates(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", "6") == 0
+    assert train(tmp_path, "--steps", "6", "--resume", "auto") == 0
+    assert len(step_lines(tmp_path)) == 6
+    assert len({event["test_accuracy"] for event in events(tmp_path, "end")}) == 1
+
+
+def test_starting_over_sets_the_former_checkpoints_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", "9") == 0
+    assert train(tmp_path, "--steps", "4") == 0
+    assert checkpoints(tmp_path) == ["step_00000004.pt"]
+    assert "set aside" in capsys.readouterr().err
+    checkpoint.verify(tmp_path / "checkpoints" / "step_00000004.pt")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:
+    flags = ("--steps", "12", "--checkpoint-every", "1", "--inject", "nan@step=8")
+    with pytest.raises(FloatingPointError, match="loss is nan and the gradient norm nan at step 8"):
+        train(tmp_path, *flags)
+    last = step_lines(tmp_path)[-1]
+    assert last["step"] == 8 and math.isnan(last["loss"])
+    assert checkpoints(tmp_path)[-1] == "step_00000007.pt"
+    assert train(tmp_path, *flags, "--resume", "auto") == 0
+    assert all(math.isfinite(line["loss"]) for line in step_lines(tmp_path)[8:])
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--steps", "9", "--checkpoint-every", "3", "--inject", "disk_full@step=4")
+    assert train(tmp_path, *flags) == 0
+    assert checkpoints(tmp_path) == ["step_00000003.pt", "step_00000009.pt"]
+    [failed] = events(tmp_path, "checkpoint_failed")
+    assert failed["step"] == 6 and "No space left on device" in failed["error"]
+    assert "step_00000006.pt was not written" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_save_its_end_has_failed(tmp_path: Path) -> None:
+    flags = ("--steps", "9", "--checkpoint-every", "3", "--inject", "disk_full@step=4,times=always")
+    with pytest.raises(OSError, match="No space left on device"):
+        train(tmp_path, *flags)
+    assert checkpoints(tmp_path) == ["step_00000003.pt"]
+    assert events(tmp_path, "end") == []
+
+
+def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
+    """Does something from another thread as soon as a condition holds."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not look() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        then()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def reached(output: Path, step: int) -> Callable[[], bool]:
+    return lambda: (output / "metrics.jsonl").exists() and f'"step": {step},' in (output / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_leaves_a_checkpoint_and_exit_code_0(number: signal.Signals, tmp_path: Path) -> None:
+    # The step is long enough that the run cannot end by itself before the signal.
+    slow = ("--inject", "slow@step=1,seconds=0.02,times=always", "--checkpoint-every", "0")
+    thread = when(reached(tmp_path, 3), lambda: os.kill(os.getpid(), number))
+    assert train(tmp_path, "--steps", "500", *slow) == 0
+    thread.join()
+    last = step_lines(tmp_path)[-1]["step"]
+    assert 3 <= last < 500
+    [stop] = events(tmp_path, "stop")
+    assert (stop["step"], stop["reason"]) == (last, number.name)
+    assert checkpoints(tmp_path) == [f"step_{last:08d}.pt"]
+    assert train(tmp_path, "--steps", str(last + 2), "--resume", "auto") == 0
+    assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, last + 3))
+
+
+def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
+    slow = ("--inject", "slow@step=1,seconds=0.02,times=20", "--checkpoint-every", "0")
+    thread = when(reached(tmp_path, 3), lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert train(tmp_path, "--steps", "30", *slow) == 0
+    thread.join()
+    saved = [event["step"] for event in events(tmp_path, "checkpoint")]
+    assert len(saved) == 2 and 3 <= saved[0] < 30 and saved[1] == 30
+    assert len(step_lines(tmp_path)) == 30
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "fp16"], "--precision fp16 needs a CUDA GPU"),
+        (["--device", "cuda"], "--device cuda: no CUDA device is visible"),
+        (["--metrics", "/dev/null/metrics.jsonl"], "--metrics /dev/null/metrics.jsonl cannot be written"),
+    ],
+)
+def test_settings_that_this_machine_cannot_meet(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, *flags) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"trainer: {message}") and shown.count("\n") == 1
+
+
+def test_bf16_and_activation_checkpointing_train(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", "30", "--precision", "bf16", "--gradient-checkpointing") == 0
+    losses = [line["loss"] for line in step_lines(tmp_path)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_small_language_model_learns(tmp_path: Path) -> None:
+    flags = ("--task", "lm", "--width", "32", "--context", "16", "--batch-size", "16", "--lr", "0.01")
+    assert train(tmp_path, *flags, "--steps", "25") == 0
+    losses = [line["loss"] for line in step_lines(tmp_path)]
+    assert losses[0] == pytest.approx(math.log(256), abs=0.3)
+    assert losses[-1] < 4
+    assert events(tmp_path, "end")[0]["test_accuracy"] > 0.05
