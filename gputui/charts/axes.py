@@ -109,7 +109,8 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     They hold still while the extremes wander a little, so that a chart is not drawn anew for each new point.
     """
     if kind == "log":
-        return _log_floor(low), max(_log_ceiling(high), _log_floor(low) * 10)
+        start = _log_floor(low)
+        return start, max(_log_ceiling(high), min(start * 10, 1.7e308))
     step = next(iter(_round_steps(high / 4 - low / 4)), 0.0)
     if not step or not math.isfinite(low / step) or not math.isfinite(high / step):
         return low, high
@@ -169,7 +170,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     # A tick at the very edge may differ from it by rounding.
-    low, high = low * (1 - 1e-9), high * (1 + 1e-9)
+    low, high = low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308)
     if last - first <= most:
         for factors in ((1, 2, 5), (1, 3), (1,)):
             ticks = [
@@ -261,6 +262,8 @@ def _round_steps(smallest: float) -> Iterable[float]:
 
 def _multiples(low: float, high: float, step: float) -> list[float]:
     """Multiples of `step` from `low` to `high`; none where they cannot be told apart."""
+    if not math.isfinite(low / step) or not math.isfinite(high / step):
+        return []
     slack = 1e-9
     first = math.ceil(low / step - slack)
     last = math.floor(high / step + slack)
