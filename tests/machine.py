@@ -110,6 +110,7 @@ class Machine:
             launcher: python
             script: steps.py
             python: {sys.executable}
+            gpus: 0
             params: {{steps: 50, seconds: 0.02, batch_size: 16, grad_accum: 3, fail_at: -1}}
             metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
             checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gputui.agent.launching import attempt_dir
@@ -13,8 +13,8 @@ from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.checkpoints import list_checkpoints
-from gputui.recovery.classify import Incident, classify
+from gputui.recovery.checkpoints import CheckpointInfo, survey
+from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, collect
 from gputui.recovery.policy import PastDecision, Plan, PolicyError, Progress, decide, parse_policy
 from gputui.runs import repository
@@ -23,6 +23,9 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 
 log = logging.getLogger(__name__)
+
+# Valid checkpoints that a decision may choose among: the newest, and one to fall back to.
+CHECKPOINTS_LOOKED_AT = 2
 
 
 class Ending:
@@ -40,12 +43,14 @@ class Ending:
         self._ingest = ingest
         self._wall = wall
 
-    def attempt_ended(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: list[int]) -> None:
+    def attempt_ended(
+        self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: list[int]
+    ) -> None:
         """Write an attempt's end and what follows from it. ``survivors`` are processes that nothing can kill.
 
         Raises sqlite3.Error with nothing changed.
         """
-        self._drain_metrics(attempt.run_id)
+        self._drain_metrics(attempt)
         run = repository.get_run(self._connection, attempt.run_id)
         fresh = repository.get_attempt(self._connection, attempt.run_id, attempt.number)
         assert run is not None and fresh is not None
@@ -53,12 +58,14 @@ class Ending:
         ended_at = float((exit_record or {}).get("ended_at") or now)
         if survivors:
             self._note_survivors(run, survivors, now)
-        if fresh.stop_requested is not None:
-            self._stopped(run, fresh, exit_record, ended_at)
-        elif exit_record is not None and _is_success(exit_record):
-            self._succeeded(run, fresh, exit_record, ended_at)
-        else:
-            self._failed(run, fresh, exit_record, ended_at)
+        evidence = self._evidence(run, fresh, exit_record, ended_at)
+        match outcome(evidence, stop_intended=fresh.stop_requested is not None):
+            case "stopped":
+                self._stopped(run, fresh, exit_record, ended_at)
+            case "succeeded":
+                self._succeeded(run, fresh, exit_record, ended_at)
+            case "failed":
+                self._failed(run, fresh, exit_record, evidence, ended_at)
 
     # --- the three ends -------------------------------------------------------------------------------------------
 
@@ -83,7 +90,7 @@ class Ending:
         repository.move(self._connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
     def _succeeded(
-        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any], ended_at: float
+        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
     ) -> None:
         took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
         tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
@@ -96,9 +103,13 @@ class Ending:
             )
 
     def _failed(
-        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
+        self,
+        run: RunRecord,
+        attempt: AttemptRecord,
+        exit_record: Mapping[str, Any] | None,
+        evidence: Evidence,
+        ended_at: float,
     ) -> None:
-        evidence = self._evidence(run, attempt, exit_record, ended_at)
         incident = classify(evidence)
         plan = self._decide(run, attempt, incident, ended_at)
         now = self._wall()
@@ -151,7 +162,7 @@ class Ending:
             rebooted=attempt.shim is not None and attempt.shim.boot_id != boot_id(),
         )
 
-    def _decide(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, now: float) -> Plan:
+    def _decide(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, ended_at: float) -> Plan:
         try:
             policy = parse_policy(run.spec.recovery)
         except PolicyError as error:
@@ -159,48 +170,78 @@ class Ending:
             policy = parse_policy({"policy": "standard"})
         folder = checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id))
         checkpoints = (
-            [] if run.spec.checkpoints is None or folder is None else list_checkpoints(folder, run.spec.checkpoints.pattern)
+            []
+            if run.spec.checkpoints is None or folder is None
+            else survey(folder, run.spec.checkpoints.pattern, wanted=CHECKPOINTS_LOOKED_AT)
         )
+        begun_at = self._begun_by_a_person_at(run.run_id)
         return decide(
             incident,
-            self._past_decisions(run.run_id),
-            self._progress(run, attempt),
+            self._past_decisions(run.run_id, begun_at),
+            self._progress(attempt, checkpoints, begun_at, ended_at),
             run.spec,
             run.params,
             policy,
             checkpoints,
             run_id=run.run_id,
             attempt=attempt.number,
-            now=now,
         )
 
-    def _past_decisions(self, run_id: str) -> list[PastDecision]:
+    def _begun_by_a_person_at(self, run_id: str) -> float:
+        """When a person last set the run going: what recovery did before that no longer counts."""
+        row = self._connection.execute(
+            "SELECT max(at) FROM transitions WHERE run_id = ? AND to_state = ? AND actor <> 'agent'",
+            (run_id, RunState.QUEUED),
+        ).fetchone()
+        return float(row[0] or 0.0)
+
+    def _past_decisions(self, run_id: str, since: float) -> list[PastDecision]:
         rows = self._connection.execute(
-            "SELECT d.attempt, i.kind, i.fingerprint, d.rung, d.verdict, i.step, d.at FROM decisions d "
-            "JOIN incidents i USING (incident_id) WHERE d.run_id = ? ORDER BY d.decision_id",
-            (run_id,),
-        )
-        return [PastDecision(*row) for row in rows.fetchall()]
+            "SELECT d.attempt, i.kind, d.rung, d.verdict, d.actions, d.params, a.last_step FROM decisions AS d "
+            "JOIN incidents AS i USING (incident_id) "
+            "JOIN attempts AS a ON a.run_id = d.run_id AND a.number = d.attempt WHERE d.run_id = ? AND d.at >= ? ORDER BY d.decision_id",
+            (run_id, since),
+        ).fetchall()
+        past, best = [], -1
+        for number, kind, rung, verdict, actions, params, last_step in rows:
+            progressed = last_step is not None and last_step > best
+            best = max(best, -1 if last_step is None else last_step)
+            applied = tuple(action["action"] for action in json.loads(actions) if action["applied"])
+            past.append(PastDecision(number, kind, rung, verdict, progressed, bool(json.loads(params)), applied))
+        return past
 
-    def _progress(self, run: RunRecord, attempt: AttemptRecord) -> Progress:
-        best = self._connection.execute(
-            "SELECT max(last_step) FROM attempts WHERE run_id = ? AND number < ?", (run.run_id, attempt.number)
-        ).fetchone()[0]
-        return Progress(last_step=attempt.last_step, best_step_before=best, resumed_step=attempt.resumed_step)
+    def _progress(
+        self, attempt: AttemptRecord, checkpoints: Sequence[CheckpointInfo], since: float, ended_at: float
+    ) -> Progress:
+        best, resumed_from = self._connection.execute(
+            "SELECT (SELECT max(last_step) FROM attempts "
+            "WHERE run_id = a.run_id AND number < a.number AND created_at >= ?), a.resumed_from FROM attempts AS a WHERE a.run_id = ? AND a.number = ?",
+            (since, attempt.run_id, attempt.number),
+        ).fetchone()
+        began = attempt.started_at or attempt.created_at
+        written = [info for info in checkpoints if info.valid and (info.modified_at or 0.0) >= began]
+        return Progress(
+            last_step=attempt.last_step,
+            best_step_before=best,
+            new_checkpoint=any((info.step or 0) > (attempt.resumed_step or -1) for info in written),
+            resumed_from=resumed_from,
+            resumed_step=attempt.resumed_step,
+            started_at=attempt.started_at,
+            ran_seconds=ended_at - began,
+        )
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def _drain_metrics(self, run_id: str) -> None:
-        for progress in self._ingest.finish(run_id).progress:
-            with transaction(self._connection):
-                repository.note_steps(
-                    self._connection,
-                    run_id,
-                    progress.attempt,
-                    first=progress.first_step,
-                    last=progress.last_step,
-                    at=self._wall(),
-                )
+    def _drain_metrics(self, attempt: AttemptRecord) -> None:
+        """Read what is left, and take the attempt's steps from the store: a killed agent may have stored lines
+        without noting what they said of the attempt."""
+        self._ingest.finish(attempt.run_id)
+        first, last = self._connection.execute(
+            "SELECT min(m.step), max(m.step) FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
+            "WHERE s.run_id = ? AND m.attempt = ?",
+            (attempt.run_id, attempt.number),
+        ).fetchone()
+        repository.note_steps(self._connection, attempt.run_id, attempt.number, first=first, last=last, at=self._wall())
 
     def _close(
         self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
@@ -227,10 +268,7 @@ class Ending:
         )
         return int(cursor.lastrowid or 0)
 
-    def _write_decision(
-        self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float
-    ) -> None:
-        changed = {name: value for name, value in plan.params.items() if run.params.get(name) != value}
+    def _write_decision(self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float) -> None:
         self._connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
             "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -241,8 +279,8 @@ class Ending:
                 now,
                 plan.rung,
                 plan.verdict,
-                json.dumps([action.to_json() for action in plan.actions]),
-                json.dumps(changed),
+                json.dumps(plan.actions_json()),
+                json.dumps(plan.changed),
                 plan.resume_from,
                 plan.delay_seconds,
                 plan.reason,
@@ -265,9 +303,3 @@ class Ending:
             severity="error",
             run_id=run.run_id,
         )
-
-
-def _is_success(record: Mapping[str, Any]) -> bool:
-    clean = record.get("code") == 0 and not record.get("error") and not record.get("lease_conflict")
-    return clean and not record.get("stop_requested")
-

@@ -15,8 +15,8 @@ from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository, shim
 from gputui.runs.command import build_launch
-from gputui.runs.redaction import redact_launch, restore
 from gputui.runs.identity import ProcessIdentity, identify, marked_processes
+from gputui.runs.redaction import redact_launch, restore
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private

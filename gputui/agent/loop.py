@@ -20,7 +20,8 @@ from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
-from gputui.metrics.ingest import IngestReport, MetricsIngest
+from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.report import IngestReport
 from gputui.metrics.watch import FileWatcher
 from gputui.runs import repository
 from gputui.runs.agent_process import anybody_looks

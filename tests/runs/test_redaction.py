@@ -38,7 +38,7 @@ AWS = "AKIA" + "ABCD1234EFGH5678"
         "SSH_KEY_FILE",
         "PGPASSWD",
         "HFKEY",
-    ],  # fmt: skip
+    ],
 )
 def test_environment_is_hidden_by_name(name: str) -> None:
     assert redact({name: "plain"}) == {name: REDACTED}
@@ -72,7 +72,7 @@ def test_other_environment_stays(name: str, value: str) -> None:
         "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
         "AIza" + "Sy0_-" * 7,
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-    ],  # fmt: skip
+    ],
 )
 def test_secrets_are_known_by_their_look(secret: str) -> None:
     assert redact_text(f"login {secret} now") == f"login {REDACTED} now"
@@ -95,7 +95,7 @@ def test_secrets_are_known_by_their_look(secret: str) -> None:
         "AKIA",
         "https://user@host/path:1@2",
         "runs/sk-a-long-name-of-an-experiment-2",
-    ],  # fmt: skip
+    ],
 )
 def test_ordinary_text_stays(text: str) -> None:
     assert redact_text(text) == text

@@ -1,0 +1,51 @@
+"""`gputui check`."""
+
+from __future__ import annotations
+
+import click
+
+from gputui.cli.context import EXIT_USAGE, Session, print_json, say
+from gputui.runs.redaction import redact_launch
+from gputui.runs.spec import RunSpec
+
+MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
+
+
+@click.command("check")
+@click.argument("profile")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
+@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
+@click.pass_obj
+def command(session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, as_json: bool) -> None:
+    """Check a profile, and show the exact command, environment and GPUs that it would start with."""
+    from gputui.cli import resolving
+    from gputui.profiles.preflight import check
+
+    chosen = resolving.load_profile(session, profile)
+    inventory = resolving.known_gpus(session)
+    spec = resolving.resolve_spec(chosen, changes, gpus, inventory)
+    results = check(spec, state=session.workspace.state)
+    if as_json:
+        print_json([{"name": r.name, "status": r.status, "detail": r.detail, "remedy": r.remedy} for r in results])
+    else:
+        print_plan(session, spec, as_json=False)
+        say("")
+        for result in results:
+            remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
+            say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
+    if any(result.status == "fail" for result in results):
+        raise SystemExit(EXIT_USAGE)
+
+
+def print_plan(session: Session, spec: RunSpec, as_json: bool) -> None:
+    """Command, environment and GPUs, secrets left out."""
+    from gputui.profiles.describe import describe, preview_launch
+
+    launch = preview_launch(spec, runs=session.workspace.runs)
+    if as_json:
+        shown = redact_launch(launch).to_json()
+        print_json({**shown, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
+        return
+    for line in describe(spec, launch):
+        say(line)

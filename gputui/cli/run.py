@@ -1,0 +1,109 @@
+"""`gputui run`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import click
+
+from gputui.charts import units
+from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, Session, actor, print_json, say
+from gputui.cli.gpus import wait_for_gpus
+from gputui.runs.spec import RunSpec
+from gputui.runs.states import RunState
+from gputui.runs.submission import submit_run
+from gputui.store import queries
+
+WAIT_SECONDS = 0.1
+FOLLOW_AGENT_SECONDS = 5.0
+
+
+@click.command("run")
+@click.argument("profile")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
+@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option("--name", help="What the run is called (else as the profile).")
+@click.option("--wait", is_flag=True, help="Wait until it is over; the exit code tells how it ended.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be started.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(
+    session: Session,
+    profile: str,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    name: str | None,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Launch a run from a profile: a path, or a name that gputui profiles lists.
+
+    It is queued when its GPUs are busy, and survives the end of this terminal.
+    """
+    from gputui.cli import check, resolving
+    from gputui.profiles.preflight import check as preflight
+
+    chosen = resolving.load_profile(session, profile)
+    if dry_run:
+        spec = resolving.resolve_spec(chosen, changes, gpus, resolving.known_gpus(session))
+        check.print_plan(session, spec, as_json)
+        return
+    session.need_agent()
+    if resolving.asks_for_gpus(chosen, gpus):
+        with closing(session.reader()) as connection:
+            wait_for_gpus(connection)
+    spec = resolving.resolve_spec(chosen, changes, gpus, resolving.known_gpus(session))
+    failed = [result for result in preflight(spec, state=session.workspace.state) if result.status == "fail"]
+    if failed:
+        resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+    run_id = submit(session, spec, name)
+    if not wait:
+        if as_json:
+            print_json({"id": run_id, "state": RunState.QUEUED})
+        else:
+            say(f"{run_id} queued; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+        return
+    raise SystemExit(wait_until_over(session, run_id, as_json))
+
+
+def submit(session: Session, spec: RunSpec, name: str | None) -> str:
+    """Hand the run to the agent. Returns its id; ends the command where it is refused."""
+    with closing(session.commander()) as connection:
+        command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
+        return str(session.wait(connection, command_id)["id"])
+
+
+def wait_until_over(session: Session, run_id: str, as_json: bool) -> int:
+    """Follow a run's states until it is over. Interrupting the waiting leaves the run alone."""
+    shown: tuple[str, int] | None = None
+    agent_seen_at = time.monotonic()
+    with closing(session.reader()) as connection:
+        try:
+            while True:
+                view = queries.run(connection, run_id)
+                state = RunState(view.state)
+                if (view.state, view.attempt) != shown:
+                    shown = (view.state, view.attempt)
+                    if not as_json and not state.is_over:
+                        attempt = f", attempt {view.attempt}" if view.attempt else ""
+                        say(f"{run_id} {view.state}{attempt}" + (f": {view.reason}" if view.reason else ""))
+                if state.is_over:
+                    break
+                if time.monotonic() - agent_seen_at > FOLLOW_AGENT_SECONDS:
+                    # A run needs an agent; whoever waits for it sees to it that there is one.
+                    session.need_agent()
+                    agent_seen_at = time.monotonic()
+                time.sleep(WAIT_SECONDS)
+        except KeyboardInterrupt:
+            say(f"{run_id} goes on; gputui stop {run_id} ends it")
+            return EXIT_INTERRUPTED
+    if as_json:
+        print_json({"id": run_id, "state": view.state})
+    else:
+        took = (
+            "" if view.started_at is None or view.ended_at is None else units.duration(view.ended_at - view.started_at)
+        )
+        say(f"{run_id} {view.state}" + (f": {view.reason}" if view.reason else f" after {took}"))
+    return EXIT_OK if state is RunState.SUCCEEDED else EXIT_RUN_FAILED

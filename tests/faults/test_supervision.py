@@ -1,0 +1,235 @@
+"""Drills on the spine: real agents, real shims, real processes; what is killed is killed with SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gputui.runs.agent_process import read_identity
+from gputui.runs.identity import is_alive, marked_processes
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+
+def assert_each_step_once(machine: Machine, run_id: str, steps: int) -> None:
+    """No line is lost or doubled: within an attempt each step once and without gaps, and the last attempt to the end."""
+    by_attempt: dict[int, list[int]] = {}
+    for attempt, step in machine.steps(run_id):
+        by_attempt.setdefault(attempt, []).append(step)
+    for attempt, seen in by_attempt.items():
+        assert seen == list(range(seen[0], seen[-1] + 1)), f"attempt {attempt}: {seen}"
+    assert by_attempt[max(by_attempt)][-1] == steps - 1
+    on_disk = [
+        json.loads(line)["step"]
+        for line in (machine.workspace.run_dir(run_id) / "metrics.jsonl").read_text().splitlines()
+        if line.endswith("}")
+    ]
+    assert [step for _, step in machine.steps(run_id)] == on_disk
+
+
+def assert_nothing_left(machine: Machine, run_id: str) -> None:
+    wait_until(lambda: not marked_processes(run_id), what="the end of every process")
+    assert machine.rows("SELECT * FROM leases") == []
+
+
+def test_a_run_succeeds_and_every_step_is_there_once(machine: Machine) -> None:
+    output = machine.gputui("run", machine.profile(), "--wait", "--json")
+    assert json.loads(output) == {"id": "steps-1", "state": "succeeded"}
+    assert_each_step_once(machine, "steps-1", 50)
+    shown = machine.json("show", "steps-1")
+    assert [(a["number"], a["state"], a["exit"], a["last_step"]) for a in shown["attempts"]] == [
+        (1, "succeeded", {"code": 0, "signal": None}, 49)
+    ]
+    moves = [row[0] for row in machine.rows("SELECT to_state FROM transitions ORDER BY transition_id")]
+    assert moves == ["queued", "starting", "running", "succeeded"]
+    assert_nothing_left(machine, "steps-1")
+
+
+def test_a_crash_is_recovered_from_the_newest_checkpoint(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
+    shown = machine.json("show", "steps-1")
+    first, second = shown["attempts"]
+    assert first["incident"]["kind"] == "user_exception"
+    assert "the dog ate the gradients" in " ".join([first["incident"]["summary"], *first["incident"]["evidence"]])
+    assert first["decision"]["reason"]
+    assert Path(second["resumed_from"]).name == "step_000020.pt"
+    assert (first["state"], second["state"]) == ("failed", "succeeded")
+    assert machine.steps("steps-1")[26] == (2, 20)
+    assert_each_step_once(machine, "steps-1", 50)
+    story = machine.gputui("explain", "steps-1")
+    assert "step_000020.pt" in story and "the dog ate the gradients" in story
+
+
+def test_a_killed_process_is_noticed_at_once_and_brought_back(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    machine.wait_for("steps-1", "running")
+    wait_until(lambda: len(machine.steps("steps-1")) > 15, what="some steps")
+    started = json.loads((machine.workspace.run_dir("steps-1") / "attempts/1/started.json").read_text())
+    killed_at = time.time()
+    os.kill(started["pid"], signal.SIGKILL)
+    wait_until(lambda: machine.rows("SELECT 1 FROM incidents"), what="the incident")
+    ((noticed_at, kind),) = machine.rows("SELECT d.at, i.kind FROM decisions d JOIN incidents i USING (incident_id)")
+    assert kind == "killed"
+    assert noticed_at - killed_at < 1.0
+    machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 50)
+    assert_nothing_left(machine, "steps-1")
+
+
+def test_a_new_agent_adopts_what_the_killed_one_left(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    assert is_alive(shim)
+    machine.gputui("agent", "start")
+    assert is_alive(shim)
+    machine.wait_for("steps-1", "succeeded")
+    assert len(machine.json("show", "steps-1")["attempts"]) == 1
+    assert_each_step_once(machine, "steps-1", 50)
+    assert_nothing_left(machine, "steps-1")
+
+
+def test_an_end_that_nobody_saw_is_read_from_its_record(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=20")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    wait_until(lambda: not is_alive(shim), what="the end of the run")
+    assert machine.state("steps-1") in ("starting", "running")
+    machine.gputui("agent", "start")
+    assert machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 20)
+
+
+def test_a_killed_shim_leaves_nothing_behind_and_the_run_goes_on(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    wait_until(lambda: len(machine.steps("steps-1")) > 15, what="some steps")
+    os.kill(machine.shim("steps-1").pid, signal.SIGKILL)
+    machine.wait_for("steps-1", "succeeded")
+    kinds = machine.rows("SELECT kind FROM incidents")
+    assert kinds == [("shim_lost",)]
+    assert_each_step_once(machine, "steps-1", 50)
+    assert_nothing_left(machine, "steps-1")
+
+
+def test_stop_saves_and_leaves_nothing(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
+    wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
+    assert machine.json("stop", "steps-1") == {"id": "steps-1", "state": "stopping"}
+    machine.wait_for("steps-1", "stopped")
+    assert machine.rows("SELECT count(*) FROM incidents") == [(0,)]
+    assert_nothing_left(machine, "steps-1")
+    last = machine.steps("steps-1")[-1][1]
+    machine.gputui("resume", "steps-1", "--set", f"steps={last + 30}")
+    machine.wait_for("steps-1", "succeeded")
+    attempts = machine.json("show", "steps-1")["attempts"]
+    assert Path(attempts[1]["resumed_from"]).name == f"step_{last + 1:06d}.pt"
+    assert_each_step_once(machine, "steps-1", last + 30)
+
+
+def test_stop_now_does_not_wait_for_the_grace(machine: Machine) -> None:
+    script = machine.folder / "deaf.py"
+    script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
+    )
+    profile = machine.profile("deaf", f"name: deaf\nlauncher: python\nscript: deaf.py\ngpus: 0\npython: {sys.executable}\n")
+    machine.gputui("run", profile)
+    wait_until(lambda: "deaf" in machine.gputui("logs", "deaf-1", code=None), what="the script's word")
+    began = time.monotonic()
+    machine.gputui("stop", "deaf-1", "--now")
+    machine.wait_for("deaf-1", "stopped")
+    assert time.monotonic() - began < 10
+    assert_nothing_left(machine, "deaf-1")
+
+
+def test_a_run_survives_the_hangup_of_the_terminal_it_was_launched_from(machine: Machine) -> None:
+    """The launching process leads a session of its own that is then hung up, as when an SSH line drops."""
+    with machine.start("run", machine.profile(), "--set", "seconds=0.05", start_new_session=True) as process:
+        process.communicate(timeout=60)
+    shim, agent = machine.shim("steps-1"), wait_until(machine.agent)
+    for identity in (shim, agent):
+        os.kill(identity.pid, signal.SIGHUP)
+    wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE first_step IS NOT NULL"), what="a step")
+    assert is_alive(agent)
+    machine.wait_for("steps-1", "succeeded", "stopped", "failed")
+    assert machine.state("steps-1") == "succeeded"
+
+
+def test_a_second_agent_leaves_at_once_and_record_takes_over(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.1")
+    first = wait_until(machine.agent)
+    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
+    second = subprocess.run([sys.executable, "-m", "gputui.agent", *words], timeout=30, check=False)
+    assert second.returncode == 0
+    assert machine.agent() == first
+    output = machine.gputui("--record", "--duration", "2", "--json")
+    assert not is_alive(first)
+    line = json.loads(output.splitlines()[0])
+    assert line["active_runs"] == 1
+    # The recorder has left; an agent in the background watches over the run that is still alive.
+    successor = wait_until(machine.agent, what="the successor")
+    assert successor != first
+    identity = read_identity(machine.workspace)
+    assert identity is not None and not identity.recording
+    machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 50)
+
+
+def test_record_ends_cleanly_on_a_signal(machine: Machine) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with machine.start("--record", "--interval", "0.2") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=20)
+            assert process.returncode == 0, errors
+            assert "Traceback" not in errors
+    assert machine.rows("SELECT count(*) > 0 FROM host_samples") == [(1,)]
+    wait_until(lambda: not machine.processes(), what="the end of every process")
+
+
+def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{machine.workspace.database}{suffix}").unlink(missing_ok=True)
+    machine.workspace.database.write_bytes(b"this is not a database" * 1000)
+    machine.gputui("agent", "start")
+    assert is_alive(shim)
+    aside = list(machine.workspace.state.glob("gputui.db.corrupt-*"))
+    assert len(aside) == 1
+    assert any(aside[0].name in row[0] for row in machine.rows("SELECT message FROM events"))
+    machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 50)
+    assert len(machine.json("show", "steps-1")["attempts"]) == 1
+
+
+def test_the_agent_leaves_when_nobody_needs_it(machine: Machine) -> None:
+    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state), "--linger", "0.5"]
+    process = subprocess.Popen([sys.executable, "-m", "gputui.agent", *words], stderr=subprocess.PIPE)
+    assert process.wait(30) == 0
+    wait_until(lambda: not machine.processes(), what="the end of every process")
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"{", b'{"code": 1', b"\x00" * 20])
+def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine, spoiled: bytes) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=30")
+    wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    os.kill(shim.pid, signal.SIGKILL)
+    for process in marked_processes("steps-1"):
+        os.kill(process.pid, signal.SIGKILL)
+    (machine.workspace.run_dir("steps-1") / "attempts/1/exit.json").write_bytes(spoiled)
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 30)
