@@ -219,7 +219,8 @@ def _guess(text: str) -> Scalar:
     for pattern, convert in ((_INTEGER, int), (_FLOAT, float)):
         if pattern.fullmatch(text) and len(text) < 30:
             number = convert(text)
-            if format_value(number) == text and math.isfinite(number):
+            is_kept = math.isfinite(number) if isinstance(number, float) else abs(number) <= MAX_INTEGER
+            if is_kept and format_value(number) == text:
                 return number
     if text in ("true", "false"):
         return text == "true"

@@ -1,0 +1,392 @@
+"""What is looked at before a launch, and that each thing that fails says what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.profiles import preflight
+from gputui.profiles.checks import CheckResult, has_failed
+from gputui.profiles.describe import describe, preview_launch
+from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
+from gputui.profiles.preflight import check, quick_checks
+from gputui.profiles.probe import check_interpreter
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from tests.conftest import wait_until
+
+GIB = 2**30
+GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    """A run that passes every check."""
+    (tmp_path / "train.py").write_text("")
+    return RunSpec(
+        name="good",
+        launcher="torchrun",
+        program=(str(tmp_path / "train.py"),),
+        workdir=str(tmp_path),
+        python=sys.executable,
+        params={"batch_size": 128, "lr": 0.1},
+        args=("--batch-size", "{batch_size}", "--lr={lr}", "--out", "{run_dir}/out"),
+        env={"NCCL_DEBUG": "WARN"},
+        metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+        checkpoints=CheckpointSpec("{run_dir}/c", "*.pt", ("--resume", "{checkpoint}")),
+    )
+
+
+def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckResult:
+    """The one answer of this name. Whatever warns or fails has a remedy."""
+    results = quick_checks(spec, state=Path("/tmp"), gpus=gpus, environ={"PATH": os.environ["PATH"]})
+    assert all(result.remedy for result in results if result.status in ("warn", "fail"))
+    (result,) = [result for result in results if result.name == name]
+    return result
+
+
+def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
+    results = check(spec, state=tmp_path)
+    assert {result.name: result.status for result in results} == {
+        "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
+        "gpus": "skip", "disk": "pass", "port": "pass", "interpreter": "pass", "torch": "pass",
+    }  # fmt: skip
+    assert not has_failed(results)
+    assert results[0].to_json() == {
+        "name": "program", "status": "pass", "detail": str(tmp_path / "train.py"), "remedy": None,
+    }  # fmt: skip
+
+
+class TestProgram:
+    def test_a_script_that_is_not_there(self, spec: RunSpec, tmp_path: Path) -> None:
+        result = quick(replace(spec, program=(str(tmp_path / "trian.py"),)), "program")
+        assert (result.status, result.remedy) == ("fail", "did you mean train.py?")
+        assert result.detail == f"{tmp_path}/trian.py does not exist"
+        assert quick(replace(spec, program=("/gone/train.py",)), "program").status == "fail"
+
+    def test_a_script_that_is_a_folder(self, spec: RunSpec, tmp_path: Path) -> None:
+        assert quick(replace(spec, program=(str(tmp_path),)), "program").detail == f"{tmp_path} is not a file"
+
+    @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+    def test_a_script_that_cannot_be_read(self, spec: RunSpec, tmp_path: Path) -> None:
+        (tmp_path / "train.py").chmod(0)
+        assert quick(spec, "program").remedy == f"chmod u+r {tmp_path}/train.py"
+
+    @pytest.mark.parametrize(
+        ("words", "status"),
+        [(("sh", "-c", ":"), "pass"), (("/bin/sh",), "pass"), (("./go.sh",), "pass"), (("no-such-program",), "fail"),
+         (("./train.py",), "fail")],
+    )  # fmt: skip
+    def test_a_command(self, spec: RunSpec, tmp_path: Path, words: tuple[str, ...], status: str) -> None:
+        (tmp_path / "go.sh").write_text("#!/bin/sh\n")
+        (tmp_path / "go.sh").chmod(0o755)
+        spec = replace(spec, launcher="command", python=None, program=words)
+        assert quick(spec, "program").status == status
+        assert quick(spec, "interpreter").status == "skip"
+        assert check_interpreter(spec, os.environ)[0].status == "skip"
+
+
+def test_workdirs(spec: RunSpec, tmp_path: Path) -> None:
+    assert quick(replace(spec, workdir="{run_dir}"), "workdir").detail == "the run's own folder"
+    assert quick(replace(spec, workdir="/gone"), "workdir").detail == "/gone does not exist"
+    assert quick(replace(spec, workdir=str(tmp_path / "train.py")), "workdir").detail.endswith("is not a folder")
+
+
+@pytest.mark.parametrize("python", ["/gone/python", "python-that-is-nowhere", "/tmp", __file__])
+def test_an_interpreter_that_is_none(spec: RunSpec, python: str) -> None:
+    spec = replace(spec, python=python)
+    assert quick(spec, "interpreter").status == "fail"
+    results = check(spec, state=Path("/tmp"))
+    assert "torch" not in {result.name for result in results}, "nothing is started"
+
+
+class TestPlaceholders:
+    def test_unknown_ones_name_their_place_and_neighbour(self, spec: RunSpec) -> None:
+        result = quick(
+            replace(spec, args=("--b", "{batch_sise}", "{batch_sise}"), env={"A": "{rundir}"}), "placeholders"
+        )
+        assert result.status == "fail"
+        assert result.detail == "no parameter for {batch_sise} in args, {rundir} in env.A"
+        assert result.remedy == "did you mean {batch_size} and {run_dir}?"
+
+    def test_without_a_neighbour(self, spec: RunSpec) -> None:
+        result = quick(replace(spec, args=("{zzz}",)), "placeholders")
+        assert result.remedy == "add the parameter; a literal word in braces can be one's value"
+
+    @pytest.mark.parametrize("text", ["{}", "{0}", '{"a": 1}', "${HOME}x{", "{ lr }", "{lr"])
+    def test_other_braces_are_no_placeholders(self, spec: RunSpec, text: str) -> None:
+        assert (
+            quick(replace(spec, args=(*(spec.args or ()), text.replace("{HOME}", ""))), "placeholders").status == "pass"
+        )
+
+    def test_everywhere_they_are_replaced(self, spec: RunSpec) -> None:
+        for changed in (
+            replace(spec, metrics=MetricsSpec("csv", "{zzz}/m.csv")),
+            replace(spec, checkpoints=CheckpointSpec("{zzz}", "*", ())),
+            replace(spec, checkpoints=CheckpointSpec("c", "*", ("{zzz}",))),
+            replace(spec, launcher="command", program=("sh", "{zzz}")),
+        ):
+            assert quick(changed, "placeholders").status == "fail"
+
+
+def test_a_parameter_that_reaches_nobody(spec: RunSpec) -> None:
+    result = quick(replace(spec, args=("--lr", "{lr}")), "parameters")
+    assert (result.status, result.remedy) == ("warn", "add {batch_size} to args, or remove the parameter")
+    assert quick(replace(spec, args=("--lr", "{lr}"), env={"BATCH": "{batch_size}"}), "parameters").status == "pass"
+    assert quick(replace(spec, args=None), "parameters").status == "pass"
+    assert quick(replace(spec, params={}), "parameters").status == "skip"
+
+
+def test_what_recovery_may_change(spec: RunSpec) -> None:
+    assert quick(spec, "recovery").detail == "may change batch_size, lr"
+    renamed = replace(spec, params={"bs": 4, "learning_rate": 0.1}, roles={"batch_size": "bs"})
+    assert quick(renamed, "recovery").detail == "may change batch_size (bs), lr (learning_rate)"
+    assert quick(replace(spec, params={"lr": 0.1}), "recovery").status == "warn"
+    assert quick(replace(spec, params={"batch_size": "big"}), "recovery").status == "warn"
+    assert quick(replace(spec, params={}, recovery={"policy": "off"}), "recovery").status == "skip"
+
+
+def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage(100 * GIB, 90 * GIB, 10 * GIB))
+    assert quick(spec, "disk").status == "pass"
+    assert quick(replace(spec, disk_bytes=10 * GIB), "disk").status == "pass"
+    result = quick(replace(spec, disk_bytes=20 * GIB), "disk")
+    assert (result.status, result.detail) == ("fail", "10 GiB free where runs are kept (/tmp), 20 GiB needed")
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage(100 * GIB, 100 * GIB, 1000))
+    assert quick(spec, "disk").status == "warn"
+    monkeypatch.undo()
+    missing = tmp_path / "not" / "made" / "yet"
+    (result,) = [r for r in quick_checks(spec, state=missing) if r.name == "disk"]
+    assert result.status == "pass"
+    assert not missing.exists()
+
+
+def test_a_port_that_cannot_be_had(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        def __enter__(self) -> Exhausted:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def bind(self, _: object) -> None:
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(preflight.socket, "socket", Exhausted)
+    assert quick(spec, "port").detail == "no free TCP port on 127.0.0.1: Address already in use"
+    assert quick(replace(spec, launcher="python"), "port").status == "skip"
+
+
+class TestGpus:
+    @pytest.fixture
+    def spec(self, spec: RunSpec) -> RunSpec:
+        return replace(spec, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
+
+    def test_free_ones_in_order(self, spec: RunSpec) -> None:
+        assert check_gpus(spec, GpuSituation(GPUS[::-1])) == CheckResult("gpus", "pass", "GPU 0, 1 free")
+        named = replace(spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
+        assert check_gpus(named, GpuSituation(GPUS)).detail == "GPU 3, 1 free"
+        assert [gpu.index for gpu in likely_gpus(named.gpus, GpuSituation(GPUS))] == [3, 1]
+
+    def test_unknown_is_no_failure(self, spec: RunSpec) -> None:
+        assert check_gpus(spec, None).status == "skip"
+
+    def test_busy_ones_are_passed_over_or_waited_for(self, spec: RunSpec) -> None:
+        used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
+        situation = GpuSituation(GPUS, samples={"GPU-2": used}, holders={"GPU-0": "digits-3"})
+        assert check_gpus(spec, situation).detail == "GPU 1, 3 free"
+        result = check_gpus(replace(spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
+        assert result.status == "warn"
+        assert result.detail == "2 of 3 GPUs free; GPU 0 is used by digits-3; GPU 2 has 5 GiB of 10 GiB free"
+
+    def test_unusable_ones_fail_with_their_reason(self, spec: RunSpec) -> None:
+        situation = GpuSituation(
+            [*GPUS[:3], replace(GPUS[3], mig_mode=True)],
+            samples={"GPU-0": GpuSample(uuid="GPU-0", state="lost")},
+            slow={"GPU-1": GpuSlowSample(uuid="GPU-1", row_remap_failed=True)},
+        )
+        result = check_gpus(spec, situation)
+        assert result.status == "fail"
+        assert result.detail == (
+            "1 of 2 GPUs can be used; GPU 0 is lost; GPU 1 has memory that could not be remapped; GPU 3 is in MIG mode"
+        )
+        assert check_gpus(replace(spec, gpus=GpuRequest(1, ("GPU-9",))), situation).detail == "GPU-9 does not exist"
+        error = GpuSample(uuid="GPU-2", state="error", detail="timeout")
+        one = replace(spec, gpus=GpuRequest(1, ("GPU-2",)))
+        assert "answers with an error (timeout)" in check_gpus(one, GpuSituation(GPUS, {"GPU-2": error})).detail
+
+    def test_too_small(self, spec: RunSpec) -> None:
+        result = check_gpus(replace(spec, gpus=GpuRequest(1, (), 100 * GIB)), GpuSituation(GPUS))
+        assert result.status == "fail"
+        assert "GPU 0 has 80 GiB, not 100 GiB" in result.detail
+
+    def test_worries(self, spec: RunSpec) -> None:
+        slow = {"GPU-0": GpuSlowSample(uuid="GPU-0", row_remap_pending=True)}
+        result = check_gpus(spec, GpuSituation(GPUS, slow=slow))
+        assert (result.status, result.detail) == ("warn", "GPU 0, 1 free; GPU 0 waits for a reset to remap memory")
+        slow = {"GPU-1": GpuSlowSample(uuid="GPU-1", ecc_uncorrected=3)}
+        assert "3 uncorrectable memory errors" in check_gpus(spec, GpuSituation(GPUS, slow=slow)).detail
+
+    def test_more_processes_than_gpus(self, spec: RunSpec) -> None:
+        assert check_gpus(replace(spec, nproc=4), GpuSituation(GPUS)).status == "warn"
+
+
+def fake_python(folder: Path, script: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _alive_in_group(group: int) -> list[int]:
+    """PIDs of the group's processes that are more than a zombie."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgid = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgid) == group and state not in "ZX":
+            alive.append(int(stat.parent.name))
+    return alive
+
+
+class TestProbe:
+    def test_this_environment(self, spec: RunSpec) -> None:
+        interpreter, torch = check_interpreter(spec, os.environ)
+        assert (interpreter.status, torch.status) == ("pass", "pass")
+        assert torch.detail.startswith("torch 2.")
+
+    @pytest.mark.parametrize(
+        ("cuda", "gpus", "status", "detail"),
+        [
+            ("'13.0'", 1, "pass", "torch 2.99.0 built for CUDA 13.0"),
+            ("None", 0, "pass", "torch 2.99.0 without CUDA"),
+            ("None", 1, "fail", "torch 2.99.0 without CUDA, but the run asks for GPUs"),
+        ],
+    )
+    def test_the_build_of_torch(
+        self, spec: RunSpec, tmp_path: Path, cuda: str, gpus: int, status: str, detail: str
+    ) -> None:
+        package = tmp_path / "lib" / "torch"
+        (package / "distributed").mkdir(parents=True)
+        (package / "__init__.py").write_text("raise SystemExit('imported')")
+        (package / "version.py").write_text(f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda}\n")
+        (package / "distributed" / "__init__.py").write_text("")
+        spec = replace(spec, gpus=GpuRequest(gpus), env={"PYTHONPATH": str(tmp_path / "lib")})
+        assert check_interpreter(spec, os.environ)[1].detail == "torch 2.99.0 has no torchrun"
+        (package / "distributed" / "run.py").write_text("")
+        torch = check_interpreter(spec, os.environ)[1]
+        assert (torch.status, torch.detail) == (status, detail)
+
+    def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
+        """A bare interpreter: -S hides everything that is installed."""
+        spec = replace(spec, python=fake_python(tmp_path, f'exec {sys.executable} -I -S "$@"'))
+        interpreter, torch = check_interpreter(spec, os.environ)
+        assert (interpreter.status, torch.status) == ("pass", "fail")
+        assert torch.remedy is not None
+        assert "-m pip install torch" in torch.remedy
+        assert check_interpreter(replace(spec, launcher="python"), os.environ)[1].status == "skip"
+
+    def test_modules_are_found_without_being_imported(self, spec: RunSpec, tmp_path: Path) -> None:
+        for name in ("pkg", "pkg/bare"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported')")
+        (tmp_path / "pkg" / "train.py").write_text("raise SystemExit('imported')")
+        (tmp_path / "pkg" / "__main__.py").write_text("raise SystemExit('imported')")
+        for module, status in [("pkg.train", "pass"), ("pkg", "pass"), ("pkg.bare", "fail"), ("pkg.gone", "fail")]:
+            result = check_interpreter(replace(spec, program=("-m", module)), os.environ)[-1]
+            assert (result.name, result.status) == ("module", status), module
+            assert result.status == "pass" or result.remedy
+
+    def test_the_runs_environment_counts(self, spec: RunSpec, tmp_path: Path) -> None:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "mine.py").write_text("")
+        spec = replace(spec, program=("-m", "mine"), env={"PYTHONPATH": "{lib}"}, params={"lib": str(tmp_path / "lib")})
+        assert check_interpreter(spec, os.environ)[-1].status == "pass"
+        assert check_interpreter(replace(spec, env={}), os.environ)[-1].status == "fail"
+
+    def test_one_that_never_answers_is_ended(self, spec: RunSpec, tmp_path: Path) -> None:
+        spec = replace(spec, python=fake_python(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 60 & wait"))
+        started = time.monotonic()
+        (result,) = check_interpreter(spec, os.environ, deadline_seconds=0.5)
+        assert time.monotonic() - started < 5
+        assert result.detail.endswith("did not answer within 0.5 s")
+        pid = int((tmp_path / "pid").read_text())
+        wait_until(lambda: not _alive_in_group(pid), what="the end of its whole process group")
+
+    @pytest.mark.parametrize(
+        ("script", "words"),
+        [
+            ("echo oops >&2; exit 3", "does not answer as a Python: oops"),
+            ("exit 3", "exit status 3"),
+            ("true", "exit status 0"),
+        ],
+    )
+    def test_something_else_than_python(self, spec: RunSpec, tmp_path: Path, script: str, words: str) -> None:
+        (result,) = check_interpreter(replace(spec, python=fake_python(tmp_path, script)), os.environ)
+        assert result.status == "fail"
+        assert words in result.detail
+
+    def test_one_that_cannot_be_started(self, spec: RunSpec, tmp_path: Path) -> None:
+        (tmp_path / "python").write_text("no program")
+        (tmp_path / "python").chmod(0o755)
+        (result,) = check_interpreter(replace(spec, python=str(tmp_path / "python")), os.environ)
+        assert "cannot be started: exec format error" in result.detail
+
+
+class TestDescribe:
+    def test_what_a_person_reads(self, spec: RunSpec) -> None:
+        spec = replace(spec, gpus=GpuRequest(2), nproc=2, env={"HF_TOKEN": "hush", "A": "b c"})
+        situation = GpuSituation(GPUS)
+        launch = preview_launch(spec, runs=Path("/state/runs"), gpus=likely_gpus(spec.gpus, situation))
+        lines = describe(spec, launch, situation)
+        assert "GPUs         0 (GPU-0), 1 (GPU-1)" in lines
+        assert "processes    2" in lines
+        assert "metrics      jsonl from /state/runs/RUN/metrics.jsonl" in lines
+        assert "             HF_TOKEN='[redacted]'" in lines
+        assert "environment  A='b c'" in lines
+        assert any(line.startswith(f"command      {sys.executable} -m torch.distributed.run") for line in lines)
+        assert "hush" not in "\n".join(lines)
+        assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+
+    def test_indices_where_the_profile_asks_for_them(self, spec: RunSpec) -> None:
+        spec = replace(spec, gpus=GpuRequest(1), visible="index")
+        launch = preview_launch(spec, runs=Path("/r"), gpus=GPUS[2:3])
+        assert launch.env["CUDA_VISIBLE_DEVICES"] == "2"
+
+    def test_the_cpu_and_waiting(self, spec: RunSpec) -> None:
+        launch = preview_launch(spec, runs=Path("/r"))
+        assert "GPUs         none, on the CPU" in describe(spec, launch)
+        two = replace(spec, gpus=GpuRequest(2, (), 10 * GIB))
+        assert "GPUs         any 2, each with 10 GiB free" in describe(two, launch)
+        busy = GpuSituation(GPUS, holders={gpu.uuid: "anna" for gpu in GPUS})
+        assert any(line.endswith("waits until they are free") for line in describe(two, launch, busy))
+
+    def test_every_kind_of_metrics(self, spec: RunSpec) -> None:
+        launch = preview_launch(spec, runs=Path("/r"))
+        stdout = replace(spec, metrics=MetricsSpec("stdout", None, ("(?P<a>.)",)), checkpoints=None)
+        lines = describe(stdout, launch)
+        assert "metrics      from its output, by 1 pattern" in lines
+        assert "checkpoints  none; a new attempt begins from the start" in lines
+        assert "metrics      off" in describe(replace(spec, metrics=MetricsSpec()), launch)
+
+    def test_nothing_drives_the_terminal(self, spec: RunSpec) -> None:
+        spec = replace(spec, name="\x1b[2J", env={"A": "\x1b]0;x\x07"}, args=("\x1b[31m",))
+        assert "\x1b" not in "".join(describe(spec, preview_launch(spec, runs=Path("/r"))))
+
+
+def test_the_quick_ones_are_quick_and_start_nothing(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", forbidden)
+    quick_checks(spec, state=Path("/tmp"), environ={"PATH": ""})

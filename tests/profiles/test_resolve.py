@@ -1,0 +1,282 @@
+"""From a profile to a specification: paths, interpreters, processes, GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputui.gpu.model import GpuFacts
+from gputui.profiles import resolve as resolving
+from gputui.profiles.loading import load
+from gputui.profiles.resolve import ResolveError, resolve
+from gputui.runs.command import build_launch
+from gputui.runs.spec import GpuRequest, RunSpec, Scalar
+
+UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-dddddddddddd" for index in range(4)]
+FOUR = [GpuFacts(uuid=uuid, index=index, name="H200") for index, uuid in enumerate(UUIDS)]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def spec_of(
+    folder: Path,
+    text: str,
+    *,
+    overrides: dict[str, Scalar] | None = None,
+    gpus: str | None = None,
+    inventory: list[GpuFacts] | None = FOUR,
+    environ: dict[str, str] | None = None,
+    file: str = "x.yaml",
+) -> RunSpec:
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return resolve(
+        load(path), overrides=overrides, gpus_override=gpus, inventory=inventory,
+        environ={"HOME": "/home/anna", "PATH": "/usr/bin:/bin", **(environ or {})},
+    )  # fmt: skip
+
+
+def make_program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_example_of_the_documentation(project: Path) -> None:
+    python = make_program(project / ".venv" / "bin" / "python")
+    spec = spec_of(
+        project,
+        """
+name: resnet18-cifar10
+launcher: torchrun
+script: train.py
+python: .venv/bin/python
+workdir: .
+gpus: 2
+requires: {gpu_memory: 10GiB, disk: 20GiB}
+params: {batch_size: 128, lr: 0.1, gradient_checkpointing: false}
+args: --batch-size {batch_size} --lr {lr}
+env: {NCCL_DEBUG: WARN}
+metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
+checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "--resume {checkpoint}"}
+alerts: standard
+recovery: standard
+""",
+        overrides={"lr": "0.05"},
+    )
+    assert spec.program == (str(project / "train.py"),)
+    assert spec.workdir == str(project)
+    assert spec.python == str(python)
+    assert spec.profile_path == str(project / "x.yaml")
+    assert (spec.nproc, spec.gpus) == (2, GpuRequest(2, (), 10 * 2**30))
+    assert spec.disk_bytes == 20 * 2**30
+    assert spec.params == {"batch_size": 128, "lr": 0.05, "gradient_checkpointing": False}
+    assert spec.checkpoints is not None
+    assert spec.checkpoints.resume == ("--resume", "{checkpoint}")
+    launch = build_launch(
+        spec, run_id="r-1", run_dir="/runs/r-1", attempt=2, params=spec.params, visible_gpus=tuple(UUIDS[:2]),
+        nproc=2, port=1234, checkpoint="/runs/r-1/checkpoints/step_5.pt",
+    )  # fmt: skip
+    assert launch.argv[-6:] == (
+        "--batch-size", "128", "--lr", "0.05", "--resume", "/runs/r-1/checkpoints/step_5.pt",
+    )  # fmt: skip
+
+
+def test_a_specification_survives_being_stored(project: Path) -> None:
+    spec = spec_of(
+        project,
+        "script: a.py\nparams: {a: 1, b: null}\nenv: {A: b}\nrecovery: off\nalerts: off\n"
+        "metrics: {source: stdout, patterns: ['(?P<loss>x)']}\ncheckpoints: {pattern: '*.pt'}\ngpus: [1, 3]\n",
+    )
+    assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert spec.recovery == {"policy": "off"}
+    assert spec.alerts is None
+
+
+class TestPaths:
+    def test_a_script_from_the_profiles_folder(self, project: Path) -> None:
+        spec = spec_of(project, "script: ../src/train.py", file="profiles/x.yaml")
+        assert spec.program == (str(project / "src" / "train.py"),)
+        assert spec.workdir == str(project / "profiles")
+
+    def test_a_script_and_a_workdir_of_the_home(self, project: Path) -> None:
+        spec = spec_of(project, "script: ~/a.py\nworkdir: ~/data")
+        assert spec.program == ("/home/anna/a.py",)
+        assert spec.workdir == "/home/anna/data"
+
+    def test_links_to_a_profile_are_followed(self, project: Path, tmp_path: Path) -> None:
+        (project / "x.yaml").write_text("script: train.py")
+        link = tmp_path / "link.yaml"
+        link.symlink_to(project / "x.yaml")
+        spec = resolve(load(link), inventory=FOUR)
+        assert spec.program == (str(project / "train.py"),)
+        assert spec.profile_path == str(project / "x.yaml")
+
+    def test_a_workdir_in_the_runs_folder(self, project: Path) -> None:
+        assert spec_of(project, 'script: a.py\nworkdir: "{run_dir}/work"').workdir == "{run_dir}/work"
+
+    def test_metrics_and_checkpoints_from_the_workdir(self, project: Path) -> None:
+        spec = spec_of(
+            project,
+            "script: a.py\nworkdir: sub\nparams: {out: /data/o, rel: o}\n"
+            "metrics: {source: csv, path: log.csv}\ncheckpoints: {dir: '{out}/c', pattern: '*'}",
+        )
+        assert spec.metrics.path == f"{project}/sub/log.csv"
+        assert spec.checkpoints is not None
+        assert spec.checkpoints.directory == "{out}/c"
+        spec = spec_of(project, "script: a.py\nparams: {rel: o}\nmetrics: {source: csv, path: '{rel}/m.csv'}")
+        assert spec.metrics.path == f"{project}/{{rel}}/m.csv"
+
+    def test_metrics_default_to_the_contracts_file(self, project: Path) -> None:
+        assert spec_of(project, "script: a.py").metrics.path == "{run_dir}/metrics.jsonl"
+        assert spec_of(project, "script: a.py\nmetrics: {source: jsonl}").metrics.path == "{run_dir}/metrics.jsonl"
+        assert spec_of(project, "script: a.py\nmetrics: off").metrics.kind == "none"
+
+
+class TestModules:
+    def test_a_module_beside_the_profile(self, project: Path) -> None:
+        (project / "trainer.py").write_text("")
+        spec = spec_of(project, "module: trainer")
+        assert (spec.program, spec.workdir) == (("-m", "trainer"), str(project))
+
+    def test_a_package_around_a_folder_of_profiles(self, project: Path) -> None:
+        (project / "pkg" / "sub").mkdir(parents=True)
+        (project / "pkg" / "sub" / "__main__.py").write_text("")
+        spec = spec_of(project, "module: pkg.sub", file="profiles/x.yaml")
+        assert spec.workdir == str(project)
+
+    def test_an_installed_module_needs_no_folder(self, project: Path) -> None:
+        assert spec_of(project, "module: elsewhere", file="profiles/x.yaml").workdir == str(project / "profiles")
+
+    def test_a_shipped_module_in_a_checkout(self) -> None:
+        root = Path(resolving.__file__).resolve().parents[2]
+        spec = resolve(load(root / "profiles" / "digits-ddp.yaml"), inventory=[], environ={})
+        assert spec.workdir == str(root)
+        assert spec.nproc == 2
+
+    def test_a_shipped_profile_of_an_installed_gputui(
+        self, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is written beside the program; and another interpreter finds the module all the same."""
+        site = tmp_path / "site-packages"
+        shipped = site / "gputui" / "shipped_profiles"
+        (site / "trainer").mkdir(parents=True)
+        (site / "trainer" / "__main__.py").write_text("")
+        shipped.mkdir(parents=True)
+        monkeypatch.setattr(resolving, "shipped_profiles", lambda: shipped)
+        monkeypatch.setattr(resolving, "__file__", str(site / "gputui" / "profiles" / "resolve.py"))
+        assert spec_of(shipped, "module: trainer").workdir == "{run_dir}"
+        assert spec_of(shipped, "script: plain.py").workdir == "{run_dir}"
+        venv = tmp_path / "venv"
+        make_program(venv / "bin" / "python")
+        assert spec_of(shipped, "module: trainer", environ={"VIRTUAL_ENV": str(venv)}).workdir == str(site)
+
+
+class TestInterpreters:
+    def test_the_one_that_runs_gputui(self, project: Path) -> None:
+        assert spec_of(project, "script: a.py").python == sys.executable
+
+    def test_the_active_environment_goes_before(self, project: Path, tmp_path: Path) -> None:
+        python = tmp_path / "venv" / "bin" / "python"
+        assert (
+            spec_of(project, "script: a.py", environ={"VIRTUAL_ENV": str(tmp_path / "venv")}).python == sys.executable
+        )
+        make_program(python)
+        assert spec_of(project, "script: a.py", environ={"VIRTUAL_ENV": str(tmp_path / "venv")}).python == str(python)
+
+    def test_links_stay_links(self, project: Path) -> None:
+        """A virtual environment is known by the path of its interpreter, which is a link to another one."""
+        link = project / "env" / "bin" / "python"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(sys.executable)
+        assert spec_of(project, "script: a.py\npython: env/bin/python").python == str(link)
+
+    def test_from_the_workdir_then_from_the_profiles_folder(self, project: Path) -> None:
+        text = "script: a.py\nworkdir: sub\npython: env/bin/python"
+        assert spec_of(project, text).python == str(project / "sub" / "env" / "bin" / "python"), "for the message"
+        beside = make_program(project / "env" / "bin" / "python")
+        assert spec_of(project, text).python == str(beside)
+        inside = make_program(project / "sub" / "env" / "bin" / "python")
+        assert spec_of(project, text).python == str(inside)
+
+    def test_a_name_is_looked_up(self, project: Path, tmp_path: Path) -> None:
+        found = make_program(tmp_path / "bin" / "python9.9")
+        text = "script: a.py\npython: python9.9"
+        assert spec_of(project, text, environ={"PATH": str(found.parent)}).python == str(found)
+        assert spec_of(project, text).python == "python9.9", "the check says that it is not there"
+
+    def test_a_command_has_none(self, project: Path) -> None:
+        spec = spec_of(project, "command: accelerate launch '{a}'\nparams: {a: 1}\nargs: ''")
+        assert (spec.launcher, spec.python, spec.program) == ("command", None, ("accelerate", "launch", "{a}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "nproc", "count"),
+    [
+        ("gpus: 2", None, 2, 2),
+        ("gpus: all", None, 4, 4),
+        ("gpus: [3, 1]", None, 2, 2),
+        ("gpus: 2\nnproc: 4", None, 4, 2),
+        ("gpus: 0", None, 1, 0),
+        ("gpus: 0\nnproc: 2", None, 2, 0),
+        ("gpus: 0\nnproc: 2", "3", 3, 3),
+        ("gpus: 0\nnproc: 2", "0", 2, 0),
+        ("gpus: 2", "0", 1, 0),
+        ("gpus: 2", "all", 4, 4),
+        ("gpus: 2", "3,", 1, 1),
+        ("gpus: 2\nlauncher: python", None, 1, 2),
+    ],
+)
+def test_processes(project: Path, text: str, override: str | None, nproc: int, count: int) -> None:
+    spec = spec_of(project, f"script: a.py\n{text}", gpus=override)
+    assert (spec.nproc, spec.gpus.count) == (nproc, count)
+
+
+def test_indices_become_uuids_in_the_order_asked(project: Path) -> None:
+    spec = spec_of(project, "script: a.py\nvisible: index", gpus="3,0")
+    assert spec.gpus.uuids == (UUIDS[3], UUIDS[0])
+    assert spec.visible == "index"
+
+
+def test_everything_wrong_at_once(project: Path) -> None:
+    with pytest.raises(ResolveError) as caught:
+        spec_of(project, "script: a.py\nparams: {lr: 0.1}", overrides={"lrr": "1", "lr": "x"}, gpus="7,")
+    assert caught.value.problems == (
+        "lrr: unknown parameter; did you mean lr?",
+        "lr: expected a number, found 'x'",
+        "--gpus: GPU 7 does not exist; this machine has 0, 1, 2, 3",
+    )
+    assert not caught.value.is_refusal
+
+
+def test_a_machine_without_gpus_refuses_with_a_way_out(project: Path) -> None:
+    with pytest.raises(ResolveError) as caught:
+        spec_of(project, "script: a.py\ngpus: 2", inventory=[])
+    assert str(caught.value) == "gpus: no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU"
+    assert caught.value.is_refusal
+    assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
+
+
+def test_nonsense_for_gpus_is_no_refusal(project: Path) -> None:
+    with pytest.raises(ResolveError) as caught:
+        spec_of(project, "script: a.py", gpus="two")
+    assert not caught.value.is_refusal
+    assert str(caught.value) == (
+        "--gpus: expected a number, \"all\", or a list of indices or UUIDs, found 'two'"
+    )  # fmt: skip
+
+
+def test_nothing_is_started_or_written(project: Path) -> None:
+    spec_of(project, "script: gone.py\npython: gone/python\nworkdir: gone")
+    assert os.listdir(project) == ["x.yaml"]

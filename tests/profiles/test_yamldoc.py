@@ -1,0 +1,112 @@
+"""Reading YAML: what scalars mean, where things are, and texts that mean harm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.profiles.yamldoc import MAX_DEPTH, MAX_VALUES, Mark, YamlError, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3), ("5E4", 5e4), ("1.5", 1.5), (".5", 0.5), ("-2.", -2.0), ("+.inf", float("inf")),
+        ("7", 7), ("-7", -7), ("010", 10), ("1_000", 1000), ("0x1F", 31), ("0o17", 15), ("0b11", 3),
+        ("true", True), ("Yes", True), ("ON", True), ("off", False), ("No", False), ("false", False),
+        ("~", None), ("null", None), ("", None),
+        ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1.2.3", "1.2.3"), ("y", "y"), ("n", "n"), ("e5", "e5"),
+        ("'1'", "1"), ('"off"', "off"), ("!!str 5", "5"), ("0x", "0x"), ("9" * 5000, "9" * 5000),
+    ],
+)  # fmt: skip
+def test_scalars(text: str, value: object) -> None:
+    data = parse(f"k: {text}").data
+    assert data == {"k": value}
+    assert type(data["k"]) is type(value)
+
+
+def test_keys_are_text() -> None:
+    assert parse("on: 1\n2: 3\nnull: 4\n1.10: 5").data == {"on": 1, "2": 3, "null": 4, "1.10": 5}
+
+
+def test_literal_places_keep_their_spelling() -> None:
+    document = parse("env: {A: on, B: 1.10, C: 007, D:}\nx: on", lambda place: place[:1] == ("env",))
+    assert document.data == {"env": {"A": "on", "B": "1.10", "C": "007", "D": ""}, "x": True}
+
+
+def test_marks_are_where_keys_and_items_begin() -> None:
+    document = parse("a:\n  b: 1\n  c:\n    - x\n    - y\n")
+    assert document.mark(("a",)) == Mark(1, 1)
+    assert document.mark(("a", "b")) == Mark(2, 3)
+    assert document.mark(("a", "c", 1)) == Mark(5, 7)
+    assert document.mark(("a", "unknown", "deeper")) == Mark(1, 1), "the closest thing around it"
+
+
+def test_every_key_given_twice_is_known_and_the_first_counts() -> None:
+    document = parse("a: 1\nb: {c: 1, c: 2}\na: 2\n")
+    assert document.data == {"a": 1, "b": {"c": 1}}
+    assert sorted(document.duplicates) == [(("a",), Mark(3, 1)), (("b", "c"), Mark(2, 11))]
+
+
+def test_anchors_and_merges() -> None:
+    text = "base: &b {x: 1, y: 2}\nlist: &l [1, 2]\nuse: {<<: *b, y: 3}\nboth: {<<: [*b, {z: 9, x: 0}]}\nagain: *l\n"
+    data = parse(text).data
+    assert data["use"] == {"x": 1, "y": 3}
+    assert data["both"] == {"x": 1, "y": 2, "z": 9}
+    assert data["again"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: b: c", 1, "':' where none can be"),
+        ("x: 1\na: [1\nb: 2", 3, "not valid YAML"),
+        ("a:\n\t- b", 2, "a tab cannot indent; use spaces"),
+        ("a: 1\nb: 'open", 2, "not valid YAML"),
+        ("a: 1\nb: \x01", 2, "U+0001 is not allowed"),
+        ("a: 1\nb: \ud800", 2, "U+D800 is not allowed"),
+        ("a: 1\nb: *gone", 2, "*gone refers to an anchor"),
+        ("x: 1\na: &a\n  b: *a", 2, "an anchor contains itself"),
+        ("a: &a\n  <<: *a", 2, "an anchor contains itself"),
+        ("a: 1\n---\nb: 1", 2, "'---' begins another"),
+        ("? [a]\n: b", 1, "a key must be a word"),
+        ("a: 1\nb: !!python/object/apply:os.system [echo]", 2, "the tag !!python/object/apply:os.system is not used"),
+        ("a: !!binary aGk=", 1, "the tag !!binary is not used"),
+        ("a: !custom {b: 1}", 1, "the tag !custom is not used"),
+        ("<<: 3", 1, "<< takes a mapping"),
+        ("[" * (MAX_DEPTH + 2), 1, "levels deep"),
+        ("[" * 1_000_000, 1, "levels deep"),
+        ("a:\n" + "- 1\n" * (MAX_VALUES + 1), MAX_VALUES - 1, f"more than {MAX_VALUES} values"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_profile(text: str, line: int, words: str) -> None:
+    with pytest.raises(YamlError) as caught:
+        parse(text)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.mark is not None
+    assert caught.value.mark.line == line
+
+
+@pytest.mark.parametrize("kind", ["[{0}]", "{{<<: [{0}]}}", "{{a: [{0}], <<: [{0}]}}"])
+def test_aliases_cannot_explode(kind: str) -> None:
+    """Ten levels, each with ten of the one below: 10¹⁰ values if expanded."""
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, 11):
+        lines.append(f"a{level}: &a{level} " + kind.format(", ".join([f"*a{level - 1}"] * 10)))
+    started = time.monotonic()
+    with pytest.raises(YamlError, match="its aliases expand to more than"):
+        parse("\n".join(lines))
+    assert time.monotonic() - started < 2
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_answered(text: str) -> None:
+    try:
+        parse(text)
+    except YamlError as error:
+        assert "\n" not in str(error)
