@@ -65,13 +65,13 @@ class Settings:
     # Just less than torchrun waits before it kills.
     stop_timeout: float = _setting(25.0, "seconds that a step may still take after a stop signal", more_than=0)
 
-    output_dir: Path = _setting(_LATER, "default: $GPUTUI_RUN_DIR, else runs/<task>")  # noqa: RUF009
-    metrics: Path = _setting(_LATER, "JSON lines; default: $GPUTUI_METRICS, else <output-dir>/metrics.jsonl")  # noqa: RUF009
+    output_dir: Path = _setting(_LATER, "default: $GPUTUI_RUN_DIR, else runs/TASK")  # noqa: RUF009
+    metrics: Path = _setting(_LATER, "JSON lines; default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")  # noqa: RUF009
     log_every: int = _setting(10, "steps between lines on standard output", at_least=1)
     rank_metrics_every: int = _setting(10, "steps between the timings of each further rank; 0: none", at_least=0)
     validate_every: int = _setting(50, "steps between validations; 0: only at the end", at_least=0)
 
-    checkpoint_dir: Path = _setting(_LATER, "default: <output-dir>/checkpoints")  # noqa: RUF009
+    checkpoint_dir: Path = _setting(_LATER, "default: OUTPUT_DIR/checkpoints")  # noqa: RUF009
     checkpoint_every: int = _setting(50, "steps between checkpoints; 0: only at the end", at_least=0)
     keep: int = _setting(3, "newest checkpoints to keep", at_least=1)
     resume: str = _setting("", "a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none")

@@ -1,4 +1,4 @@
-"""The shipped profiles: their parameters are flags that the trainer has, their patterns match what the script prints."""
+"""The shipped profiles: their parameters are settings of the trainer, their patterns match what the script prints."""
 
 from __future__ import annotations
 
