@@ -11,7 +11,6 @@ from gputui.store.views import RunView
 from gputui.tui.render.words import OVER, run_sign
 
 Scope = Literal["overview", "run", "launch"]
-EVERYWHERE: tuple[Scope, ...] = ("overview", "run", "launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,9 @@ class Action:
     label: str
     tooltip: str
     scopes: tuple[Scope, ...]
-    why_not: WhyNot = lambda context: None
-    shown: bool = True
-    in_palette: bool = True
+    why_not: WhyNot
+    shown: bool
+    in_palette: bool
 
 
 def _needs_run(context: Context) -> str | None:
@@ -91,58 +90,80 @@ def _can_launch(context: Context) -> str | None:
     return None if context.can_launch else "There is something to correct first."
 
 
+def _act(
+    name: str,
+    keys: str,
+    label: str,
+    tooltip: str,
+    scopes: tuple[Scope, ...],
+    why_not: WhyNot = lambda context: None,
+    *,
+    shown: bool = True,
+    in_palette: bool = True,
+) -> Action:
+    return Action(name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette)
+
+
+_OVERVIEW: tuple[Scope, ...] = ("overview",)
+_PAGE: tuple[Scope, ...] = ("run",)
+_BOTH: tuple[Scope, ...] = ("overview", "run")
+_FORM: tuple[Scope, ...] = ("launch",)
+
 ACTIONS: tuple[Action, ...] = (
-    Action("help", ("question_mark", "f1"), "help", "What is possible here, and how", EVERYWHERE),
-    # --- the overview
-    Action("up", ("up", "k"), "up", "The run above", ("overview",), _needs_run, shown=False, in_palette=False),
-    Action("down", ("down", "j"), "down", "The run below", ("overview",), _needs_run, shown=False, in_palette=False),
-    Action("first", ("home", "g"), "first", "The first run", ("overview",), _needs_run, shown=False, in_palette=False),
-    Action("last", ("end", "G"), "last", "The last run", ("overview",), _needs_run, shown=False, in_palette=False),
-    Action("open", ("enter", "l", "right"), "open", "Open the page of the run", ("overview",), _needs_run),
-    Action("launch", ("n",), "new", "Launch a run from a profile", ("overview", "run"), _can_open_launch),
-    Action("fold", ("a",), "all/each", "All GPUs together with their history, or each GPU in a row", ("overview",)),
-    Action("filter", ("slash",), "filter", "Show only runs in which the words occur", ("overview",)),
-    # --- a run's page
-    Action("back", ("escape", "h", "left"), "back", "Back to the overview", ("run",)),
-    Action("section_next", ("tab",), "section", "The next section of the page", ("run",), in_palette=False),
-    Action(
-        "section_previous", ("shift+tab",), "section back", "The section before", ("run",), shown=False, in_palette=False
+    _act("help", "question_mark f1", "help", "What is possible here, and how", ("overview", "run", "launch")),
+    # the overview
+    _act("open", "enter l right", "open", "Open the page of the run", _OVERVIEW, _needs_run),
+    _act("back", "escape h left", "back", "Back to the overview", _PAGE),
+    _act("section_next", "tab", "section", "The next section of the page", _PAGE, in_palette=False),
+    _act("launch", "n", "new", "Launch a run from a profile", _BOTH, _can_open_launch),
+    _act("stop", "s", "stop", "Stop the run: it checkpoints and leaves", _BOTH, _can_stop),
+    _act("fold", "a", "all/each", "All GPUs together with their history, or each in a row", _OVERVIEW),
+    _act("filter", "slash", "filter", "Show only runs in which the words occur", _OVERVIEW),
+    _act("up", "up k", "up", "The run above", _OVERVIEW, _needs_run, shown=False, in_palette=False),
+    _act("down", "down j", "down", "The run below", _OVERVIEW, _needs_run, shown=False, in_palette=False),
+    _act("first", "home g", "first", "The first run", _OVERVIEW, _needs_run, shown=False, in_palette=False),
+    _act("last", "end G", "last", "The last run", _OVERVIEW, _needs_run, shown=False, in_palette=False),
+    # a run's page
+    _act("section_previous", "shift+tab", "before", "The section before", _PAGE, shown=False, in_palette=False),
+    _act("section_charts", "1", "charts", "Loss, learning rate, throughput, gradient norm", _PAGE, shown=False),
+    _act("section_ranks", "2", "ranks", "How each rank does", _PAGE, shown=False),
+    _act("section_log", "3", "log", "The end of the log", _PAGE, shown=False),
+    _act("section_story", "4", "timeline", "Attempts, incidents and decisions", _PAGE, shown=False),
+    _act("section_params", "5", "parameters", "Parameters as launched and as they are now", _PAGE, shown=False),
+    _act("log_next", "r", "next log", "The log of the next rank", _PAGE),
+    _act("log_previous", "R", "log before", "The log of the rank before", _PAGE, shown=False),
+    _act("follow", "f end G", "follow", "Follow the end of the log again", _PAGE),
+    _act("log_axis", "y", "log y", "The loss on a logarithmic or a linear axis", _PAGE),
+    _act("scroll_up", "up k", "up", "Scroll the log up", _PAGE, shown=False, in_palette=False),
+    _act("scroll_down", "down j", "down", "Scroll the log down", _PAGE, shown=False, in_palette=False),
+    _act("page_up", "pageup", "page up", "Scroll the log up a page", _PAGE, shown=False, in_palette=False),
+    _act(
+        "page_down", "pagedown space", "page down", "Scroll the log down a page", _PAGE, shown=False, in_palette=False
     ),
-    Action("section_charts", ("1",), "charts", "Loss, learning rate, throughput, gradient norm", ("run",), shown=False),
-    Action("section_ranks", ("2",), "ranks", "How each rank does", ("run",), shown=False),
-    Action("section_log", ("3",), "log", "The end of the log", ("run",), shown=False),
-    Action("section_timeline", ("4",), "timeline", "Attempts, incidents and decisions", ("run",), shown=False),
-    Action("section_params", ("5",), "parameters", "Parameters as launched and now", ("run",), shown=False),
-    Action("log_next", ("r",), "rank", "The log of the next rank", ("run",)),
-    Action("log_previous", ("R",), "rank before", "The log of the rank before", ("run",), shown=False),
-    Action("follow", ("f",), "follow", "Follow the end of the log again", ("run",)),
-    Action("scroll_up", ("up", "k"), "up", "Scroll the log up", ("run",), shown=False, in_palette=False),
-    Action("scroll_down", ("down", "j"), "down", "Scroll the log down", ("run",), shown=False, in_palette=False),
-    Action("page_up", ("pageup",), "page up", "Scroll the log up a page", ("run",), shown=False, in_palette=False),
-    Action("page_down", ("pagedown",), "page down", "Scroll it down a page", ("run",), shown=False, in_palette=False),
-    Action("log_axis", ("y",), "log y", "Loss on a logarithmic or a linear axis", ("run",)),
-    # --- what changes a run
-    Action("stop", ("s",), "stop", "Stop the run: it checkpoints and leaves", ("overview", "run"), _can_stop),
-    Action(
-        "resume", ("u",), "resume", "Go on from the newest valid checkpoint", ("overview", "run"), _can_go_on, shown=False
+    # what changes a run
+    _act("resume", "u", "resume", "Go on from the newest valid checkpoint", _BOTH, _can_go_on, shown=False),
+    _act("restart", "x", "restart", "Begin again from the start", _BOTH, _can_start_over, shown=False),
+    _act(
+        "remove",
+        "delete",
+        "remove",
+        "Forget the run: its history, logs and checkpoints",
+        _BOTH,
+        _can_remove,
+        shown=False,
     ),
-    Action(
-        "restart", ("x",), "restart", "Begin again from the start", ("overview", "run"), _can_start_over, shown=False
-    ),
-    Action(
-        "remove", ("delete",), "remove", "Forget the run: its history, logs and checkpoints", ("overview", "run"),
-        _can_remove, shown=False,
-    ),
-    # --- the launch form
-    Action("start", ("enter",), "launch", "Launch the run", ("launch",), _can_launch),
-    Action("cancel", ("escape",), "back", "Back without launching", ("launch",)),
-    Action("next_profile", ("ctrl+n",), "next profile", "The next profile", ("launch",)),
-    Action("previous_profile", ("ctrl+p",), "profile before", "The profile before", ("launch",), shown=False),
-    # --- everywhere
-    Action("palette", ("ctrl+p", "colon"), "palette", "Find anything by typing a part of it", ("overview", "run"),
-           in_palette=False),
-    Action("leave", ("q", "ctrl+c"), "leave", "Leave the screen; runs go on", ("overview", "run")),
-)  # fmt: skip
+    # the launch form
+    _act("start", "enter", "launch", "Launch the run with these values", _FORM, _can_launch),
+    _act("field_next", "down tab", "next", "The next field", _FORM, shown=False, in_palette=False),
+    _act("field_previous", "up shift+tab", "before", "The field before", _FORM, shown=False, in_palette=False),
+    _act("profile_next", "ctrl+n pagedown", "next profile", "Choose the next profile", _FORM),
+    _act("profile_previous", "ctrl+p pageup", "profile before", "Choose the profile before", _FORM, shown=False),
+    _act("preview", "ctrl+d", "dry run", "Show the whole command, environment and checks without starting", _FORM),
+    _act("cancel", "escape", "back", "Back without launching", _FORM),
+    # everywhere
+    _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _BOTH, in_palette=False),
+    _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", _BOTH),
+)
 
 
 def actions_in(scope: Scope) -> list[Action]:
@@ -173,6 +194,9 @@ _KEY_WORDS = {
     "delete": "del",
     "ctrl+p": "^p",
     "ctrl+n": "^n",
+    "ctrl+d": "^d",
+    "tab": "tab",
+    "space": "space",
     "ctrl+c": "^c",
     "shift+tab": "⇧tab",
 }

@@ -22,7 +22,7 @@ class AgentKeeper:
     ``tell`` is called from the keeper's thread with the sentence to show, None when all is well.
     """
 
-    def __init__(self, workspace: Workspace, tell: Callable[[str | None], None]) -> None:
+    def __init__(self, workspace: Workspace, tell: Callable[[str | None], object]) -> None:
         self._workspace = workspace
         self._tell = tell
         self._stop = threading.Event()

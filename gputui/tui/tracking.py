@@ -82,7 +82,7 @@ class RunTracker:
         """The curves of the run's page. Raises sqlite3.Error."""
         throughput = next((name for name in THROUGHPUT_NAMES if name in self._newest), THROUGHPUT_NAMES[0])
         found = {}
-        for name in (LOSS, LEARNING_RATE, throughput, GRADIENT_NORM):
+        for name in (LOSS, throughput, LEARNING_RATE, GRADIENT_NORM):
             if name not in self._curves:
                 self._curves[name] = _Curve(name)
             curve = self._curves[name]

@@ -11,7 +11,7 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, percent, short_number
 from gputui.store.views import AttemptView, DecisionView, GpuView, IncidentView
-from gputui.tui.render.columns import Column, between, fit_line, head_line, place, row_line, rule, wrap
+from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule, wrap
 from gputui.tui.render.runs import outlook
 from gputui.tui.render.words import clock, moment, run_sign, run_state_text
 from gputui.tui.snapshot import LogTail, RankRow, RunPage, RunRow
@@ -21,21 +21,22 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int) -> 
     """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left``."""
     run, progress = page.run, page.progress
     sign = run_sign(run.state)
-    left: list[Span] = [
-        (" " + clean(run.run_id), "title"),
-        (" · ", "dim"),
-        (f"{sign.glyph} {run_state_text(run)}", sign.style),
+    parts: list[list[Span]] = [
+        [(" " + clean(run.run_id), "title")],
+        [(" · ", "dim"), (f"{sign.glyph} {run_state_text(run)}", sign.style)],
     ]
-    if run.attempt > 1:
-        left += [(f" · attempt {run.attempt}", "text")]
-    left += [(f" · {gpu_words(run.gpus, gpus)}", "text")]
     if progress.step is not None:
         total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
-        left += [(f" · step {count(progress.step)}{total}", "text")]
+        parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
     words, style = outlook(RunRow(run, progress), now)
-    if words:
-        left += [(f" · {words}", style)]
-    return between(left, [(f" {clock(now)} ", "text")], width)
+    parts.append([(" · ", "dim"), (words, style)] if words else [])
+    parts.append([(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")])
+    if progress.steps_per_second:
+        parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
+    if run.attempt > 1:
+        parts.append([(" · ", "dim"), (f"attempt {run.attempt}", "text")])
+    tail = f" {clock(now)} "
+    return [*fitting(parts, width - len(tail)), (tail, "text")]
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:

@@ -142,7 +142,7 @@ def time_left(progress: Progress) -> str:
     seconds = progress.seconds_left
     if seconds is None:
         return ""
-    if seconds >= 600:
+    if seconds >= 120:
         seconds = round(seconds / 60) * 60
     elif seconds >= 30:
         seconds = round(seconds / 10) * 10
@@ -159,8 +159,8 @@ def _took(row: RunRow) -> str:
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("", 2, _sign),
     Column("run", 13, _name, gap=1, grow=2, most=30),
-    Column("state", 11, _state, gap=1, grow=1, most=13),
-    Column("step", 16, _step, gap=1, grow=1, most=22),
+    Column("state", 10, _state, gap=1, grow=1, most=13),
+    Column("step", 18, _step, gap=1, grow=1, most=24),
     Column("loss", 10, _loss, importance=1, gap=2, most=11, grow=1),
     Column("curve", 7, _curve, importance=2, gap=1, grow=1, most=24),
     Column("outlook", 12, _remark, gap=2, grow=4),

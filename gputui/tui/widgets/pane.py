@@ -24,11 +24,12 @@ class Pane(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
+        self._height: int | None = None
         self._palette = palette(os.environ)
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
         """Show these lines. ``height`` sets the widget's own height where it is not its container's."""
-        if height is not None and self.styles.height != height:
+        if height is not None:
             self.set_height(height)
         changed = [y for y, line in enumerate(lines) if y >= len(self._lines) or line != self._lines[y]]
         changed += range(len(lines), len(self._lines))
@@ -48,7 +49,9 @@ class Pane(Widget):
 
     def set_height(self, height: int) -> None:
         """Give the widget a height of its own."""
-        self.styles.height = height
+        if height != self._height:
+            self._height = height
+            self.styles.height = height
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width

@@ -1,0 +1,287 @@
+"""The app: it holds the newest snapshot, hands it to the screen on top, and carries out what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from textual.app import App
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import StoreError
+from gputui.store.views import RunView
+from gputui.tui import asking
+from gputui.tui.actions import actions_in, find, key_word
+from gputui.tui.feed import Feed
+from gputui.tui.keeper import AgentKeeper
+from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
+from gputui.tui.screens.base import ActionScreen
+from gputui.tui.screens.confirm import ConfirmScreen
+from gputui.tui.screens.help import HelpScreen
+from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.palette import Choice, PaletteScreen
+from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.snapshot import Snapshot
+
+FIRST_SNAPSHOT_SECONDS = 0.25
+MESSAGE_SECONDS = 12.0
+
+
+class SnapshotRead(Message):
+    """A newer snapshot; it takes the place of one that was not looked at yet."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, SnapshotRead)
+
+
+class AgentTold(Message):
+    """How it stands with the agent: a sentence, or None when it lives."""
+
+    def __init__(self, text: str | None) -> None:
+        super().__init__()
+        self.text = text
+
+
+@dataclass
+class Asked(Message):
+    """A command was written for the agent, or could not be."""
+
+    words: str
+    command_id: int | None
+    problem: str | None
+
+
+@dataclass
+class Answered(Message):
+    """The agent answered a command."""
+
+    answer: CommandAnswer
+
+
+class GputuiApp(App[int], inherit_bindings=False):
+    """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS_PATH = "styles/base.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = []
+    TITLE = "gputui"
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        feed: Feed,
+        snapshot: Snapshot,
+        *,
+        readonly: bool = False,
+        demo: bool = False,
+        host_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.workspace = workspace
+        self.feed = feed
+        self.snapshot = snapshot
+        self.is_readonly = readonly
+        self.is_demo = demo
+        self.host_name = host_name or socket.gethostname()
+        self.agent_notice: str | None = None
+        self.message: tuple[str, str] = ("", "info")
+        self._said_at = 0.0
+        self._asked: dict[int, str] = {}
+
+    def get_default_screen(self) -> Screen[Any]:
+        return OverviewScreen()
+
+    def on_mount(self) -> None:
+        self.theme = "ansi-dark"
+        self.feed.attach(
+            lambda snapshot: self.post_message(SnapshotRead(snapshot)),
+            lambda answer: self.post_message(Answered(answer)),
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            loop.add_signal_handler(number, self.exit, 0)
+
+    # --- what arrives
+
+    def on_snapshot_read(self, message: SnapshotRead) -> None:
+        self.snapshot = message.snapshot
+        if self.message[0] and time.monotonic() - self._said_at > MESSAGE_SECONDS:
+            self.message = ("", "info")
+        self.repaint()
+
+    def on_agent_told(self, message: AgentTold) -> None:
+        self.agent_notice = message.text
+        self.repaint()
+
+    def on_asked(self, message: Asked) -> None:
+        if message.command_id is None:
+            self.say(f"Cannot ask the agent: {message.problem}", "error")
+            return
+        self._asked[message.command_id] = message.words
+        self.feed.watch(message.command_id)
+        self.say(f"{message.words}…")
+
+    def on_answered(self, message: Answered) -> None:
+        answer = message.answer
+        words = self._asked.pop(answer.command_id, "")
+        if answer.state == "refused":
+            self.say(f"{words}: refused. {answer.reason or ''}", "error")
+            return
+        result = answer.result or {}
+        run_id, state = str(result.get("id", "")), str(result.get("state"))
+        self.say(f"{words}: {clean(run_id)} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}")
+        if words.startswith("Launch") and isinstance(self.screen_stack[0], OverviewScreen):
+            self.screen_stack[0].point_at(run_id)
+
+    def repaint(self) -> None:
+        """Draw every screen that can be seen."""
+        for screen in self.screen_stack:
+            if isinstance(screen, ActionScreen) and screen.is_mounted:
+                screen.paint()
+
+    def say(self, text: str, kind: str = "info") -> None:
+        """Show a sentence above the footer until the next key or for a while. ``kind``: info, warning or error."""
+        self.message = (text, kind)
+        self._said_at = time.monotonic()
+        self.repaint()
+
+    # --- what is asked for
+
+    def perform(self, name: str, screen: ActionScreen) -> None:
+        """Do what an action of the table says, or say why it is not possible now."""
+        self.message = ("", "info")
+        why_not = find(name).why_not(screen.context())
+        if why_not is not None:
+            self.say(why_not, "warning")
+            return
+        method = getattr(screen, f"do_{name}", None) or getattr(self, f"do_{name}")
+        method()
+        self.repaint()
+
+    def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
+        """Write a command for the agent, in a thread: a locked database must not stop the screen."""
+        self.ask_by(words, lambda: asking.ask(self.workspace, verb, run_id, args))
+
+    def ask_by(self, words: str, write: Callable[[], int]) -> None:
+        """The same with another way to write it; ``write`` returns the command's id."""
+
+        def work() -> None:
+            try:
+                self.post_message(Asked(words, write(), None))
+            except (StoreError, sqlite3.Error, OSError) as error:
+                self.post_message(Asked(words, None, str(error)))
+
+        threading.Thread(target=work, name="asking", daemon=True).start()
+
+    def open_run(self, run_id: str) -> None:
+        """Open the page of a run, above whatever is open."""
+        if isinstance(self.screen, RunScreen):
+            self.pop_screen()
+        self.push_screen(RunScreen(run_id))
+
+    @property
+    def _run(self) -> RunView:
+        """The run that the action at hand is about; the table of actions has made sure that there is one."""
+        run = self.screen.run_in_question if isinstance(self.screen, ActionScreen) else None
+        assert run is not None
+        return run
+
+    def do_stop(self) -> None:
+        run = self._run
+        text = f"Stop {run.run_id}? It gets the time to write a checkpoint, then its processes end."
+        if run.state in ("queued", "recovering"):
+            text = (
+                f"Stop {run.run_id}? It is {run_sign(run.state).word} and has no process now; it will not start again."
+            )
+        self._confirmed("Stop", text, lambda: self.ask(f"Stop {run.run_id}", "stop", run.run_id, {"now": False}))
+
+    def do_restart(self) -> None:
+        run = self._run
+        now = "" if run.state in OVER else " Its processes are stopped first."
+        text = f"Begin {run.run_id} again from the start, with the parameters of its launch?{now}"
+        self._confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
+
+    def do_resume(self) -> None:
+        run = self._run
+        self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
+
+    def do_remove(self) -> None:
+        run = self._run
+        text = f"Remove {run.run_id} with its metrics, logs and checkpoints? This cannot be undone."
+        self._confirmed("Remove", text, lambda: self.ask(f"Remove {run.run_id}", "rm", run.run_id, {}))
+
+    def _confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+        def decide(is_sure: bool | None) -> None:
+            if is_sure:
+                do()
+
+        self.push_screen(ConfirmScreen(title, text), decide)
+
+    def do_launch(self) -> None:
+        # The form's modules are only loaded by those who launch.
+        from gputui.tui.screens.launch import LaunchScreen
+
+        run = self.screen.run_in_question if isinstance(self.screen, ActionScreen) else None
+        self.push_screen(LaunchScreen(run.profile if run else None))
+
+    def do_help(self) -> None:
+        if isinstance(self.screen, ActionScreen):
+            self.push_screen(HelpScreen(self.screen.context()))
+
+    def do_palette(self) -> None:
+        screen = self.screen
+        if not isinstance(screen, ActionScreen):
+            return
+        context = screen.context()
+        choices = [
+            Choice(action.tooltip, key_word(action.keys[0]), partial(self.perform, action.name, screen),
+                   action.why_not(context))
+            for action in actions_in(screen.SCOPE)
+            if action.in_palette
+        ]  # fmt: skip
+        for row in self.snapshot.runs:
+            run = row.run
+            choices.append(Choice(f"Open {run.run_id}", run_sign(run.state).word, partial(self.open_run, run.run_id)))
+        self.push_screen(PaletteScreen(choices), lambda choice: choice.do() if choice else None)
+
+    def do_leave(self) -> None:
+        self.exit(0)
+
+
+def run(workspace: Workspace, *, readonly: bool = False, demo: bool = False) -> int:
+    """Open the screen and return the exit code once it is left. Needs a terminal."""
+    feed = Feed(workspace)
+    feed.start()
+    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo)
+    keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentTold(text)))
+    keeper.start()
+    try:
+        code = app.run(mouse=not os.environ.get("SSH_CONNECTION"))
+    finally:
+        keeper.stop()
+        feed.stop()
+    active = sum(row.run.state not in OVER for row in app.snapshot.runs)
+    if active and not demo and sys.stdout.isatty():
+        words = "1 run goes on" if active == 1 else f"{active} runs go on"
+        print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201
+    return app.return_code or 0 if code is None else code

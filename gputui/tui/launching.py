@@ -1,0 +1,252 @@
+"""The launch form: what was typed, and what it would come to. Reading profiles and checking is done in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.runs.command import format_value
+from gputui.runs.spec import RunSpec
+from gputui.store.views import GpuView
+from gputui.tui.editing import LineEdit
+from gputui.tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    # pydantic comes with these; they are imported where they are used, in a thread.
+    from gputui.profiles.checks import CheckResult
+    from gputui.profiles.gpu_checks import GpuSituation
+    from gputui.profiles.loading import ProfileEntry
+
+GPUS = "GPUs"
+NAME = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One line of the form. ``hint`` says what it takes; ``default`` is the profile's value as text."""
+
+    key: str
+    label: str
+    default: str
+    hint: str
+    is_parameter: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The profiles, the chosen one, its fields and what stands in them."""
+
+    entries: tuple[ProfileEntry, ...] = ()
+    chosen: int = 0
+    fields: tuple[Field, ...] = ()
+    edits: Mapping[str, LineEdit] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    cursor: int = 0
+
+    @property
+    def entry(self) -> ProfileEntry | None:
+        """The chosen profile."""
+        return self.entries[self.chosen] if self.entries else None
+
+    @property
+    def current(self) -> Field | None:
+        """The field under the cursor."""
+        return self.fields[self.cursor] if self.fields else None
+
+    def text(self, key: str) -> str:
+        """What stands in a field."""
+        return self.edits[key].text
+
+    def is_changed(self, item: Field) -> bool:
+        """Whether a field differs from the profile."""
+        return self.text(item.key) != item.default
+
+    def choose(self, number: int) -> Form:
+        """Another profile, with its defaults; ``number`` wraps around."""
+        if not self.entries:
+            return self
+        chosen = number % len(self.entries)
+        items = _fields(self.entries[chosen])
+        edits = {item.key: LineEdit.at_end(item.default) for item in items}
+        return Form(self.entries, chosen, items, edits)
+
+    def move(self, by: int) -> Form:
+        """The cursor on another field."""
+        return replace(self, cursor=(self.cursor + by) % len(self.fields)) if self.fields else self
+
+    def edit(self, edit: LineEdit) -> Form:
+        """The current field with another content, checked at once."""
+        item = self.current
+        if item is None:
+            return self
+        edits = {**self.edits, item.key: edit}
+        problems = {key: text for key, text in self.problems.items() if key != item.key}
+        problem = self._check(item, edit.text)
+        if problem is not None:
+            problems[item.key] = problem
+        return replace(self, edits=edits, problems=problems)
+
+    def overrides(self) -> dict[str, str]:
+        """The parameters that differ from the profile, as typed."""
+        return {item.key: self.text(item.key) for item in self.fields if item.is_parameter and self.is_changed(item)}
+
+    def _check(self, item: Field, text: str) -> str | None:
+        """What is wrong with a field by itself, in a few words."""
+        from gputui.profiles.devices import SelectionError, parse_selection
+        from gputui.profiles.params import ParameterError
+
+        entry = self.entry
+        if entry is None or entry.profile is None:
+            return None
+        try:
+            if item.key == GPUS and not item.is_parameter:
+                parse_selection(text)
+            elif item.is_parameter:
+                entry.profile.parameters[item.key].parse(text)
+        except (ParameterError, SelectionError) as error:
+            return clean(str(error).removeprefix(f"{item.key}: "))
+        return None
+
+
+def _fields(entry: ProfileEntry) -> tuple[Field, ...]:
+    profile = entry.profile
+    if profile is None:
+        return ()
+    selection = profile.form.gpus
+    gpus = "all" if selection.is_all else ",".join(map(str, selection.devices)) or str(selection.count)
+    if len(selection.devices) == 1 and isinstance(selection.devices[0], int):
+        gpus += ","
+    items = [
+        Field(GPUS, "GPUs", gpus, "how many, which (0,1), or all", is_parameter=False),
+        Field(NAME, "run's name", profile.name, "runs are called after it", is_parameter=False),
+    ]
+    for name, parameter in profile.parameters.items():
+        hint = clean(parameter.help or parameter.expected)
+        items.append(Field(name, clean(name), clean(format_value(parameter.default)), hint))
+    return tuple(items)
+
+
+# --- what it comes to -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a form comes to: the specification and its command, or why there is none."""
+
+    spec: RunSpec | None = None
+    problems: tuple[str, ...] = ()
+    command: str = ""
+    description: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot be launched, in a sentence."""
+        if self.problems:
+            return self.problems[0]
+        failed = next((check for check in self.checks if check.status == "fail"), None)
+        if failed is not None:
+            return f"{failed.name}: {failed.detail}" + (f"; {failed.remedy}" if failed.remedy else "")
+        return None if self.spec is not None else "There is no profile to launch."
+
+
+def read_profiles(workspace: Workspace, cwd: Path) -> tuple[ProfileEntry, ...]:
+    """Every profile by name, valid ones first. Slow the first time: pydantic is imported."""
+    from gputui.profiles.loading import list_profiles
+
+    entries = list_profiles(workspace, cwd)
+    return tuple(sorted(entries, key=lambda entry: entry.profile is None))
+
+
+def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
+    """Resolve the form and look at everything that can be looked at without starting a process."""
+    from gputui.profiles.describe import describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
+    from gputui.profiles.preflight import quick_checks
+    from gputui.profiles.resolve import ResolveError, resolve
+    from gputui.recovery.policy import PolicyError, parse_policy
+
+    env = os.environ if environ is None else environ
+    entry = form.entry
+    if entry is None:
+        return Plan()
+    if entry.profile is None:
+        return Plan(problems=tuple(clean(line) for line in str(entry.error).splitlines()))
+    gpus_item = form.fields[0]
+    situation = situation_of(snapshot)
+    try:
+        spec = resolve(
+            entry.profile,
+            overrides=form.overrides(),
+            gpus_override=form.text(GPUS) if form.is_changed(gpus_item) else None,
+            inventory=None if situation is None else situation.facts,
+            environ=env,
+        )
+        parse_policy(spec.recovery)
+    except ResolveError as error:
+        return Plan(problems=tuple(clean(line) for line in error.problems))
+    except PolicyError as error:
+        return Plan(problems=(clean(f"recovery: {error}"),))
+    gpus = () if situation is None else likely_gpus(spec.gpus, situation)
+    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
+    lines = tuple(describe(spec, launch, situation))
+    command = next(line.removeprefix("command").strip() for line in lines if line.startswith("command"))
+    checks = tuple(quick_checks(spec, state=workspace.state, gpus=situation, environ=env))
+    return Plan(spec, (), command, lines, checks)
+
+
+def probe(plan: Plan, environ: Mapping[str, str] | None = None) -> Plan:
+    """The plan with what the training's interpreter says about itself; starts a process and may take seconds."""
+    from gputui.profiles.probe import check_interpreter
+
+    if plan.spec is None or plan.obstacle is not None:
+        return plan
+    slow = check_interpreter(plan.spec, os.environ if environ is None else environ)
+    names = {result.name for result in slow}
+    return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))
+
+
+def situation_of(snapshot: Snapshot) -> GpuSituation | None:
+    """The GPUs of a snapshot as the checks want them; None when no agent has looked yet."""
+    from gputui.profiles.gpu_checks import GpuSituation
+
+    agent = snapshot.agent
+    if agent is None or (agent.source is None and agent.gpu_problem is None):
+        return None
+    facts, samples, slow, holders = [], {}, {}, {}
+    for gpu in snapshot.gpus:
+        facts.append(
+            GpuFacts(**{**_known(GpuFacts, gpu.facts), "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name})
+        )
+        samples[gpu.uuid] = GpuSample(
+            gpu.uuid,
+            state="lost" if gpu.state == "lost" else "error" if gpu.state == "error" else "ok",
+            memory_used_bytes=gpu.memory_used_bytes,
+            memory_total_bytes=gpu.memory_total_bytes,
+        )
+        slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
+        holder = holder_of(gpu)
+        if holder is not None:
+            holders[gpu.uuid] = holder
+    return GpuSituation(facts, samples, slow, holders)
+
+
+def holder_of(gpu: GpuView) -> str | None:
+    """Who has a GPU, in a few words; None when it is free."""
+    if gpu.run_id is not None:
+        return clean(gpu.run_id)
+    if gpu.processes:
+        process = max(gpu.processes, key=lambda each: each.memory_bytes or 0)
+        return f"a process of {clean(process.user)}" if process.user else f"process {process.pid}"
+    return None
+
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}

@@ -1,0 +1,173 @@
+"""The launch form as lines: what, where, whether it can work, and the exact command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gputui.charts.cells import cell_width, clip
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.units import gibibytes
+from gputui.store.views import GpuView
+from gputui.tui.launching import GPUS, Field, Form, Plan, holder_of
+from gputui.tui.render.columns import between, fit_line, fitting, rule, wrap
+from gputui.tui.render.words import clock
+
+_MARKS = {"pass": ("✓", "good"), "warn": ("▲", "warn"), "fail": ("✗", "bad"), "skip": ("–", "dim")}
+
+VALUE_WIDTH = 18
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchView:
+    """Everything that the launch page shows."""
+
+    form: Form
+    plan: Plan | None
+    gpus: Sequence[GpuView]
+    now: float
+    is_reading: bool
+
+
+def launch_lines(view: LaunchView, width: int, height: int) -> list[Line]:
+    """The page in exactly ``height`` lines: fields scroll, checks and the command stay."""
+    form, plan = view.form, view.plan
+    lines = [_head(view, width)]
+    if form.entry is None:
+        text = (
+            "Reading profiles…" if view.is_reading else "There is no profile; docs/profiles.md says how to write one."
+        )
+        return _full([*lines, fit_line([(f"  {text}", "dim")], width)], height, width)
+    lines += _description(form, width)
+    foot = _checks(plan, width, height) + _command(plan, width, height)
+    room = max(3, height - len(lines) - len(foot))
+    return _full([*lines, *_fields(view, width, room), *foot], height, width, keep=len(foot))
+
+
+def _head(view: LaunchView, width: int) -> Line:
+    form = view.form
+    left: list[Span] = [(" Launch  ", "title")]
+    if form.entry is not None:
+        where = {"here": "from ./profiles", "home": "from the home", "shipped": "comes with gputui"}[form.entry.source]
+        left += [
+            ("◂ ", "dim"), (form.entry.name, "accent"), (" ▸", "dim"),
+            (f"   {form.chosen + 1} of {len(form.entries)}, {where}", "dim"),
+        ]  # fmt: skip
+    return between(left, [(f" {clock(view.now)} ", "text")], width)
+
+
+def _description(form: Form, width: int) -> list[Line]:
+    entry = form.entry
+    text = entry.profile.description if entry is not None and entry.profile is not None else ""
+    return [fit_line([(" " + clip(text, width - 2), "dim")], width)] if text else []
+
+
+def _fields(view: LaunchView, width: int, height: int) -> list[Line]:
+    """The fields around the cursor."""
+    form = view.form
+    if not form.fields:
+        return []
+    gpu_line = _gpu_line(view.gpus, width)
+    rows: list[tuple[int, Line]] = [(-1, rule("WHERE AND WHAT", width))]
+    for number, item in enumerate(form.fields):
+        rows.append((number, _field_line(form, item, number == form.cursor, width)))
+        if item.key == GPUS and gpu_line is not None:
+            rows.append((-1, gpu_line))
+    if len(rows) <= height:
+        return [line for _, line in rows]
+    place = next(index for index, (number, _) in enumerate(rows) if number == form.cursor)
+    top = min(max(0, place - height // 2), len(rows) - height)
+    shown = [line for _, line in rows[top : top + height]]
+    if top + height < len(rows) and place < top + height - 1:
+        shown[-1] = fit_line([(f"   … {len(rows) - top - height + 1} more below", "dim")], width)
+    return shown
+
+
+def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
+    label_width = min(24, max(cell_width(each.label) for each in form.fields))
+    value_width = min(VALUE_WIDTH if width < 100 else 36, max(8, width // 4))
+    problem = form.problems.get(item.key)
+    spans: list[Span] = [
+        ("▸ " if is_current else "  ", "cursor"),
+        (clip(item.label, label_width) + " " * (label_width - cell_width(clip(item.label, label_width))) + "  ",
+         "label" if is_current else "text"),
+    ]  # fmt: skip
+    changed = form.is_changed(item)
+    if is_current:
+        spans += form.edits[item.key].spans(value_width)
+    else:
+        text = clip(form.text(item.key), value_width)
+        spans.append((text + " " * (value_width - cell_width(text)), "accent" if changed else "text"))
+    if problem is not None:
+        spans.append((f"  ✗ {problem}", "bad"))
+    elif changed:
+        spans.append((f"  was {item.default or 'empty'}", "dim"))
+    else:
+        spans.append((f"  {item.hint}", "dim"))
+    return fit_line(spans, width)
+
+
+def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
+    """Which GPUs are free and who has the others."""
+    if not gpus:
+        return None
+    free = [gpu for gpu in gpus if gpu.state == "ok" and holder_of(gpu) is None]
+    parts: list[list[Span]] = [[("    free ", "dim"), (" ".join(str(gpu.index) for gpu in free) or "none", "good")]]
+    if free:
+        least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
+        parts.append([(f" with {gibibytes(least, 0)} GiB or more", "dim")])
+    held: dict[str, list[int]] = {}
+    for gpu in gpus:
+        holder = "lost" if gpu.state == "lost" else holder_of(gpu)
+        if holder is not None:
+            held.setdefault(holder, []).append(gpu.index)
+    for holder, indices in held.items():
+        parts.append([(" · ", "dim"), (" ".join(map(str, indices)), "text"), (f" {holder}", "dim")])
+    return fitting(parts, width)
+
+
+def _checks(plan: Plan | None, width: int, height: int) -> list[Line]:
+    """What is wrong in full; what is well in one line."""
+    lines = [rule("CHECKS", width)]
+    if plan is None:
+        return [*lines, fit_line([("  checking…", "dim")], width)]
+    room = max(2, height // 4)
+    for problem in plan.problems:
+        lines += [fit_line([(" ✗ " if not n else "   ", "bad"), (part, "text")], width)
+                  for n, part in enumerate(wrap(problem, width - 4))]  # fmt: skip
+    for status in ("fail", "warn"):
+        for check in plan.checks:
+            if check.status == status:
+                mark, style = _MARKS[status]
+                remedy = f"; {check.remedy}" if check.remedy else ""
+                words = wrap(f"{check.name}: {check.detail}{remedy}", width - 4)
+                lines += [fit_line([(f" {mark} " if not n else "   ", style), (part, "text")], width)
+                          for n, part in enumerate(words)]  # fmt: skip
+    if len(lines) > room:
+        lines = [*lines[: room - 1], fit_line([("   … more with ^d", "dim")], width)]
+    well = [check.name for check in plan.checks if check.status == "pass"]
+    if well:
+        lines.append(fit_line([(" ✓ ", "good"), (", ".join(well), "dim")], width))
+    return lines
+
+
+def _command(plan: Plan | None, width: int, height: int) -> list[Line]:
+    """The exact command, as much of it as there is room for."""
+    lines = [rule("COMMAND", width)]
+    if plan is None or not plan.command:
+        return [*lines, fit_line([("  –", "dim")], width)]
+    parts = wrap(plan.command, width - 2)
+    room = max(2, height // 5)
+    if len(parts) > room:
+        parts = [*parts[: room - 1], clip(parts[room - 1], width - 12) + " … ^d shows all"]
+    return [*lines, *(fit_line([(f" {part}", "text")], width) for part in parts)]
+
+
+def _full(lines: list[Line], height: int, width: int, keep: int = 0) -> list[Line]:
+    """Exactly ``height`` lines; the last ``keep`` stand at the bottom."""
+    missing = height - len(lines)
+    if missing < 0:
+        return lines[:height]
+    cut = len(lines) - keep
+    return [*lines[:cut], *([fit_line([], width)] * missing), *lines[cut:]]

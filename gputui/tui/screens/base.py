@@ -1,0 +1,90 @@
+"""What the screens have in common: keys from the table of actions, a head, notices, messages and a footer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from gputui.store.views import RunView
+from gputui.tui.actions import Context, Scope, actions_in
+from gputui.tui.render.keys import footer_line, message_lines
+from gputui.tui.render.strips import notice_lines
+from gputui.tui.snapshot import Snapshot
+from gputui.tui.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from gputui.tui.app import GputuiApp
+
+
+def bindings_for(scope: Scope) -> list[BindingType]:
+    """Textual's bindings of a screen; each key leads to `ActionScreen.action_act`."""
+    return [
+        Binding(",".join(action.keys), f"act('{action.name}')", action.label, show=False, tooltip=action.tooltip,
+                id=f"{scope}.{action.name}")
+        for action in actions_in(scope)
+    ]  # fmt: skip
+
+
+class ActionScreen(Screen[None]):
+    """A screen whose keys come from the table of actions; what an action does is its method ``do_<name>``, or the
+    app's."""
+
+    SCOPE: ClassVar[Scope]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notice = Pane(id="notice")
+        self.message = Pane(id="message")
+        self.footer = Pane(id="footer")
+
+    @property
+    def gputui(self) -> GputuiApp:
+        """The app, as what it is."""
+        return cast("GputuiApp", self.app)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is shown."""
+        return self.gputui.snapshot
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        """The run that an action would be about."""
+        return None
+
+    def context(self) -> Context:
+        """What decides which actions are possible now."""
+        return Context(scope=self.SCOPE, run=self.run_in_question, is_readonly=self.gputui.is_readonly)
+
+    def action_act(self, name: str) -> None:
+        """A key of an action was pressed."""
+        self.gputui.perform(name, self)
+
+    def on_resize(self) -> None:
+        self.paint()
+
+    def on_screen_resume(self) -> None:
+        self.paint()
+
+    def paint(self) -> None:
+        """Draw the newest snapshot."""
+        width, height = self.app.size
+        if width and height:
+            with self.app.batch_update():
+                self.draw(width, height)
+
+    def draw(self, width: int, height: int) -> None:
+        """Give every pane its lines for a screen of this size."""
+        raise NotImplementedError
+
+    def draw_frame(self, width: int) -> int:
+        """Draw what is around the content; returns how many lines it takes."""
+        notices = notice_lines(self.snapshot, self.gputui.agent_notice, width)
+        self.notice.show(notices, height=len(notices))
+        text, kind = self.gputui.message
+        said = message_lines(text, kind, width) if text else []
+        self.message.show(said, height=len(said))
+        self.footer.show([footer_line(self.context(), width)], height=1)
+        return len(notices) + len(said) + 1

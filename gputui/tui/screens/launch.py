@@ -1,0 +1,199 @@
+"""Launching a run: choose a profile, change what should be different, see exactly what will happen, start it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+
+from gputui.tui import asking
+from gputui.tui.actions import Context, Scope
+from gputui.tui.launching import NAME, Form, Plan, make_plan, probe, read_profiles
+from gputui.tui.render.launch import LaunchView, launch_lines
+from gputui.tui.screens.base import ActionScreen, bindings_for
+from gputui.tui.screens.sheet import SheetScreen
+from gputui.tui.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from gputui.profiles.loading import ProfileEntry
+
+
+@dataclass
+class ProfilesRead(Message):
+    """The profiles were read."""
+
+    entries: tuple[ProfileEntry, ...]
+
+
+@dataclass
+class Planned(Message):
+    """What the form came to, as it was at ``generation``. ``is_final``: no slower check follows."""
+
+    generation: int
+    plan: Plan
+    is_final: bool
+
+
+class LaunchScreen(ActionScreen):
+    """The form. Every key that is no command is text for the field under the cursor."""
+
+    SCOPE: ClassVar[Scope] = "launch"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("launch")
+
+    def __init__(self, profile: str | None = None) -> None:
+        super().__init__()
+        self.page = Pane(id="launch")
+        self.form = Form()
+        self.plan: Plan | None = None
+        self._wanted = profile
+        self._is_reading = True
+        self._generation = 0
+        self._planned = 0
+        self._is_planning = False
+        self._is_eager = False
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.notice
+        yield self.page
+        yield self.message
+        yield self.footer
+
+    def on_mount(self) -> None:
+        workspace = self.gputui.workspace
+        self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
+
+    def context(self) -> Context:
+        can_launch = self.form.entry is not None and not self.form.problems
+        return replace(super().context(), can_launch=can_launch and (self.plan is None or self.plan.obstacle is None))
+
+    def draw(self, width: int, height: int) -> None:
+        rows = height - self.draw_frame(width)
+        snapshot = self.snapshot
+        view = LaunchView(self.form, self.plan, snapshot.gpus, snapshot.at, self._is_reading)
+        self.page.show(launch_lines(view, width, rows), height=rows)
+
+    # --- what arrives from threads
+
+    @staticmethod
+    def _in_thread(work: Callable[[], object]) -> None:
+        threading.Thread(target=work, name="launch form", daemon=True).start()
+
+    def on_profiles_read(self, message: ProfilesRead) -> None:
+        self._is_reading = False
+        names = [entry.name for entry in message.entries]
+        chosen = names.index(self._wanted) if self._wanted in names else 0
+        self._change(Form(message.entries).choose(chosen))
+
+    def _change(self, form: Form) -> None:
+        """The form has another content: what it comes to is worked out anew."""
+        is_same = form.edits == self.form.edits and form.chosen == self.form.chosen and form.entries
+        self.form = form
+        if not is_same:
+            self._generation += 1
+            self._is_eager = False
+            if form.problems:
+                self.plan = Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
+            self._plan_next()
+        self.paint()
+
+    def _plan_next(self) -> None:
+        """One plan at a time, of the newest content."""
+        if self._is_planning or self._planned == self._generation:
+            return
+        self._is_planning = True
+        generation, form, snapshot = self._generation, self.form, self.snapshot
+        workspace = self.gputui.workspace
+
+        def work() -> None:
+            plan = make_plan(form, snapshot, workspace)
+            slow = plan.spec is not None and plan.obstacle is None
+            self.post_message(Planned(generation, plan, is_final=not slow))
+            if slow:
+                self.post_message(Planned(generation, probe(plan), is_final=True))
+
+        self._in_thread(work)
+
+    def on_planned(self, message: Planned) -> None:
+        if message.is_final:
+            self._is_planning = False
+            self._planned = message.generation
+        if message.generation == self._generation and not self.form.problems:
+            self.plan = message.plan
+            if self._is_eager:
+                self._is_eager = False
+                self.do_start()
+        self._plan_next()
+        self.paint()
+
+    # --- keys
+
+    def on_key(self, event: events.Key) -> None:
+        item = self.form.current
+        if item is None:
+            return
+        edit = self.form.edits[item.key]
+        pressed = edit.press(event.key)
+        if pressed is None and event.character is not None and event.is_printable:
+            pressed = edit.insert(event.character)
+        if pressed is not None:
+            event.stop()
+            self.gputui.message = ("", "info")
+            self._change(self.form.edit(pressed))
+
+    def on_paste(self, event: events.Paste) -> None:
+        item = self.form.current
+        if item is not None:
+            event.stop()
+            self._change(self.form.edit(self.form.edits[item.key].insert(event.text)))
+
+    def do_field_next(self) -> None:
+        self._change(self.form.move(1))
+
+    def do_field_previous(self) -> None:
+        self._change(self.form.move(-1))
+
+    def do_profile_next(self) -> None:
+        self.plan = None
+        self._change(self.form.choose(self.form.chosen + 1))
+
+    def do_profile_previous(self) -> None:
+        self.plan = None
+        self._change(self.form.choose(self.form.chosen - 1))
+
+    def do_preview(self) -> None:
+        plan = self.plan
+        if plan is None:
+            self.gputui.say("Still checking; a moment.")
+            return
+        marks = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
+        lines = [*plan.problems, *plan.description, ""]
+        for check in plan.checks:
+            remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
+            lines.append(f"{marks[check.status]} {check.name}: {check.detail}{remedy}")
+        self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
+
+    def do_cancel(self) -> None:
+        self.gputui.pop_screen()
+
+    def do_start(self) -> None:
+        """Launch when all is known to be well; typed ahead of the checks, it waits for them."""
+        plan = self.plan
+        if self.form.problems or (plan is not None and plan.obstacle is not None):
+            problem = next(iter(self.form.problems.values()), None) or (plan.obstacle if plan else "")
+            self.gputui.say(problem or "", "warning")
+            return
+        if plan is None or plan.spec is None or self._planned != self._generation:
+            self._is_eager = True
+            self.gputui.say("Launching as soon as the checks are through…")
+            return
+        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.gputui.workspace
+        self.gputui.pop_screen()
+        self.gputui.ask_by(f"Launch {name or spec.name}", lambda: asking.launch(workspace, spec, name))
