@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gputui.profiles.nearest import nearest
+from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
+from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs.spec import ROLE_NAMES
 
 
@@ -39,6 +41,12 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("python",), "launcher command uses no interpreter of its own; name it in command")
     if launcher in ("python", "command") and "nproc" in data:
         yield Finding(("nproc",), f"only torchrun starts several processes, not launcher {launcher}")
+    if (policy := recovery_mapping(data.get("recovery", "standard"))) is not None:
+        try:
+            parse_policy(policy)
+        except PolicyError as error:
+            for mistake in error.problems:
+                yield Finding(("recovery", *mistake.key), mistake.text)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []

@@ -35,6 +35,11 @@ class Selection:
     devices: tuple[int | str, ...] = ()
     is_all: bool = False
 
+    @property
+    def is_none(self) -> bool:
+        """A CPU run."""
+        return not (self.count or self.devices or self.is_all)
+
 
 def parse_selection(given: object) -> Selection:
     """Read ``2``, ``"all"``, ``[0, 1]``, ``"0,1"``, ``"0,"`` (index 0 alone), a UUID or a list of UUIDs.
@@ -68,7 +73,7 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
 
     Raises SelectionError with what to do instead.
     """
-    if not (selection.is_all or selection.devices or selection.count):
+    if selection.is_none:
         return GpuRequest(0, (), None)
     if inventory is None:
         if selection.is_all or any(isinstance(device, int) for device in selection.devices):

@@ -96,6 +96,17 @@ def resolve(
     )
 
 
+def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
+    """Whether the run asks for GPUs, so that the machine's must be known to resolve it. False for an override that
+    `resolve` will not understand."""
+    if gpus_override is None:
+        return not profile.form.gpus.is_none
+    try:
+        return not parse_selection(gpus_override).is_none
+    except SelectionError:
+        return False
+
+
 def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping[str, str]) -> str:
     """The Python that runs the training.
 

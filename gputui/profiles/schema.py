@@ -156,7 +156,8 @@ class ProfileForm(Model):
     checkpoints: Checkpoints | None = Field(None, description="where checkpoints appear and how to resume")
     alerts: Alerts = Field("standard", description="standard or off")
     recovery: Recovery = Field(
-        default_factory=lambda: {"policy": "standard"}, description="standard, off, or a mapping"
+        default_factory=lambda: {"policy": "standard"},
+        description="the name of a policy, off, or a mapping that changes one",
     )
     roles: dict[str, str] = Field(default_factory=dict, description="which parameter recovery may change as what")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(

@@ -14,6 +14,7 @@ from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection, SelectionError, parse_selection
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
+from gputui.recovery.policies import POLICIES
 from gputui.runs.spec import Scalar
 
 EXPECTED = "gputui_expected"
@@ -143,13 +144,20 @@ def _alerts(given: object) -> str | None:
 
 
 def _recovery(given: object) -> dict[str, Any]:
-    if given is False or given == "off":
+    policy = recovery_mapping(given)
+    if policy is None:
+        raise expected("a policy's name, off, or a mapping")
+    return policy
+
+
+def recovery_mapping(given: object) -> dict[str, Any] | None:
+    """``recovery`` in its long form, or None when it is neither a name nor a mapping. What is in it is for
+    `gputui.recovery.policy_parse`."""
+    if given is False:
         return {"policy": "off"}
-    if given == "standard":
-        return {"policy": "standard"}
-    if isinstance(given, dict):
-        return {"policy": "standard", **given}
-    raise expected("standard, off, or a mapping")
+    if isinstance(given, str):
+        return {"policy": given}
+    return {"policy": "standard", **given} if isinstance(given, dict) else None
 
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_no_nul)]
@@ -189,7 +197,7 @@ Alerts = Annotated[Any, BeforeValidator(_alerts), WithJsonSchema({"enum": ["stan
 Recovery = Annotated[
     dict[str, Any],
     BeforeValidator(_recovery),
-    WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]}),
+    WithJsonSchema({"anyOf": [{"enum": [*POLICIES, False]}, {"type": "object"}]}),
 ]
 OrOff = BeforeValidator(_off)
 ShortForm = BeforeValidator(_parameter)

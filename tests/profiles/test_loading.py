@@ -89,7 +89,8 @@ def test_the_least_profile() -> None:
         ("'off'", "off"),
         ("Off", "off"),
         ("standard", "standard"),
-        ("{a: 1}", "standard"),
+        ("restart-only", "restart-only"),
+        ("{max_attempts: 2}", "standard"),
     ],
 )
 def test_recovery_off_is_off(text: str, policy: str) -> None:

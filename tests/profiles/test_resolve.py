@@ -12,7 +12,7 @@ import pytest
 from gputui.gpu.model import GpuFacts
 from gputui.profiles import resolve as resolving
 from gputui.profiles.loading import load
-from gputui.profiles.resolve import ResolveError, resolve
+from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.command import build_launch
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
 
@@ -266,6 +266,17 @@ def test_a_machine_without_gpus_refuses_with_a_way_out(project: Path) -> None:
     assert str(caught.value) == "gpus: no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU"
     assert caught.value.is_refusal
     assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
+
+
+def test_whether_gpus_are_wanted(project: Path) -> None:
+    (project / "x.yaml").write_text("script: a.py\ngpus: 0")
+    profile = load(project / "x.yaml")
+    assert [wants_gpus(profile, text) for text in (None, "0", "2", "all", "0,", "nonsense")] == [
+        False, False, True, True, True, False,
+    ]  # fmt: skip
+    (project / "x.yaml").write_text("script: a.py")
+    assert wants_gpus(load(project / "x.yaml"), None)
+    assert not wants_gpus(load(project / "x.yaml"), "0")
 
 
 def test_nonsense_for_gpus_is_no_refusal(project: Path) -> None:
