@@ -64,17 +64,19 @@ class FakeNvml:
         self._versions = itertools.count(1)
         self.configure(())
 
-    def environment(self) -> dict[str, str]:
-        """What a process needs in its environment from its start."""
+    def environment(self, eager: bool = False) -> dict[str, str]:
+        """What a process needs in its environment from its start. An eager library sees a new configuration with the
+        next call, at the price of looking for it before each."""
         return {
             "LD_LIBRARY_PATH": str(self._library_dir),
             "FAKE_NVML_CONFIG": str(self._config),
             "FAKE_NVML_COUNTERS": str(self._counters),
+            **({"FAKE_NVML_EAGER": "1"} if eager else {}),
         }
 
     def configure(self, lines: Iterable[str]) -> None:
         """Replace the configuration (its lines are described at the head of fakenvml.c); processes that run see it
-        within 20 ms."""
+        within 20 ms of their next call."""
         unfinished = self._config.with_suffix(".new")
         unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         # The library looks at the time of the file, whose resolution alone may be too coarse for two quick changes.

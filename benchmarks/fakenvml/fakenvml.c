@@ -3,7 +3,8 @@
  *
  * Layouts and numbers are those of the public nvml.h (as in nvidia-ml-py); nothing here is NVIDIA's code.
  *
- * FAKE_NVML_CONFIG names a text file, read again when it changes (looked at every 20 ms at most). Lines:
+ * FAKE_NVML_CONFIG names a text file, read again when it changes (looked at every 20 ms at most, or before each call
+ * where FAKE_NVML_EAGER is set). Lines:
  *   gpus N | memory_mib N | driver TEXT | latency_us N | pcie_blocks_ms N | load PERCENT
  *   process GPU PID MIB KIND SM_PERCENT     KIND is C, G or M; repeat the line for several
  *   unsupported FUNCTION [GPU]              answers "not supported"
@@ -135,7 +136,9 @@ static void read_line(const char *line)
 static void refresh_config(void)
 {
     double now = now_seconds();
-    if (looked_at >= 0 && now - looked_at < 0.02) return;
+    static int eager = -1;
+    if (eager < 0) eager = getenv("FAKE_NVML_EAGER") != NULL;
+    if (!eager && looked_at >= 0 && now - looked_at < 0.02) return;
     int first = looked_at < 0;
     looked_at = now;
     const char *path = getenv("FAKE_NVML_CONFIG");

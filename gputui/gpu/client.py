@@ -19,6 +19,7 @@ from typing import Literal
 
 from gputui.config import PRIVATE_FILE_MODE
 from gputui.gpu.model import FastTick, Occupant
+from gputui.gpu.source import LOG_PREFIX
 from gputui.gpu.tiers import Backoff, bounded_interval
 from gputui.gpu.wire import Message, decode, encode_interval, encode_occupants
 
@@ -38,8 +39,7 @@ _LINE_MAX_BYTES = 8 << 20
 _READ_BYTES = 1 << 16
 _READS_AT_ONCE = 64
 _NOTES_MAX = 100
-_LOG_MAX_BYTES = 1 << 20
-_LOG_TAIL_BYTES = 2048
+_LOG_TAIL_BYTES = 4096
 _REASON_MAX_CHARACTERS = 300
 
 
@@ -86,8 +86,11 @@ class SamplerHealth:
 
 
 class SamplerClient:
-    """One sampler and its successors. ``read`` and ``check`` are to be called whenever ``fileno`` is readable, and at
-    least once a second. The host's messages may go on while the GPUs' have stopped: then the driver hangs."""
+    """One sampler and its successors; what they say is appended to the log at ``log_path``.
+
+    ``read`` and ``check`` are to be called whenever ``fileno`` is readable, and at least once a second. The host's
+    messages may go on while the GPUs' have stopped: then the driver hangs.
+    """
 
     def __init__(self, command: SamplerCommand, log_path: Path) -> None:
         self._command = command
@@ -238,7 +241,7 @@ class SamplerClient:
             self._backoff.reset()
             return
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        last_words = self._last_log_line() if status > 0 else None
+        last_words = self._last_words() if status > 0 else None
         self._reason = f"the sampler {how}" + (f": {last_words}" if last_words else "")
         self._backoff.fail(now)
 
@@ -309,9 +312,6 @@ class SamplerClient:
 
     def _open_log(self) -> int:
         """Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
-            if self._log_path.stat().st_size > _LOG_MAX_BYTES:
-                self._log_path.replace(self._log_path.with_name(self._log_path.name + ".1"))
         return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE)
 
     def _note(self, text: str) -> None:
@@ -321,19 +321,22 @@ class SamplerClient:
             with contextlib.suppress(OSError):
                 log = self._open_log()
                 try:
-                    os.write(log, f"line not understood: {text}\n".encode())
+                    os.write(log, f"{LOG_PREFIX}line not understood: {text}\n".encode())
                 finally:
                     os.close(log)
 
-    def _last_log_line(self) -> str | None:
+    def _last_words(self) -> str | None:
+        """What the process said last in the log, which others may write to as well."""
         try:
             with self._log_path.open("rb") as file:
                 file.seek(max(self._log_from, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace").strip()
+                lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return None
-        last = text.rsplit("\n", 1)[-1]
-        return "".join(character for character in last if character.isprintable())[:_REASON_MAX_CHARACTERS] or None
+        said = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
+        if not said:
+            return None
+        return "".join(character for character in said[-1] if character.isprintable())[:_REASON_MAX_CHARACTERS]
 
 
 def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:

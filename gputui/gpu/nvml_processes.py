@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from ctypes import byref, c_uint, c_ulonglong
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from gputui.gpu.model import GpuProcess
 from gputui.gpu.nvml_calls import ERROR_INSUFFICIENT_SIZE, ERROR_NOT_FOUND, Calls
 from gputui.gpu.processes import ProcessReader
+from gputui.gpu.source import say
 
 Kind = Literal["C", "G", "M"]
 
@@ -63,7 +63,7 @@ class ProcessLists:
         if doubt is not None:
             if gpu not in self._disbelieved:
                 self._disbelieved.add(gpu)
-                print(f"process list of {gpu} discarded: {doubt}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+                say(f"process list of {gpu} discarded: {doubt}")
             return None
         self._disbelieved.discard(gpu)
         if not rows:

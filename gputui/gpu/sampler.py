@@ -20,11 +20,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 
 from gputui.gpu.model import Inventory
-from gputui.gpu.source import FreshProcessNeededError, Source
+from gputui.gpu.source import FreshProcessNeededError, Source, say
 from gputui.gpu.tiers import Backoff, Cadence, Schedule, bounded_interval
 from gputui.gpu.wire import Command, Message, decode_command, encode
 from gputui.host.sample import HostSampler
@@ -85,10 +86,11 @@ class GpuThread(threading.Thread):
         except FreshProcessNeededError:
             self.exit_status = EXIT_FRESH_PROCESS
         except OSError as error:
-            print(f"sampler ends: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-        except BaseException:
+            say(f"ends: {error}")
+        except Exception as error:
             self.exit_status = EXIT_INTERNAL
-            raise
+            traceback.print_exc()
+            say(f"internal error: {type(error).__name__}: {error}")
         finally:
             os.write(self._wake_main, b"\0")
 
@@ -202,7 +204,7 @@ class Sampler:
             try:
                 command = decode_command(line)
             except ValueError as error:
-                print(f"command ignored: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+                say(f"command ignored: {error}")
                 continue
             if command.interval is not None:
                 self._interval = bounded_interval(command.interval)
@@ -227,7 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         source = _source(args)
     except (OSError, ValueError) as error:
-        print(f"gputui.gpu.sampler: {error}", file=sys.stderr)  # noqa: T201
+        say(str(error))
         return EXIT_USAGE
     return Sampler(source, HostSampler(args.state_dir), args.interval).run()
 

@@ -3,7 +3,6 @@ to them as a scenario plans. The same seed, times and occupants give the same va
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from gputui.gpu.model import (
 from gputui.gpu.processes import ProcessReader
 from gputui.gpu.scenario import Fault, FaultKind, Foreign, Scenario, load_scenario
 from gputui.gpu.simulated_gpu import RESERVED_BYTES, SimulatedGpu, noise, simulated_facts
+from gputui.gpu.source import say
 from gputui.gpu.xid import xid_text
 
 _LOAD_PERCENT = 95.0
@@ -223,7 +223,7 @@ class SimulatedSource:
         try:
             self._adopt(load_scenario(self._path) if stamp else Scenario())
         except (OSError, ValueError) as error:
-            print(f"scenario not taken over: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the sampler's log
+            say(f"scenario not taken over: {error}")
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:

@@ -6,10 +6,18 @@ driver does. ``at`` is UTC unix seconds and becomes the time of what is returned
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 from gputui.gpu.model import FastTick, GpuEvent, Inventory, Occupant, ProcessTick, SlowTick
+
+LOG_PREFIX = "gputui.gpu.sampler: "
+
+
+def say(text: str) -> None:
+    """One line to standard error, which is a log that others may write to as well."""
+    print(f"{LOG_PREFIX}{text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class FreshProcessNeededError(Exception):

@@ -11,6 +11,8 @@ import psutil
 
 from gputui.host.model import HostSample
 
+# What changes slowly costs a third of a tick and is read seldom.
+_SELDOM_SECONDS = 5.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where data loaders of every framework put their batches
 
 
@@ -23,14 +25,22 @@ class HostSampler:
         self._cpu_count = psutil.cpu_count()
         self._cpu: tuple[float, float] | None = None
         self._counters: tuple[float, dict[str, int]] | None = None
+        self._read_seldom_at: float | None = None
+        self._swap_used_bytes: int | None = None
+        self._disk: tuple[int, int] | None = None
+        self._shared: tuple[int, int] | None = None
 
     def sample(self, at: float, now: float) -> HostSample:
         """The host at ``at`` (UTC unix seconds); ``now`` is monotonic and measures the time between ticks."""
         counters = {**_disk_counters(), **_network_counters()}
         before, self._counters = self._counters, (now, counters)
         memory = psutil.virtual_memory()
-        disk = _space(self._state_dir)
-        shared = _space(_SHARED_MEMORY)
+        if self._read_seldom_at is None or now - self._read_seldom_at >= _SELDOM_SECONDS:
+            self._read_seldom_at = now
+            self._swap_used_bytes = _swap_used_bytes()
+            self._disk = _space(self._state_dir)
+            self._shared = _space(_SHARED_MEMORY)
+        disk, shared = self._disk, self._shared
 
         def rate(name: str) -> float | None:
             if before is None or name not in counters or name not in before[1] or now <= before[0]:
@@ -45,7 +55,7 @@ class HostSampler:
             load_1m=_load(),
             memory_used_bytes=memory.total - memory.available,
             memory_total_bytes=memory.total,
-            swap_used_bytes=_swap_used_bytes(),
+            swap_used_bytes=self._swap_used_bytes,
             disk_read_bytes_per_second=rate("read"),
             disk_write_bytes_per_second=rate("write"),
             disk_used_bytes=disk[0] if disk else None,
@@ -70,13 +80,13 @@ class HostSampler:
 
 
 def _disk_counters() -> dict[str, int]:
-    counters = psutil.disk_io_counters()
+    counters = psutil.disk_io_counters(nowrap=False)
     return {} if counters is None else {"read": counters.read_bytes, "write": counters.write_bytes}
 
 
 def _network_counters() -> dict[str, int]:
     """All interfaces but the loopback: training processes of one host talk over it, which is no network traffic."""
-    interfaces: dict[str, Any] = psutil.net_io_counters(pernic=True)
+    interfaces: dict[str, Any] = psutil.net_io_counters(pernic=True, nowrap=False)
     others = [counters for name, counters in interfaces.items() if name != "lo"]
     if not others:
         return {}

@@ -1,0 +1,127 @@
+"""Who a PID is, against a procfs made of files."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from gputui.gpu.processes import ProcessIdentity, ProcessReader, in_first_pid_namespace
+
+
+class Proc:
+    """A procfs with the few files that are looked at."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, pid: int, ticks: int = 500, cmdline: bytes = b"python\0train.py\0", comm: str = "python") -> Path:
+        folder = self.root / str(pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        fields = ["0"] * 50
+        fields[19] = str(ticks)
+        (folder / "stat").write_text(f"{pid} ({comm}) " + " ".join(["S", *fields[1:]]))
+        (folder / "cmdline").write_bytes(cmdline)
+        (folder / "comm").write_text(comm + "\n")
+        (folder / "fd").mkdir(exist_ok=True)
+        return folder
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path / "proc")
+
+
+def me() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_a_visible_process_has_user_command_and_start(proc: Proc) -> None:
+    proc.add(42)
+    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    assert found == ProcessIdentity(start_ticks=500, user=me(), command="python train.py")
+
+
+def test_a_pid_that_is_not_here_is_unknown(proc: Proc) -> None:
+    proc.add(42)
+    assert ProcessReader(proc.root, first_namespace=True).look(43) is None
+
+
+def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
+    reader = ProcessReader(proc.root, first_namespace=True)
+    proc.add(42)
+    first = reader.look(42)
+    proc.add(42, ticks=900, cmdline=b"sleep\0")
+    second = reader.look(42)
+    assert first is not None
+    assert second is not None
+    assert (first.start_ticks, first.command) == (500, "python train.py")
+    assert (second.start_ticks, second.command) == (900, "sleep")
+
+
+def test_what_is_known_is_not_read_again(proc: Proc) -> None:
+    reader = ProcessReader(proc.root, first_namespace=True)
+    folder = proc.add(42)
+    first = reader.look(42)
+    (folder / "cmdline").unlink()
+    assert reader.look(42) == first
+    reader.forget_all_but([])
+    forgotten = reader.look(42)
+    assert forgotten is not None
+    assert forgotten.command is None
+
+
+def test_a_command_name_with_parentheses_does_not_shift_the_fields(proc: Proc) -> None:
+    proc.add(42, comm="a) R 1 (b")
+    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    assert found is not None
+    assert found.start_ticks == 500
+
+
+def test_without_a_command_line_the_name_is_shown(proc: Proc) -> None:
+    proc.add(42, cmdline=b"", comm="nvidia-modeset")
+    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    assert found is not None
+    assert found.command == "nvidia-modeset"
+
+
+def test_no_control_character_of_a_command_comes_through(proc: Proc) -> None:
+    proc.add(42, cmdline=b"python\0\x1b]0;owned\x07\xff\0" + b"x" * 1000)
+    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    assert found is not None
+    assert found.command is not None
+    assert found.command.isprintable()
+    assert len(found.command) <= 300
+
+
+def test_in_a_container_a_pid_counts_only_with_the_driver_open(proc: Proc) -> None:
+    """The driver's PID may belong to an unrelated process there."""
+    (proc.add(42) / "fd" / "3").symlink_to("/dev/null")
+    with_device = proc.add(43)
+    (with_device / "fd" / "3").symlink_to("/dev/null")
+    (with_device / "fd" / "4").symlink_to("/dev/nvidia0")
+    reader = ProcessReader(proc.root, first_namespace=False)
+    assert reader.look(42) is None
+    assert reader.look(42) is None
+    assert reader.look(43) is not None
+
+
+def test_a_container_is_known_by_its_pid_namespace(tmp_path: Path) -> None:
+    namespace = tmp_path / "self" / "ns"
+    namespace.mkdir(parents=True)
+    (namespace / "pid").symlink_to("pid:[4026532999]")
+    assert not in_first_pid_namespace(tmp_path)
+    (namespace / "pid").unlink()
+    (namespace / "pid").symlink_to("pid:[4026531836]")
+    assert in_first_pid_namespace(tmp_path)
+    assert not in_first_pid_namespace(tmp_path / "nowhere")
+
+
+def test_this_process_is_found_in_the_real_procfs() -> None:
+    found = ProcessReader(first_namespace=True).look(os.getpid())
+    assert found is not None
+    assert found.user == me()
+    assert found.command is not None
+    assert "python" in found.command or "pytest" in found.command

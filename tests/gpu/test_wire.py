@@ -1,0 +1,111 @@
+"""The sampler's messages: what goes in comes out, and what is broken is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputui.gpu.model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
+from gputui.gpu.wire import Command, Message, decode, decode_command, encode, encode_interval, encode_occupants
+from gputui.host.model import HostSample
+
+# What JSON can carry: finite numbers, integers of 64 bits, text without lone surrogates.
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
+st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"])))
+
+
+def exactly(kind: type[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, kind=st.just(kind.__dataclass_fields__["kind"].default))
+
+
+MESSAGES = st.one_of([exactly(kind) for kind in (Inventory, FastTick, SlowTick, ProcessTick, GpuEvent, HostSample)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(MESSAGES)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert b"\n" not in line[:-1]
+    assert decode(line) == message
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.builds(Occupant)))
+def test_occupants_survive_the_wire(occupants: list[Occupant]) -> None:
+    assert decode_command(encode_occupants(occupants)) == Command(occupants=tuple(occupants))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_raises_value_error_only(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode(line)
+
+
+def test_intervals_survive_the_wire() -> None:
+    assert decode_command(encode_interval(2.5)) == Command(interval=2.5)
+
+
+def test_unknown_stays_none_and_zero_stays_zero() -> None:
+    tick = FastTick(1.0, (GpuSample("a", utilization_percent=0.0, throttle_reasons=()), GpuSample("b")))
+    sent = orjson.loads(encode(tick))["gpus"]
+    assert (sent[0]["utilization_percent"], sent[1]["utilization_percent"]) == (0.0, None)
+    assert decode(encode(tick)) == tick
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_json_lacks_becomes_unknown(value: float) -> None:
+    tick = decode(encode(FastTick(1.0, (GpuSample("a", power_watts=value),))))
+    assert isinstance(tick, FastTick)
+    assert tick.gpus[0].power_watts is None
+
+
+def test_keys_of_a_newer_version_are_passed_over() -> None:
+    line = b'{"kind": "fast", "at": 1, "later": {}, "gpus": [{"uuid": "a", "petaflops": 3}]}'
+    assert decode(line) == FastTick(1.0, (GpuSample("a"),))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"", "not a line of JSON"),
+        (b"{", "not a line of JSON"),
+        (b"[]", "a JSON object was expected"),
+        (b"{}", "unknown kind None"),
+        (b'{"kind": ["fast"]}', "unknown kind"),
+        (b'{"kind": "slower"}', "expected one of inventory, fast"),
+        (b'{"kind": "fast", "gpus": []}', "expected to have 'at'"),
+        (b'{"kind": "fast", "at": "now", "gpus": []}', "fast.at is 'now', expected a number"),
+        (b'{"kind": "fast", "at": true, "gpus": []}', "fast.at is True, expected a number"),
+        (b'{"kind": "fast", "at": 1, "gpus": {}}', "fast.gpus is {}, expected a list"),
+        (
+            b'{"kind": "fast", "at": 1, "gpus": [{"uuid": "a"}, {"uuid": "b", "memory_used_bytes": 1.5}]}',
+            "fast.gpus[1].memory_used_bytes is 1.5, expected a whole number",
+        ),
+        (b'{"kind": "fast", "at": 1, "gpus": [{"uuid": "a", "state": "odd"}]}', "expected 'ok' or 'lost' or 'error'"),
+        (b'{"kind": "fast", "at": 1, "gpus": [7]}', "fast.gpus[0] is 7, expected an object"),
+        (
+            b'{"kind": "processes", "at": 1, "processes": {"a": [{"pid": null}]}}',
+            "processes.processes.a[0].pid is None",
+        ),
+        (b'{"kind": "processes", "at": 1, "processes": []}', "processes.processes is [], expected an object"),
+        (b'{"kind": "event", "at": 1, "uuid": 5, "event": "xid"}', "event.uuid is 5, expected a text"),
+    ],
+)
+def test_malformed_lines_are_named(line: bytes, said: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        decode(line)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("line", [b'{"interval": 0}', b'{"interval": "1"}', b'{"occupants": [{}]}', b"null"])
+def test_malformed_commands_are_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_command(line)
