@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+from gputui.store.metric_queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 4096
 
 _ANY_ATTEMPT = 2**63
+_NUMBERS = frozenset({int, float})
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
@@ -61,7 +63,7 @@ class RejectedLine(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
 
-    ``newest`` holds the last value of each name by rank. ``long_line`` is (offset, length so far) of an over-long
+    ``newest`` holds the last number of each name by rank. ``long_line`` is (offset, length so far) of an over-long
     line that was told of before. ``more``: there is more to read at once.
     """
 
@@ -86,7 +88,10 @@ class Batch:
         known = self.newest.get(rank)
         if known is None:
             known = self.newest[rank] = {}
-        known.update(values)
+        if _NUMBERS.issuperset(map(type, values.values())):
+            known.update(values)
+        else:
+            known.update((name, value) for name, value in values.items() if as_float(value) is not None)
         if step is not None:
             if self.last_step is None:
                 self.first_step, self.first_at = step, at

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from pathlib import Path
 # grown past the old offset differs in the one or, where it begins the same, almost certainly in the other.
 HEAD_BYTES = 256
 TAIL_BYTES = 64
+
+# How logrotate and Python's logging name what they put aside; copies made by people are named otherwise.
+_ROTATED = re.compile(r"[.-]\d+")
 
 
 def marks(descriptor: int, offset: int) -> tuple[bytes, bytes]:
@@ -92,6 +97,23 @@ class FollowedFile:
                     return descriptor
                 os.close(self._descriptors.pop(inode))
         return None
+
+    def open_next(self, inode: int, current: int) -> int:
+        """Open what was begun after the file with this inode was put aside: the oldest of those put aside since, or
+        the one at the path, whose inode is ``current``. Answers its inode. It is opened at once, so that it is not
+        lost should it be renamed before it is read."""
+        ended = os.fstat(self._descriptors[inode]).st_mtime_ns
+        path = Path(self.path)
+        since = []
+        for entry in os.scandir(path.parent):
+            if _ROTATED.fullmatch(entry.name.removeprefix(path.name)) and entry.inode() not in (inode, current):
+                with contextlib.suppress(FileNotFoundError):
+                    since.append((entry.stat().st_mtime_ns, entry.inode(), entry.path))
+        for modified, other, name in sorted(since):
+            if modified > ended and self._open(name, other) is not None:
+                return other
+        self.open_current(current)
+        return current
 
     def _open(self, path: str, inode: int) -> int | None:
         try:

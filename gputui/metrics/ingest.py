@@ -101,6 +101,20 @@ class MetricsIngest:
                 reader.close()
         self._is_stale = True
 
+    def readmit_attempt(self, run_id: str, attempt: int, first_byte: int) -> None:
+        """Record again, after the store was lost, that ``attempt`` begins at byte ``first_byte`` of the run's file.
+        Attempts are given in their order, before anything is read. Inside the caller's transaction."""
+        rows = self._connection.execute(
+            "SELECT source_id, path, format FROM metric_sources WHERE run_id = ? AND format != ?",
+            (run_id, _ATTEMPT_OUTPUT),
+        ).fetchall()
+        for source_id, path, name in rows:
+            if name == "stdout":
+                self._begin_output(run_id, attempt, path)
+            else:
+                self._add_boundary(source_id, (0, first_byte), attempt)
+        self._is_stale = True
+
     def forget(self, run_id: str) -> None:
         """Let go of a run's files; nothing in the store changes. The next call that names the run finds them again."""
         for source in [source for source in self._sources.values() if source.run_id == run_id]:

@@ -7,7 +7,6 @@ import sqlite3
 from typing import Any
 
 from gputui.metrics.batch import Batch, SourceState
-from gputui.store.metric_queries import as_float
 
 # A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
 REJECTED_KEPT = 1000
@@ -89,7 +88,7 @@ def _update_newest(
     ).fetchone()
     newest: dict[str, Any] = {} if row is None else json.loads(row[0])
     for name, value in values.items():
-        if as_float(value) is not None and (name in newest or len(newest) < NAMES_KEPT):
+        if name in newest or len(newest) < NAMES_KEPT:
             newest[name] = value
     connection.execute(
         "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",

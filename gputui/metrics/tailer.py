@@ -54,18 +54,22 @@ class SourceTailer:
             if status is None:
                 return None
             state = SourceState(status.st_ino, state.generation)
-        assert state.inode is not None
-        self._file.keep_only(state.inode)
-        if status is not None and status.st_ino == state.inode:
+        inode = state.inode
+        assert inode is not None
+        if state.skipping and any(boundary[:2] == state.place for boundary in boundaries):
+            # An over-long line ends where the next attempt begins, with or without a newline.
+            state = replace(state, skipping=0)
+        self._file.keep_only(inode)
+        if status is not None and status.st_ino == inode:
             seen = (state, status.st_size, status.st_mtime_ns, len(boundaries), ended)
             if seen == self._unchanged:
                 return None
             successor = None
-            descriptor = self._file.open_current(state.inode)
+            descriptor = self._file.open_current(inode)
         else:
             seen = None
             successor = None if status is None else status.st_ino
-            descriptor = self._file.open_former(state.inode, state.byte_offset, state.fingerprint)
+            descriptor = self._file.open_former(inode, state.byte_offset, state.fingerprint)
         if descriptor is None:
             gone = "was replaced while nobody was reading; what was unread in it is gone"
             return None if successor is None else self._turn(Batch(state, 0), successor, gone)
@@ -122,9 +126,7 @@ class SourceTailer:
             mark = fingerprint(*marks_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
         if successor is not None and not batch.more:
-            # Opened at once, so that it is not lost should it be renamed before it is read.
-            self._file.open_current(successor)
-            return self._turn(batch, successor, None)
+            return self._turn(batch, self._file.open_next(state.inode, successor), None)
         return batch
 
     @staticmethod

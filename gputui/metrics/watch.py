@@ -1,8 +1,9 @@
 """Waking the agent when a run's files change: by inotify through watchdog, by looking where that does not work.
 
-A run that writes often is looked at on a beat instead: at ten lines a second the notifications, each through three
-threads of watchdog, cost more than looking does. So is every run on a file system that does not notify, or when the kernel's limits are used up. The agent
-looks at all live files once a second anyway; what is done here only makes it sooner.
+A run that writes often is looked at on a beat instead: from ten lines a second on, the notifications, each through
+three threads of watchdog, cost more than looking does. So is every run on a file system that does not notify, or when
+the kernel's limits are used up. The agent looks at all live files once a second anyway; what is done here only makes it
+sooner.
 """
 
 from __future__ import annotations
