@@ -37,8 +37,8 @@ def test_every_key_is_documented(key: str) -> None:
 
 
 def test_every_documented_key_is_there() -> None:
-    sizes = {"2", "all", "[0, 3]", "[3]", "GPU-3fd2…", "0"}
-    assert FIRST_CELLS - set(KEYS) - set(ROLE_NAMES) == sizes
+    gpus = {"gpus:", "2", "all", "[0, 3]", "[3]", "GPU-3fd2…", "0"}
+    assert FIRST_CELLS - set(KEYS) - set(ROLE_NAMES) == gpus
 
 
 def test_every_role_and_its_names_are_documented() -> None:
@@ -67,7 +67,8 @@ def test_every_example_is_a_valid_profile(text: str, tmp_path: Path) -> None:
 
 
 def test_the_mistakes_shown_are_those_said() -> None:
-    text = "name: x\nscript: a.py\n\nlauncher: torchrn\nparams:\n  lr: 1\n\n\n  lr: 2\n\ncheckpoints:\n  patern: a\n  pattern: b\n"
+    text = "name: x\nscript: a.py\n\nlauncher: torchrn\nparams:\n  lr: 1\n\n\n  lr: 2\n\n"
+        "checkpoints:\n  patern: a\n  pattern: b\n"
     with pytest.raises(ProfileError) as caught:
         read_profile(text, Path("profiles/x.yaml"))
     assert f"```\n{caught.value}\n```" in PAGE
