@@ -67,8 +67,8 @@ def test_every_example_is_a_valid_profile(text: str, tmp_path: Path) -> None:
 
 
 def test_the_mistakes_shown_are_those_said() -> None:
-    text = "name: x\nscript: a.py\n\nlauncher: torchrn\nparams:\n  lr: 1\n\n\n  lr: 2\n\n"
-        "checkpoints:\n  patern: a\n  pattern: b\n"
+    lines = ["name: x", "script: a.py", "", "launcher: torchrn", "params:", "  lr: 1", "", "", "  lr: 2", ""]
+    text = "\n".join([*lines, "checkpoints:", "  patern: a", "  pattern: b"])
     with pytest.raises(ProfileError) as caught:
         read_profile(text, Path("profiles/x.yaml"))
     assert f"```\n{caught.value}\n```" in PAGE
