@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gputui.config import Workspace
 from gputui.profiles.checks import CheckResult
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus
 from gputui.profiles.nearest import nearest
@@ -35,11 +36,12 @@ def check(
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
     """Everything, in the order in which it is shown. ``state`` is the folder of the database and the runs."""
+    simulated = Workspace(profiles=state, state=state).scenario.exists()
     env = os.environ if environ is None else environ
     results = quick_checks(spec, state=state, gpus=gpus, environ=env)
     if any(result.name == "interpreter" and result.status == "fail" for result in results):
         return results
-    slow = check_interpreter(spec, env, deadline_seconds=deadline_seconds)
+    slow = check_interpreter(spec, env, simulated_gpus=simulated, deadline_seconds=deadline_seconds)
     names = {result.name for result in slow}
     return [result for result in results if result.name not in names] + slow
 

@@ -59,10 +59,15 @@ sys.stdout.write("\n" + sys.argv[2] + json.dumps(answer) + "\n")
 
 
 def check_interpreter(
-    spec: RunSpec, environ: Mapping[str, str], *, deadline_seconds: float = DEADLINE_SECONDS
+    spec: RunSpec,
+    environ: Mapping[str, str],
+    *,
+    simulated_gpus: bool = False,
+    deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
     """Does the interpreter run, has it torch where torchrun needs it, and does it find the module? Starts one process
-    and waits for it, at most until the deadline."""
+    and waits for it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA will do: the processes
+    then work on the CPU."""
     if spec.python is None:
         return [CheckResult("interpreter", "skip", "launcher command names its own program")]
     module = spec.program[1] if spec.program[0] == "-m" else ""
@@ -71,13 +76,13 @@ def check_interpreter(
         remedy = "set python: in the profile to the training environment's interpreter"
         return [CheckResult("interpreter", "fail", f"{spec.python} {answer}", remedy)]
     results = [CheckResult("interpreter", "pass", f"Python {answer['python']} at {spec.python}")]
-    results.append(_torch(spec, answer))
+    results.append(_torch(spec, answer, simulated_gpus))
     if module:
         results.append(_module(spec, module, answer))
     return results
 
 
-def _torch(spec: RunSpec, answer: Mapping[str, Any]) -> CheckResult:
+def _torch(spec: RunSpec, answer: Mapping[str, Any], simulated_gpus: bool) -> CheckResult:
     version, cuda = answer["torch"], answer["cuda"]
     if version is None:
         if spec.launcher != "torchrun":
@@ -89,6 +94,8 @@ def _torch(spec: RunSpec, answer: Mapping[str, Any]) -> CheckResult:
     if spec.launcher == "torchrun" and not answer["elastic"]:
         return CheckResult("torch", "fail", f"torch {version} has no torchrun", "install torch 2.6 or newer")
     built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
+    if spec.gpus.count and simulated_gpus:
+        return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
     if spec.gpus.count and cuda is None:
         return CheckResult(
             "torch", "fail", f"{built}, but the run asks for GPUs",

@@ -284,6 +284,7 @@ class TestProbe:
         (package / "distributed" / "run.py").write_text("")
         torch = check_interpreter(spec, os.environ)[1]
         assert (torch.status, torch.detail) == (status, detail)
+        assert check_interpreter(spec, os.environ, simulated_gpus=True)[1].status == "pass"
 
     def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
         """A bare interpreter: -S hides everything that is installed."""
