@@ -51,7 +51,7 @@ class GpuProcess:
 @dataclass(frozen=True, slots=True)
 class GpuSample:
     """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` change
-    rarely and may be as old as the slow tier's interval. ``throttle_reasons`` is empty when nothing holds the clocks
+    rarely and may be some seconds older. ``throttle_reasons`` is empty when nothing holds the clocks
     back and None when the driver does not say."""
 
     uuid: str

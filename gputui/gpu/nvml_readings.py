@@ -106,7 +106,7 @@ class Gpu:
     def read_slow(self, calls: Calls) -> GpuSlowSample:
         """Raises GpuGoneError, DriverGoneError."""
         uuid, handle = self.facts.uuid, self.handle
-        self.read_settings(calls)
+        self._read_clocks(calls)
         fan = calls.number(uuid, "nvmlDeviceGetFanSpeed", handle)
         fields = calls.fields(uuid, handle, self._slow_fields)
 
@@ -142,18 +142,17 @@ class Gpu:
 
         Raises GpuGoneError, DriverGoneError.
         """
-        uuid, handle = self.facts.uuid, self.handle
-        self.memory_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)
-        state = calls.number(uuid, "nvmlDeviceGetPerformanceState", handle)
-        self.performance_state = state if state is not None and state <= _LAST_PERFORMANCE_STATE else None
-        self.power_limit_watts = watts(calls.number(uuid, "nvmlDeviceGetEnforcedPowerLimit", handle))
+        self._read_clocks(calls)
+        self._read_power_limit(calls)
 
     def read_link(self, calls: Calls) -> None:
-        """Blocks for 2 x 20 ms, the window over which the driver measures.
+        """The PCIe link, and the power limit, which changes as seldom. Blocks for 2 x 20 ms, the window over which the
+        driver measures throughput.
 
         Raises GpuGoneError, DriverGoneError.
         """
         uuid, handle = self.facts.uuid, self.handle
+        self._read_power_limit(calls)
         received = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_RECEIVED)
         sent = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_SENT)
         self.link = Link(
@@ -162,6 +161,15 @@ class Gpu:
             received_bytes_per_second=None if received is None else received * 1000.0,
             sent_bytes_per_second=None if sent is None else sent * 1000.0,
         )
+
+    def _read_clocks(self, calls: Calls) -> None:
+        uuid, handle = self.facts.uuid, self.handle
+        self.memory_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)
+        state = calls.number(uuid, "nvmlDeviceGetPerformanceState", handle)
+        self.performance_state = state if state is not None and state <= _LAST_PERFORMANCE_STATE else None
+
+    def _read_power_limit(self, calls: Calls) -> None:
+        self.power_limit_watts = watts(calls.number(self.facts.uuid, "nvmlDeviceGetEnforcedPowerLimit", self.handle))
 
     def _power_watts(self, calls: Calls) -> float | None:
         if self._power_fields:

@@ -44,7 +44,7 @@ class Source(Protocol):
     def processes(self, at: float) -> ProcessTick: ...
 
     def link_step(self) -> None:
-        """Read the PCIe traffic of the next GPU in turn; the slow tier reports it."""
+        """Read the PCIe link of the next GPU in turn, and what else changes seldom; later ticks report it."""
 
     def events(self, at: float) -> list[GpuEvent]:
         """What happened since the last call; never waits for something to happen."""

@@ -97,6 +97,8 @@ def test_what_a_gpu_lacks_is_unknown_and_asked_once(
     before = fake_nvml.calls(source.pid)[function]
     source.fast()
     source.slow()
+    source.tell("link_step")
+    source.tell("link_step")
     answered = {"nvmlDeviceGetClockInfo": 2}.get(function, 1)
     assert fake_nvml.calls(source.pid)[function] - before == answered, "only the GPU that answers is asked again"
 
