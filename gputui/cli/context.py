@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -103,6 +104,15 @@ def fail(message: str, code: int) -> NoReturn:
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=None if not sys.stdout.isatty() else 2, ensure_ascii=False))
+
+
+def print_json_list(values: Iterable[Any]) -> None:
+    """A JSON list written as it comes, an element a line: it may have millions."""
+    before = "["
+    for value in values:
+        click.echo(before + json.dumps(value, ensure_ascii=False), nl=False)
+        before = ",\n"
+    click.echo("[]" if before == "[" else "]")
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ import click
 
 from gputui.charts import units
 from gputui.charts.safe_text import clean
-from gputui.cli.context import EXIT_REFUSED, Session, fail, print_json, say
+from gputui.cli.context import EXIT_REFUSED, Session, fail, print_json_list, say
 from gputui.cli.table import columns
 from gputui.profiles.nearest import nearest
 from gputui.store import metric_queries
@@ -36,7 +36,7 @@ def command(session: Session, run: str, names: tuple[str, ...], as_json: bool, p
                 hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known) or 'none yet'}"
                 fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
         if as_json:
-            print_json(metric_queries.points_json(connection, view.run_id, names or known))
+            print_json_list(metric_queries.points_json(connection, view.run_id, names or known))
             return
         if plot:
             draw(

@@ -1,0 +1,104 @@
+"""The main job under fire: a real DDP run of the shipped profile, a rank killed from outside, and the agent killed at a
+random moment while the run goes on. Nothing may be lost, doubled or left over."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from gputui.runs.identity import marked_processes
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+STEPS = 120
+REPETITIONS = 20
+
+
+def run_steps(machine: Machine, run_id: str) -> dict[int, list[int]]:
+    """attempt → the optimizer steps stored for it, in the order of the file."""
+    found: dict[int, list[int]] = {}
+    for attempt, step in machine.steps(run_id):
+        found.setdefault(attempt, []).append(step)
+    return found
+
+
+def assert_complete(machine: Machine, run_id: str, last: int) -> None:
+    by_attempt = run_steps(machine, run_id)
+    for attempt, seen in by_attempt.items():
+        assert seen == list(range(seen[0], seen[0] + len(seen))), f"attempt {attempt}: {seen}"
+    assert by_attempt[max(by_attempt)][-1] == last
+    written = (machine.workspace.run_dir(run_id) / "metrics.jsonl").read_bytes().count(b"\n")
+    ((stored, rejected),) = machine.rows(
+        "SELECT (SELECT count(*) FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ?), "
+        "(SELECT sum(rejected_count) FROM metric_sources WHERE run_id = ?)",
+        run_id,
+        run_id,
+    )
+    assert stored + rejected == written
+    wait_until(lambda: not marked_processes(run_id), what="the end of every process")
+    assert machine.rows("SELECT * FROM leases") == []
+    assert machine.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machine) -> None:
+    machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--wait", timeout=120)
+    shown = machine.json("show", "digits-ddp-1")
+    first, second = shown["attempts"]
+    assert shown["state"] == "succeeded"
+    assert first["incident"]["kind"] == "cuda_oom"
+    assert (first["params"]["batch_size"], first["params"]["grad_accum"]) == (16, 3)
+    assert (second["params"]["batch_size"], second["params"]["grad_accum"]) == (12, 4)
+    assert second["resumed_from"].endswith("step_00000030.pt")
+    accuracy = machine.json("metrics", "digits-ddp-1", "test_accuracy")[-1]["value"]
+    assert accuracy >= 0.95
+    story = " ".join(machine.gputui("explain", "digits-ddp-1").split())
+    assert "ran out of GPU memory" in story
+    assert "batch_size 16 → 12" in story and "grad_accum 3 → 4" in story and "step_00000030.pt" in story
+    assert_complete(machine, "digits-ddp-1", 300)
+    assert {attempt: (steps[0], steps[-1]) for attempt, steps in run_steps(machine, "digits-ddp-1").items()} == {
+        1: (1, 39),
+        2: (31, 300),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> None:
+    """Twenty runs, two at a time. In every second one a rank is killed with SIGKILL in mid-run; all along, the agent
+    is killed at random moments and another one is started."""
+    chance = random.Random(20261121)
+    machine.gputui("agent", "start")
+    killed_agents = 0
+    for pair in range(REPETITIONS // 2):
+        names = [f"digits-{pair}-{number}" for number in range(2)]
+        for name in names:
+            machine.gputui("run", "digits-ddp", "--name", name, "--set", f"steps={STEPS}", "--set", "lr=0.01")
+        victim = f"{names[0]}-1"
+        rank_killed = False
+        agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)
+        deadline = time.monotonic() + 90
+        while not all(machine.state(f"{name}-1") in ("succeeded", "failed", "stopped") for name in names):
+            assert time.monotonic() < deadline, machine.rows("SELECT run_id, state, reason, waiting_for FROM runs")
+            if not rank_killed and len(machine.steps(victim)) > chance.randint(15, 60):
+                ranks = machine.ranks(victim)
+                if len(ranks) == 2:
+                    os.kill(ranks[chance.randint(0, 1)], signal.SIGKILL)
+                    rank_killed = True
+            if time.monotonic() > agent_dies_at:
+                machine.kill_agent()
+                killed_agents += 1
+                machine.gputui("agent", "start")
+                agent_dies_at = time.monotonic() + chance.uniform(1.0, 8.0)
+            time.sleep(0.05)
+        for name in names:
+            assert machine.state(f"{name}-1") == "succeeded", machine.gputui("explain", f"{name}-1")
+            assert_complete(machine, f"{name}-1", STEPS)
+        if rank_killed:
+            kinds = machine.rows("SELECT kind FROM incidents WHERE run_id = ?", victim)
+            assert kinds == [("killed",)]
+            assert max(run_steps(machine, victim)) == 2
+    assert killed_agents >= REPETITIONS // 2
