@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gputui.agent.launching import attempt_dir
@@ -13,14 +13,16 @@ from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.checkpoints import CheckpointInfo, survey
+from gputui.recovery.checkpoints import survey
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, collect
-from gputui.recovery.policy import PastDecision, Plan, PolicyError, Progress, decide, parse_policy
+from gputui.recovery.history import past_decisions, progress_of
+from gputui.recovery.policy import Plan, PolicyError, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.identity import boot_id
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
+from gputui.store import queries
 
 log = logging.getLogger(__name__)
 
@@ -174,60 +176,24 @@ class Ending:
             if run.spec.checkpoints is None or folder is None
             else survey(folder, run.spec.checkpoints.pattern, wanted=CHECKPOINTS_LOOKED_AT)
         )
-        begun_at = self._begun_by_a_person_at(run.run_id)
+        attempts = queries.attempts(self._connection, run.run_id)
+        transitions = queries.transitions(self._connection, run.run_id)
+        past = past_decisions(
+            attempts,
+            queries.incidents(self._connection, run.run_id),
+            queries.decisions(self._connection, run.run_id),
+            transitions,
+        )
         return decide(
             incident,
-            self._past_decisions(run.run_id, begun_at),
-            self._progress(attempt, checkpoints, begun_at, ended_at),
+            past,
+            progress_of(attempts, attempt.number, checkpoints, transitions, ended_at=ended_at),
             run.spec,
             run.params,
             policy,
             checkpoints,
             run_id=run.run_id,
             attempt=attempt.number,
-        )
-
-    def _begun_by_a_person_at(self, run_id: str) -> float:
-        """When a person last set the run going: what recovery did before that no longer counts."""
-        row = self._connection.execute(
-            "SELECT max(at) FROM transitions WHERE run_id = ? AND to_state = ? AND actor <> 'agent'",
-            (run_id, RunState.QUEUED),
-        ).fetchone()
-        return float(row[0] or 0.0)
-
-    def _past_decisions(self, run_id: str, since: float) -> list[PastDecision]:
-        rows = self._connection.execute(
-            "SELECT d.attempt, i.kind, d.rung, d.verdict, d.actions, d.params, a.last_step FROM decisions AS d "
-            "JOIN incidents AS i USING (incident_id) "
-            "JOIN attempts AS a ON a.run_id = d.run_id AND a.number = d.attempt WHERE d.run_id = ? AND d.at >= ? ORDER BY d.decision_id",
-            (run_id, since),
-        ).fetchall()
-        past, best = [], -1
-        for number, kind, rung, verdict, actions, params, last_step in rows:
-            progressed = last_step is not None and last_step > best
-            best = max(best, -1 if last_step is None else last_step)
-            applied = tuple(action["action"] for action in json.loads(actions) if action["applied"])
-            past.append(PastDecision(number, kind, rung, verdict, progressed, bool(json.loads(params)), applied))
-        return past
-
-    def _progress(
-        self, attempt: AttemptRecord, checkpoints: Sequence[CheckpointInfo], since: float, ended_at: float
-    ) -> Progress:
-        best, resumed_from = self._connection.execute(
-            "SELECT (SELECT max(last_step) FROM attempts "
-            "WHERE run_id = a.run_id AND number < a.number AND created_at >= ?), a.resumed_from FROM attempts AS a WHERE a.run_id = ? AND a.number = ?",
-            (since, attempt.run_id, attempt.number),
-        ).fetchone()
-        began = attempt.started_at or attempt.created_at
-        written = [info for info in checkpoints if info.valid and (info.modified_at or 0.0) >= began]
-        return Progress(
-            last_step=attempt.last_step,
-            best_step_before=best,
-            new_checkpoint=any((info.step or 0) > (attempt.resumed_step or -1) for info in written),
-            resumed_from=resumed_from,
-            resumed_step=attempt.resumed_step,
-            started_at=attempt.started_at,
-            ran_seconds=ended_at - began,
         )
 
     # --- rows -----------------------------------------------------------------------------------------------------

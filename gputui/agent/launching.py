@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gputui.agent.rundirs import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository, shim
@@ -83,6 +84,7 @@ def prepare_attempt(
                 "params": run.params,
                 "resume_from": run.resume_from,
                 "lock_files": lock_files(uuids),
+                "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
             },
         )
     except (OSError, ValueError) as error:

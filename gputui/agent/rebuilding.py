@@ -73,6 +73,7 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
                 launch=redact_launch(Launch.from_json(record)),
                 now=float(record["created_at"]),
             )
+            ingest.readmit_attempt(folder.name, int(record["attempt"]), int(record.get("metrics_bytes") or 0))
             if record is not newest:
                 repository.end_attempt(
                     connection,

@@ -22,6 +22,17 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
         ingest.open_source(run_id, str(path), metrics.kind, metrics.patterns)
 
 
+def metrics_bytes(spec: RunSpec, run_dir: Path) -> int:
+    """How long the run's metrics file is now; kept with each attempt, so that its lines can be told from those of
+    the attempts before it even when the database is lost."""
+    if spec.metrics.path is None:
+        return 0
+    try:
+        return in_run(spec.metrics.path, spec, run_dir).stat().st_size
+    except OSError:
+        return 0
+
+
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
     """A path of the profile: placeholders filled in, relative ones from the working directory."""
     path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))

@@ -6,7 +6,7 @@ going to a file, forwards a stop, and when the command has ended makes sure that
 
 Usage: shim.py ATTEMPT_DIR, where attempt.json says what to start (see `plan_to_json` in gputui.runs.attempt).
 
-SIGTERM, SIGINT or SIGHUP ask for a graceful stop; SIGUSR2 kills at once.
+SIGTERM or SIGINT ask for a graceful stop; SIGUSR2 kills at once; SIGHUP is nobody's business.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 
 
@@ -130,6 +130,12 @@ def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
     return held, []
 
 
+def restore_signals() -> None:
+    """What the command is to find as any program does; runs between fork and exec."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Shim:
     """One attempt from start to exit.json."""
 
@@ -151,6 +157,7 @@ class Shim:
             "survivors": [], "error": None, "lease_conflict": None,
         }  # fmt: skip
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if not self.claim():
             return 0
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -204,7 +211,7 @@ class Shim:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # The shim has one thread, so that code between fork and exec is safe here.
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED),
+                preexec_fn=restore_signals,
             )
         self.child = process.pid
         own, child = stat_of(os.getpid()), stat_of(self.child)
