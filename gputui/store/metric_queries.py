@@ -108,7 +108,7 @@ def series(
 
     With ``after``, a cursor of an earlier call, only what came since.
     """
-    if not name or not _NOT_IN_PATHS.isdisjoint(name):
+    if not name.isprintable() or not name or not _NOT_IN_PATHS.isdisjoint(name):
         return _series_by_lines(connection, run_id, name, after)
     points: list[Point] = []
     new = tuple.__new__

@@ -47,9 +47,8 @@ def stored(connection: sqlite3.Connection) -> Rows:
 def outcome(kind: str, attempts: list[bytes], cuts: list[int], budget: int, restarts: bool) -> Rows:
     """The rows after the attempts' bytes were appended in chunks of the given lengths, with a look after each."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(
-            Path(folder), kind=kind, in_memory=True, metrics={"patterns": PATTERNS if kind == "stdout" else []}
-        )
+        patterns = PATTERNS if kind == "stdout" else []
+        bench = Bench(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
         if kind == "csv":
             bench.append("step,loss,note\n")
         for number, content in enumerate(attempts, 1):
@@ -87,7 +86,7 @@ def check(kind: str, attempts: list[list[bytes]], cuts: list[int], budget: int, 
 
 cut_lengths = st.lists(st.integers(1, 400), max_size=30)
 budgets = st.sampled_from([1, 50, 1 << 20])
-fewer = settings(max_examples=40, deadline=None)
+fewer = settings(max_examples=100, deadline=None)
 
 
 @fewer
