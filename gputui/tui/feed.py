@@ -184,7 +184,7 @@ def _identity(workspace: Workspace) -> tuple[int, int] | None:
 def _trouble(error: Exception) -> str:
     """A sentence about what keeps the store from being read."""
     text = str(error).rstrip(".")
-    if isinstance(error, sqlite3.OperationalError) and "locked" in text:
+    if "database is locked" in text:
         return "The database is locked by another program; the last values stay until it lets go."
     if isinstance(error, StoreError):
         return f"{text[:1].upper()}{text[1:]}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gputui.charts.bars import bar, sparkline
 from gputui.charts.chart import Line
@@ -17,6 +17,9 @@ from gputui.tui.snapshot import RankRow, Snapshot
 
 FREE_BELOW_BYTES = 2**30
 """Less memory in use than this and no process: the GPU is free."""
+
+WIDE = 150
+"""From this width on the bars are longer."""
 
 SHORT_ROW_WIDTH = 38
 """Two columns of short rows need twice this."""
@@ -41,7 +44,7 @@ def gpu_lines(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     rows = [_row(snapshot, gpu) for gpu in snapshot.gpus]
     if len(rows) > height - 1 and width >= 2 * SHORT_ROW_WIDTH:
         return _two_columns(rows, snapshot.at, width, height)
-    placed = place(_COLUMNS, width - 1)
+    placed = place(_WIDE_COLUMNS if width >= WIDE else _COLUMNS, width - 1)
     lines = [_set_in(head_line(placed, width - 1))]
     lines += [_gpu_line(placed, row, snapshot.at, width) for row in rows]
     return _cut(lines, len(rows), width, height)
@@ -289,9 +292,13 @@ _COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("held back by", 16, _throttle, importance=5, grow=1, most=30),
     Column("PCIe", 13, _pcie, importance=6),
     Column("NVLink", 13, _nvlink, importance=7),
-    Column("mem °C", 6, _memory_temperature, ">", importance=9),
-    Column("ECC", 10, _errors, importance=10),
-    Column("processes", 24, _processes, importance=11, grow=4),
+    Column("mem °C", 6, _memory_temperature, ">", importance=10),
+    Column("ECC", 10, _errors, importance=9),
+    Column("processes", 24, _processes, importance=8, grow=4),
+)
+
+_WIDE_COLUMNS = tuple(
+    replace(column, width={"util": 18, "memory GiB": 20}.get(column.head, column.width)) for column in _COLUMNS
 )
 
 _SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (

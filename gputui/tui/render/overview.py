@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FOLDED_LEAST = 7
-FOLDED_MOST = 14
+TRENDS_LEAST = 8
+TRENDS_MOST = 12
 RUNS_LEAST = 4
 EVENTS_LEAST = 3
 
@@ -15,6 +15,7 @@ class Rows(NamedTuple):
 
     aggregate: int
     gpus: int
+    trends: int
     host: int
     runs: int
     events: int
@@ -22,22 +23,23 @@ class Rows(NamedTuple):
 
 def share_rows(height: int, *, gpus: int, runs: int, events: int, has_gpus: bool, is_folded: bool) -> Rows:
     """Share ``height`` lines: the GPUs get what they need as long as runs and events keep a few lines, then the runs
-    what they need, then the events the rest. ``gpus`` counts GPUs, or the lines of the sentence in their place."""
+    what they need, then the events, then the trends of all GPUs together where enough is left. Folded, the trends
+    take the place of the GPUs' rows. ``gpus`` counts GPUs, or the lines of the sentence in their place."""
     height = max(0, height)
     aggregate = 1 if has_gpus and height >= 8 else 0
     host = 1 if height >= 6 else 0
     left = height - aggregate - host
     kept = min(RUNS_LEAST, 1 + max(1, runs)) + EVENTS_LEAST
-    if not has_gpus:
-        wanted = gpus
-    elif is_folded:
-        wanted = min(FOLDED_MOST, max(FOLDED_LEAST, height // 3))
-    else:
-        wanted = gpus + 1
     most = max(min(left, 2), left - kept)
-    gpu_rows = min(wanted, most)
-    left -= gpu_rows
-    wanted_runs = 1 + max(1, runs)
-    wanted_events = 1 + max(1, events)
+    if has_gpus and is_folded:
+        gpu_rows, trends = 0, min(most, max(TRENDS_LEAST, min(TRENDS_MOST + 2, height // 3)))
+    else:
+        gpu_rows, trends = min(gpus + 1 if has_gpus else gpus, most), 0
+    left -= gpu_rows + trends
+    wanted_runs, wanted_events = 1 + max(1, runs), 1 + max(1, events)
     run_rows = min(wanted_runs, max(min(left, 2), left - min(wanted_events, max(EVENTS_LEAST, left // 3))))
-    return Rows(aggregate, gpu_rows, host, run_rows, max(0, left - run_rows))
+    event_rows = max(0, left - run_rows)
+    if has_gpus and not trends and gpu_rows == gpus + 1 and event_rows - wanted_events >= TRENDS_LEAST:
+        trends = min(TRENDS_MOST, event_rows - wanted_events)
+        event_rows -= trends
+    return Rows(aggregate, gpu_rows, trends, host, run_rows, event_rows)

@@ -19,6 +19,9 @@ from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Snapshot
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
 
+AGENT_SILENT_SECONDS = 5.0
+"""An agent whose heartbeat is older than this and its interval is not well itself."""
+
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 
 
@@ -61,7 +64,7 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
 
 
 def driver_silence(snapshot: Snapshot) -> str | None:
-    """A sentence when the newest samples are stale though the agent lives."""
+    """A sentence when the newest samples are stale."""
     agent = snapshot.agent
     seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
     if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
@@ -69,8 +72,10 @@ def driver_silence(snapshot: Snapshot) -> str | None:
     newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
     if newest is None:
         return None
-    silent = snapshot.at - newest
-    return f"driver silent for {duration(silent)}, last sample {clock(newest)}; the values shown are of then"
+    words = f"{duration(snapshot.at - newest)}, last sample {clock(newest)}; the values shown are of then"
+    if snapshot.at - agent.heartbeat_at > AGENT_SILENT_SECONDS + agent.interval_seconds:
+        return f"no news from the agent for {words}"
+    return f"driver silent for {words}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class OverviewScreen(ActionScreen):
         self.head = Pane(id="head")
         self.aggregate = Pane(id="aggregate")
         self.gpus = Pane(id="gpus")
+        self.trends = Pane(id="trends")
         self.host = Pane(id="host")
         self.runs = Pane(id="runs")
         self.happened = Pane(id="events")
@@ -48,6 +49,7 @@ class OverviewScreen(ActionScreen):
         yield self.notice
         yield self.aggregate
         yield self.gpus
+        yield self.trends
         yield self.host
         yield self.runs
         yield self.happened
@@ -71,8 +73,8 @@ class OverviewScreen(ActionScreen):
             is_folded=self.is_folded,
         )
         self.aggregate.show([aggregate_line(snapshot, width)] if rows.aggregate else [], height=rows.aggregate)
-        draw_gpus = aggregate_charts if self.is_folded and has_gpus else gpu_lines
-        self.gpus.show(draw_gpus(snapshot, width, rows.gpus), height=rows.gpus)
+        self.gpus.show(gpu_lines(snapshot, width, rows.gpus) if rows.gpus else [], height=rows.gpus)
+        self.trends.show(aggregate_charts(snapshot, width, rows.trends) if rows.trends else [], height=rows.trends)
         self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
         self._scroll(rows)
         self.runs.show(self._runs_lines(width, rows.runs), height=rows.runs)

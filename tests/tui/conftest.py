@@ -1,0 +1,100 @@
+"""What the screen's tests share: a fixed place and time, and a feed that reads when it is told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.config import Workspace, locate
+from gputui.store import commands
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import open_reader
+from gputui.tui.app import GputuiApp
+from gputui.tui.feed import Feed
+from gputui.tui.reading import Interest, SnapshotReader
+from gputui.tui.snapshot import Snapshot
+from tests.tui.filling import NOW, Filler
+
+
+@pytest.fixture(autouse=True)
+def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Local time is UTC and nothing of the developer's terminal counts."""
+    for name in ("NO_COLOR", "COLORTERM", "SSH_CONNECTION", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = locate(tmp_path / "home")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def filler(workspace: Workspace) -> Iterator[Filler]:
+    made = Filler(workspace)
+    yield made
+    made.close()
+
+
+class StillFeed(Feed):
+    """A feed without a thread and without a clock: it reads when something is asked of it."""
+
+    def __init__(self, workspace: Workspace, now: float = NOW) -> None:
+        super().__init__(workspace, wall=lambda: self.now)
+        self.now = now
+        self.interest = Interest()
+        self._still_reader = SnapshotReader(workspace)
+        self.watched: set[int] = set()
+
+    def read(self) -> Snapshot:
+        with closing(open_reader(self._workspace.database)) as connection:
+            return self._still_reader.read(connection, self.now, self.interest)
+
+    def refresh(self) -> None:
+        """Read the store and hand out what is there, answers too."""
+        if self._show is not None:
+            self._show(self.read())
+        with closing(open_reader(self._workspace.database)) as connection:
+            for command_id in tuple(self.watched):
+                answer = commands.answer(connection, command_id)
+                if answer is not None and self._tell is not None:
+                    self.watched.discard(command_id)
+                    self._tell(answer)
+
+    def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
+        super().attach(show, tell)
+
+    def look_at(self, interest: Interest) -> None:
+        if interest != self.interest:
+            self.interest = interest
+            self.refresh()
+
+    def watch(self, command_id: int) -> None:
+        self.watched.add(command_id)
+
+    def stop(self) -> None:
+        pass
+
+
+MakeApp = Callable[..., GputuiApp]
+
+
+@pytest.fixture
+def make_app(workspace: Workspace) -> MakeApp:
+    """An app on the workspace as it is filled now."""
+
+    def make(*, readonly: bool = False, demo: bool = False) -> GputuiApp:
+        feed = StillFeed(workspace)
+        return GputuiApp(workspace, feed, feed.read(), readonly=readonly, demo=demo, host_name="ws-kepler")
+
+    return make

@@ -1,0 +1,85 @@
+"""The table of actions: every key leads somewhere, and what is not possible says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from gputui.charts.cells import cell_width
+from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find
+from gputui.tui.app import GputuiApp
+from gputui.tui.render.keys import footer_line, help_lines, message_lines
+from gputui.tui.screens.base import ActionScreen
+from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.run_page import RunScreen
+from tests.tui.filling import Filler
+
+SCREENS: dict[Scope, type[ActionScreen]] = {"overview": OverviewScreen, "run": RunScreen, "launch": LaunchScreen}
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_no_key_means_two_things(scope: Scope) -> None:
+    keys = [key for action in actions_in(scope) for key in action.keys]
+    assert len(keys) == len(set(keys))
+
+
+def test_names_are_unique() -> None:
+    assert len({action.name for action in ACTIONS}) == len(ACTIONS)
+    with pytest.raises(KeyError):
+        find("no such thing")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_action_can_be_carried_out(scope: Scope) -> None:
+    for action in actions_in(scope):
+        method = f"do_{action.name}"
+        assert hasattr(SCREENS[scope], method) or hasattr(GputuiApp, method), action.name
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_help_tells_every_action_and_why_not(scope: Scope) -> None:
+    lines = ["".join(text for text, _ in line) for line in help_lines(Context(scope), 200)]
+    assert len(lines) == len(actions_in(scope))
+    for action, line in zip(actions_in(scope), lines, strict=True):
+        assert action.tooltip in line
+        why_not = action.why_not(Context(scope))
+        assert why_not is None or why_not in line
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) -> None:
+    line = footer_line(Context("overview"), width)
+    assert sum(cell_width(text) for text, _ in line) == width
+    assert "q leave" in "".join(text for text, _ in line)
+
+
+def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
+    from gputui.store import queries
+
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "stopping")
+    running, failed, stopping = (queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+    here = Context("overview")
+    assert find("stop").why_not(here) == "There is no run to choose."
+    assert find("stop").why_not(replace(here, run=running)) is None
+    assert find("stop").why_not(replace(here, run=failed)) == "b-1 is failed already."
+    assert find("stop").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
+    assert find("resume").why_not(replace(here, run=failed)) is None
+    assert "only a run that is over" in str(find("resume").why_not(replace(here, run=running)))
+    assert "stop it first" in str(find("remove").why_not(replace(here, run=running)))
+    assert find("remove").why_not(replace(here, run=failed)) is None
+    assert find("restart").why_not(replace(here, run=running)) is None
+    assert "cannot begin again" in str(find("restart").why_not(replace(here, run=stopping)))
+    for name in ("stop", "resume", "restart", "remove", "launch"):
+        assert find(name).why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+
+
+def test_a_long_message_takes_three_lines_at_most() -> None:
+    lines = message_lines("word " * 200, "error", 40)
+    assert len(lines) == 3
+    assert all(sum(cell_width(text) for text, _ in line) == 40 for line in lines)

@@ -1,0 +1,165 @@
+"""The feed: what is committed arrives, and whatever goes wrong becomes a sentence."""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.store import commands
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import open_commander, set_aside
+from gputui.tui.feed import Feed
+from gputui.tui.reading import Interest
+from gputui.tui.snapshot import Snapshot
+from tests.tui.filling import Filler
+
+DEADLINE_SECONDS = 10.0
+
+
+class Listener:
+    """Keeps what a feed hands out."""
+
+    def __init__(self) -> None:
+        self.snapshots: queue.Queue[Snapshot] = queue.Queue()
+        self.answers: queue.Queue[CommandAnswer] = queue.Queue()
+
+    def until(self, is_wanted: Callable[[Snapshot], bool]) -> Snapshot:
+        end = time.monotonic() + DEADLINE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            snapshot = self.snapshots.get(timeout=left)
+            if is_wanted(snapshot):
+                return snapshot
+        raise AssertionError("no such snapshot came")
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def feed(workspace: Workspace, listener: Listener) -> Iterator[Feed]:
+    made = Feed(workspace)
+    made.attach(listener.snapshots.put, listener.answers.put)
+    yield made
+    made.stop()
+    assert "feed" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Filler) -> None:
+    filler.overnight()
+    feed.start()
+    snapshot = feed.first(5.0)
+    assert len(snapshot.gpus) == 8
+    assert [row.run.run_id for row in snapshot.runs][:2] == ["vit-b16-1", "gpt2-124m-1"]
+    assert snapshot.runs[1].progress.total_steps == 6000
+
+
+def test_a_commit_arrives_soon(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    written = time.monotonic()
+    filler.event("something happened")
+    listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
+    assert time.monotonic() - written < 2.0
+
+
+def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
+    feed.start()
+    empty = feed.first(5.0)
+    assert (empty.trouble, empty.has_data) == (None, False)
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
+    feed: Feed, workspace: Workspace, listener: Listener
+) -> None:
+    workspace.database.write_bytes(b"this is no database" * 1000)
+    feed.start()
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "is damaged" in told.trouble
+    set_aside(workspace.database, time.time())
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_a_locked_database_holds_nothing_up(
+    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
+) -> None:
+    filler.overnight()
+    filler.close()
+    locker = sqlite3.connect(workspace.database, isolation_level=None)
+    locker.execute("PRAGMA locking_mode = EXCLUSIVE")
+    locker.execute("BEGIN EXCLUSIVE")
+    begin = time.monotonic()
+    feed.start()
+    assert not feed.first(0.2).has_data
+    assert time.monotonic() - begin < 1.0
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "locked by another program" in told.trouble
+    locker.execute("ROLLBACK")
+    locker.close()
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+
+
+def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    set_aside(workspace.database, time.time())
+    other = Filler(workspace)
+    try:
+        other.agent(problem="No NVIDIA driver found.")
+        listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+    finally:
+        other.close()
+
+
+def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    assert feed.first(5.0).page is None
+    feed.look_at(Interest("vit-b16-1"))
+    page = listener.until(lambda snapshot: snapshot.page is not None).page
+    assert page is not None
+    assert [attempt.number for attempt in page.attempts] == [1, 2, 3]
+    assert page.launched["batch_size"] == 512 and page.run.params["batch_size"] == 384
+    assert list(page.series) == ["loss", "samples_per_s", "lr", "grad_norm"]
+    assert page.series["loss"].last is not None
+
+
+def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    commander = open_commander(workspace.database)
+    command_id = commands.submit(commander, "stop", "vit-b16-1", {}, "me", now=time.time())
+    commander.close()
+    feed.watch(command_id)
+    commands.give_answer(filler.connection, command_id, "refused", now=time.time(), reason="it is over")
+    answer = listener.answers.get(timeout=DEADLINE_SECONDS)
+    assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
+
+
+def test_time_passes_without_news(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    first = listener.until(lambda snapshot: bool(snapshot.gpus))
+    later = listener.until(lambda snapshot: snapshot.at > first.at)
+    assert later.runs == first.runs
+    assert later.gpus[0].state == "stale"
