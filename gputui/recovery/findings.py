@@ -220,23 +220,21 @@ def _exit_code(process: _Process, code: int) -> Finding:
 
 
 def _candidates(process: _Process, oom_killed: bool) -> Iterator[Finding]:
+    """What may explain an end; among equals the first is the best."""
     chain = _chain(process)
-    chain_kind = None
-    if chain is not None:
-        finding = _of_chain(chain, process, oom_killed)
-        chain_kind = finding.kind
-        yield finding
+    of_chain = None if chain is None else _of_chain(chain, process, oom_killed)
     crashed = process.code is not None and -process.code in _CRASHES
-    if crashed and (thrown := terminate_message(process.stderr)) is not None:
-        signature = match_exception(thrown)
-        if signature is not None:
-            yield Finding(
-                signature.kind, process.rank, signature.rank, thrown.text, process.at, detail=_first_line(thrown)
-            )
-    if chain is None or crashed or chain_kind in _EXPLAINED_BY_LINES:
+    if of_chain is None or crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
             for signature, line in match_lines("\n".join(lines_of(text)[-LAST_LINES:])):
                 yield Finding(signature.kind, process.rank, signature.rank, line, process.at, detail=line)
+    if of_chain is not None:
+        yield of_chain
+    if crashed and (thrown := terminate_message(process.stderr)) is not None:
+        known = match_exception(thrown)
+        if known is not None:
+            detail = _first_line(thrown)
+            yield Finding(known.kind, process.rank, known.rank, thrown.text, process.at, detail=detail)
 
 
 def _chain(process: _Process) -> Chain | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.tracebacks import Chain, Raised, bare
@@ -81,7 +82,7 @@ EXCEPTIONS: tuple[Signature, ...] = (
     _raises(
         "host_oom",
         r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
-        r"^MemoryError\b",
+        r"^(?:\w+\.)*_?(?:Array)?MemoryError\b",
         r"\[Errno 12\] Cannot allocate memory",
     ),
     _raises(
@@ -305,8 +306,8 @@ def match_lines(text: str) -> list[tuple[Signature, str]]:
 def terminate_message(text: str) -> Raised | None:
     """The C++ exception that ended a process, from what the C++ runtime prints."""
     found = None
-    lines = [bare(line) for line in lines_of(text)]
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    lines = [*(bare(line) for line in lines_of(text)), ""]
+    for line, after in pairwise(lines):
         if match := _TERMINATE.match(line):
             what = _WHAT.match(after)
             found = Raised(match[1].rsplit("::", 1)[-1], what[1] if what else "")

@@ -16,7 +16,8 @@ from gputui.runs.logs import lines_of
 MAX_MESSAGE_LINES = 40
 MAX_FRAMES = 30
 
-_PREFIX = re.compile(r"^(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
+# Native code that ends its message with a NUL leaves it in front of the next line.
+_PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
 _HEADER = "Traceback (most recent call last):"
 # The library rich draws a box around the frames; below it stands the exception as usual.
 _BOX_HEADER = re.compile(r"^╭─+ Traceback \(most recent call last\) ─+╮")

@@ -97,7 +97,10 @@ def read_window(path: Path, offset: int, max_bytes: int, *, partial: bool = Fals
     """
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-    if partial or (end == 0 and len(data) >= max_bytes):
+    if end == 0 and len(data) >= max_bytes:
+        # Going on is better than waiting for an end that this window can never hold.
+        end = _whole_characters(data) or len(data)
+    elif partial:
         end = _whole_characters(data)
     lines = lines_of(data[:end].decode("utf-8", "replace"))
     text = "\n".join(lines)

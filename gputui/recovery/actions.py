@@ -1,0 +1,287 @@
+"""What recovery may change: pure functions from a run's parameters to other parameters.
+
+An action never guesses: where the profile has no such parameter, or its value is none that it understands, it is
+skipped and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gputui.runs.spec import RunSpec, Scalar
+
+EFFECTIVE_BATCH_TOLERANCE = 0.02
+BATCH_FACTOR = 0.75
+FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipping switched off
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One parameter's old and new value."""
+
+    parameter: str
+    before: Scalar
+    after: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAction:
+    """An action that the next attempt carries out. ``note`` is a phrase that completes "gputui …"."""
+
+    name: str
+    note: str
+    changes: tuple[Change, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        changes = [{"parameter": c.parameter, "from": c.before, "to": c.after} for c in self.changes]
+        return {"action": self.name, "applied": True, "changes": changes, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedAction:
+    """An action of the ladder that cannot be carried out here, and why."""
+
+    name: str
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"action": self.name, "applied": False, "changes": [], "note": self.why}
+
+
+Result = AppliedAction | SkippedAction
+Params = Mapping[str, Scalar]
+
+
+def shrink(batch: int, accumulation: int) -> tuple[int, int] | None:
+    """A smaller batch and a larger accumulation with nearly the same product, or None where the batch is 1.
+
+    The new batch is at most 0.75 of the old one and their product stays within 2 %: with the smallest accumulation
+    that allows it, and then as exactly as it goes.
+    """
+    if batch <= 1 or accumulation < 1:
+        return None
+    effective = batch * accumulation
+    largest = math.floor(BATCH_FACTOR * batch)
+    tolerance = EFFECTIVE_BATCH_TOLERANCE * effective
+    # A batch of 1 with accumulation `effective` always fits, so that the search ends there at the latest.
+    for more in range(math.ceil(effective / (BATCH_FACTOR * batch)), effective + 1):
+        below = effective // more
+        fitting = [
+            size for size in (below, below + 1) if 1 <= size <= largest and abs(size * more - effective) <= tolerance
+        ]
+        if fitting:
+            return min(fitting, key=lambda size: (abs(size * more - effective), -size)), more
+    return None
+
+
+def shrink_batch(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Lower the batch to at most 0.75 of its size, and raise the accumulation so that their product stays."""
+    name = spec.role("batch_size", params)
+    if name is None:
+        return _unmapped("shrink_batch", "batch_size")
+    batch = _whole(params[name])
+    if batch is None or batch < 1:
+        return SkippedAction("shrink_batch", f"{name} is {_show(params[name])}, not a whole number of at least 1")
+    if batch == 1:
+        return SkippedAction("shrink_batch", f"{name} is 1 already")
+    accumulation_name = spec.role("grad_accum", params)
+    accumulation = None if accumulation_name is None else _whole(params[accumulation_name])
+    if accumulation_name is None or accumulation is None or accumulation < 1:
+        smaller = max(1, math.floor(BATCH_FACTOR * batch))
+        note = (
+            f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make up for it, "
+            "so that the effective batch changes"
+        )
+        return AppliedAction("shrink_batch", note, (Change(name, params[name], _like(params[name], smaller)),))
+    found = shrink(batch, accumulation)
+    if found is None:
+        return SkippedAction("shrink_batch", f"{name} is {batch} already")
+    smaller, more = found
+    before, after = batch * accumulation, smaller * more
+    effective = f"stays {after}" if after == before else f"becomes {after} instead of {before}"
+    note = (
+        f"lowered {name} {batch} → {smaller} and raised {accumulation_name} {accumulation} → {more}, "
+        f"so that the effective batch {effective}" + (" per rank" if spec.nproc > 1 else "")
+    )
+    changes = (
+        Change(name, params[name], _like(params[name], smaller)),
+        Change(accumulation_name, params[accumulation_name], _like(params[accumulation_name], more)),
+    )
+    return AppliedAction("shrink_batch", note, changes)
+
+
+def gradient_checkpointing(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Switch gradient checkpointing on: less memory for more computing."""
+    name = spec.role("gradient_checkpointing", params)
+    if name is None:
+        return _unmapped("gradient_checkpointing", "gradient_checkpointing")
+    value = params[name]
+    switched = _switched_on(value)
+    if switched is None:
+        return SkippedAction("gradient_checkpointing", f"{name} is {_show(value)}, neither on nor off")
+    if switched == value:
+        return SkippedAction("gradient_checkpointing", f"{name} is on already")
+    return AppliedAction("gradient_checkpointing", f"turned {name} on", (Change(name, value, switched),))
+
+
+def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Divide the learning rate, by 10 unless told otherwise."""
+    return _divide("lower_lr", "lr", spec, params, argument or 10.0)
+
+
+def tighter_clip(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Divide the largest gradient norm, by 2 unless told otherwise; where clipping is off, switch it on at 1.0."""
+    name = spec.role("grad_clip", params)
+    if name is not None and (params[name] is None or _number(params[name]) == 0.0):
+        changes = (Change(name, params[name], FIRST_CLIP),)
+        return AppliedAction("tighter_clip", f"switched gradient clipping on ({name} {FIRST_CLIP})", changes)
+    return _divide("tighter_clip", "grad_clip", spec, params, argument or 2.0)
+
+
+def fewer_workers(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Halve the data loader's workers."""
+    name = spec.role("num_workers", params)
+    if name is None:
+        return _unmapped("fewer_workers", "num_workers")
+    workers = _whole(params[name])
+    if workers is None or workers < 0:
+        return SkippedAction("fewer_workers", f"{name} is {_show(params[name])}, not a number of workers")
+    if workers == 0:
+        return SkippedAction("fewer_workers", f"{name} is 0 already")
+    after = workers // 2
+    changes = (Change(name, params[name], _like(params[name], after)),)
+    return AppliedAction("fewer_workers", f"lowered {name} {workers} → {after}", changes)
+
+
+def restart(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Start again with nothing changed."""
+    return AppliedAction("restart", "changed nothing")
+
+
+def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Start again; every attempt gets a free port of its own."""
+    return AppliedAction("new_port", "took another port")
+
+
+def wait(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Start again after so many seconds."""
+    return AppliedAction("wait", "changed nothing but waited")
+
+
+@dataclass(frozen=True, slots=True)
+class ActionKind:
+    """An action as ladders name it.
+
+    Attributes:
+        help: one sentence for the documentation.
+        apply: what it does to parameters; None for those that say where to resume, or to stop.
+        argument: what its number means, None where it takes none; default: where it is left out; least: the smallest.
+        whole: its number must be a whole one.
+    """
+
+    name: str
+    help: str
+    apply: Callable[[RunSpec, Params, float | None], Result] | None = None
+    argument: str | None = None
+    default: float | None = None
+    least: float = 0.0
+    whole: bool = False
+
+
+ACTIONS: dict[str, ActionKind] = {
+    kind.name: kind
+    for kind in (
+        ActionKind("restart", "start again from the newest valid checkpoint with nothing changed", restart),
+        ActionKind(
+            "shrink_batch",
+            "lower the batch to at most 0.75 of its size and raise gradient accumulation so that the effective batch "
+            "stays within 2 %",
+            shrink_batch,
+        ),
+        ActionKind("gradient_checkpointing", "switch gradient checkpointing on", gradient_checkpointing),
+        ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
+        ActionKind(
+            "tighter_clip",
+            "divide the largest allowed gradient norm; where clipping is off, switch it on at 1.0",
+            tighter_clip,
+            "divisor",
+            2.0,
+            1.01,
+        ),
+        ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
+        ActionKind(
+            "rollback", "resume from so many valid checkpoints before the newest", None, "checkpoints", 1, 1, True
+        ),
+        ActionKind("new_port", "start again on another network port", new_port),
+        ActionKind("wait", "start again after so many seconds", wait, "seconds", 60.0),
+        ActionKind("stop", "stop the run and say why"),
+    )
+}
+"""Every action by its name."""
+
+
+def apply_changes(params: Params, results: tuple[Result, ...]) -> dict[str, Scalar]:
+    """Parameters with the changes of the applied actions."""
+    changed = dict(params)
+    for result in results:
+        if isinstance(result, AppliedAction):
+            changed |= {change.parameter: change.after for change in result.changes}
+    return changed
+
+
+def _divide(action: str, role: str, spec: RunSpec, params: Params, divisor: float) -> Result:
+    name = spec.role(role, params)
+    if name is None:
+        return _unmapped(action, role)
+    value = _number(params[name])
+    if value is None or not value > 0:
+        return SkippedAction(action, f"{name} is {_show(params[name])}, not a number above 0")
+    after = float(f"{value / divisor:.12g}")
+    if after == 0:
+        return SkippedAction(action, f"{name} is {value:g} already")
+    changes = (Change(name, params[name], after),)
+    return AppliedAction(action, f"lowered {name} {value:g} → {after:g}", changes)
+
+
+def _unmapped(action: str, role: str) -> SkippedAction:
+    return SkippedAction(action, f"the profile has no parameter for {role}")
+
+
+def _whole(value: Scalar) -> int | None:
+    """A whole number, also where it was given as text or as 16.0."""
+    number = _number(value)
+    return int(number) if number is not None and number.is_integer() and abs(number) < 2**53 else None
+
+
+def _number(value: Scalar) -> float | None:
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _like(former: Scalar, value: int) -> Scalar:
+    """A new value in the type of the former one, so that the script gets what its flag expects."""
+    return str(value) if isinstance(former, str) else float(value) if isinstance(former, float) else value
+
+
+def _switched_on(value: Scalar) -> Scalar:
+    """The value that means on; the same one where it is on already; None where it is no switch."""
+    if value is None or value is False:
+        return True
+    if isinstance(value, str):
+        pairs = {"false": "true", "False": "True", "0": "1", "no": "yes", "off": "on", "": "true"}
+        return pairs.get(value, value if value in pairs.values() else None)
+    if isinstance(value, bool):
+        return value
+    return 1 if value == 0 else value if value == 1 else None
+
+
+def _show(value: Scalar) -> str:
+    return "not set" if value is None else repr(value)

@@ -1,0 +1,109 @@
+"""From stored rows to what a decision needs to know of the attempts before it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.policy import PastDecision, Progress, Verdict
+from gputui.runs.repository import step_in_name
+from gputui.runs.states import RunState
+from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
+
+
+def past_decisions(
+    attempts: Sequence[AttemptView],
+    incidents: Sequence[IncidentView],
+    decisions: Sequence[DecisionView],
+    transitions: Sequence[TransitionView],
+) -> list[PastDecision]:
+    """The decisions of a run since a person last started it, the oldest first."""
+    since = person_started_at(transitions)
+    kinds = {incident.incident_id: incident.kind for incident in incidents}
+    series = [attempt for attempt in attempts if attempt.created_at >= since]
+    past = []
+    for decision in sorted(decisions, key=lambda row: row.decision_id):
+        if decision.at < since:
+            continue
+        verdict: Verdict = "retry" if decision.verdict == "retry" else "stop"
+        past.append(
+            PastDecision(
+                attempt=decision.attempt,
+                kind=kinds.get(decision.incident_id, "unknown"),
+                rung=decision.rung,
+                verdict=verdict,
+                progressed=_progressed(series, decision),
+                changed=bool(decision.params),
+                actions=tuple(_applied(decision)),
+            )
+        )
+    return past
+
+
+def progress_of(
+    attempts: Sequence[AttemptView],
+    number: int,
+    checkpoints: Sequence[CheckpointInfo],
+    transitions: Sequence[TransitionView],
+    *,
+    ended_at: float,
+) -> Progress:
+    """How far attempt ``number`` got. ``checkpoints`` are those there now; ``ended_at`` in UTC unix seconds."""
+    since = person_started_at(transitions)
+    attempt = next((row for row in attempts if row.number == number), None)
+    if attempt is None:
+        return Progress()
+    began = attempt.started_at if attempt.started_at is not None else attempt.created_at
+    steps = [row.last_step for row in attempts if row.number < number and row.created_at >= since]
+    return Progress(
+        last_step=attempt.last_step,
+        best_step_before=max((step for step in steps if step is not None), default=None),
+        new_checkpoint=any(_is_new(info, attempt, began) for info in checkpoints),
+        resumed_from=attempt.resumed_from,
+        resumed_step=attempt.resumed_step,
+        started_at=began,
+        ran_seconds=max(0.0, ended_at - began),
+    )
+
+
+def person_started_at(transitions: Sequence[TransitionView]) -> float:
+    """When a person last launched, restarted or resumed the run; minus infinity where that is not known.
+
+    Only recovery takes a run from ``recovering`` to ``queued``; every other way there is a person's.
+    """
+    times = [
+        move.at for move in transitions if move.to_state == RunState.QUEUED and move.from_state != RunState.RECOVERING
+    ]
+    return max(times, default=float("-inf"))
+
+
+def _progressed(attempts: Sequence[AttemptView], decision: DecisionView) -> bool:
+    """Whether the attempt that a decision followed got further than those before it."""
+    attempt = next((row for row in attempts if row.number == decision.attempt), None)
+    if attempt is None:
+        return False
+    if attempt.last_step is not None:
+        return all(
+            row.last_step is None or row.last_step < attempt.last_step
+            for row in attempts
+            if row.number < attempt.number
+        )
+    # Without steps, a checkpoint beyond the one it began from shows that it worked.
+    reached = step_in_name(decision.resume_from)
+    if decision.resume_from is None or decision.resume_from == attempt.resumed_from:
+        return False
+    return attempt.resumed_step is None or (reached is not None and reached > attempt.resumed_step)
+
+
+def _is_new(info: CheckpointInfo, attempt: AttemptView, began: float) -> bool:
+    if not info.valid or info.modified_at is None or info.modified_at < began:
+        return False
+    return attempt.resumed_step is None or info.step is None or info.step > attempt.resumed_step
+
+
+def _applied(decision: DecisionView) -> list[str]:
+    return [
+        str(action["action"])
+        for action in decision.actions
+        if isinstance(action, Mapping) and action.get("applied") is True and "action" in action
+    ]

@@ -1,0 +1,156 @@
+"""Recovery policies as data: which ladder of actions belongs to which kind of incident, and the limits of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gputui.recovery.actions import ACTIONS
+from gputui.recovery.kinds import KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action of a rung. ``argument`` is its number, where it takes one."""
+
+    name: str
+    argument: float | None = None
+
+
+Rung = tuple[Action, ...]
+Ladder = tuple[Rung, ...]
+STOP: Rung = (Action("stop"),)
+DEFAULT = "default"
+"""The ladder of every kind that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before an unchanged restart: ``base × factor^n`` after n attempts without progress, at most
+    ``max``, less a share of up to ``jitter`` of it so that runs that failed together do not return together."""
+
+    base_seconds: float = 2.0
+    factor: float = 3.0
+    max_seconds: float = 300.0
+    jitter: float = 0.25
+
+    def delay(self, failures: int, chance: float) -> float:
+        """Seconds to wait after ``failures`` fruitless attempts; ``chance`` is in [0, 1)."""
+        # Beyond the maximum the power is of no use, and would overflow.
+        seconds = self.base_seconds
+        for _ in range(failures):
+            seconds = min(seconds * self.factor, self.max_seconds)
+        return round(min(seconds, self.max_seconds) * (1 - self.jitter * chance), 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a run is recovered.
+
+    Attributes:
+        ladders: kind → rungs, tried from the first; every ladder ends in ``stop``.
+        max_attempts: attempts in a row that recovery may use, the first one included.
+        max_without_progress: unchanged attempts in a row that may end without getting further.
+    """
+
+    name: str
+    ladders: Mapping[str, Ladder]
+    max_attempts: int = 8
+    max_without_progress: int = 3
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.ladders)
+
+    def ladder(self, kind: str) -> Ladder:
+        """The rungs for a kind of incident."""
+        found = self.ladders.get(kind)
+        return found if found is not None else self.ladders.get(DEFAULT, (STOP,))
+
+    @property
+    def checkpoints_wanted(self) -> int:
+        """How many valid checkpoints a decision may need to choose from."""
+        steps = [
+            int(action.argument or 1)
+            for ladder in self.ladders.values()
+            for rung in ladder
+            for action in rung
+            if action.name == "rollback"
+        ]
+        return 1 + max(steps, default=0)
+
+
+def ladder(*rungs: str) -> Ladder:
+    """A ladder written short: ``ladder("restart", "rollback:2 tighter_clip")``; ``stop`` is added at its end."""
+    return (*(tuple(_action(word) for word in rung.split()) for rung in rungs if rung), STOP)
+
+
+def _action(word: str) -> Action:
+    name, _, number = word.partition(":")
+    return Action(name, float(number) if number else ACTIONS[name].default)
+
+
+_RESTART_ONLY: dict[str, Ladder] = {
+    DEFAULT: ladder("restart"),
+    "cuda_oom": ladder("restart"),
+    "killed": ladder("restart", "restart", "restart"),
+    "segfault": ladder("restart"),
+    "user_exception": ladder("restart", "restart"),
+    "nonzero_exit": ladder("restart", "restart"),
+    "nccl_timeout": ladder("restart", "restart"),
+    "hang": ladder("restart", "restart"),
+    "peer_lost": ladder("restart", "restart"),
+    "shim_lost": ladder("restart", "restart"),
+    "dataloader_killed": ladder("restart", "restart"),
+    "dataloader_stall": ladder("restart", "restart"),
+    "corrupt_checkpoint": ladder("restart", "restart", "restart"),
+    "port_in_use": ladder("new_port", "new_port", "new_port"),
+    "rendezvous": ladder("new_port", "new_port"),
+    "lease_conflict": ladder("wait:30", "wait:120"),
+    "gpu_busy": ladder("wait:60", "wait:300"),
+    "disk_full": ladder("wait:300", "wait:900"),
+    # These need a person: a lost GPU is not there, and who stopped the run or the machine had a reason.
+    "gpu_lost": ladder(),
+    "stopped_outside": ladder(),
+    "interrupted": ladder(),
+    # Warnings that end nothing by themselves.
+    "loss_spike": ladder(),
+    "straggler": ladder(),
+}
+
+_STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
+    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing"),
+    "host_oom": ladder("fewer_workers", "restart"),
+    "shm_full": ladder("fewer_workers"),
+    "resource_limit": ladder("fewer_workers", "restart"),
+    "dataloader_killed": ladder("restart", "fewer_workers", "restart"),
+    "nan_loss": ladder("restart", "rollback:1 tighter_clip"),
+}
+
+_AGGRESSIVE: dict[str, Ladder] = _STANDARD | {
+    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch", "shrink_batch"),
+    "host_oom": ladder("fewer_workers", "fewer_workers", "restart"),
+    "nan_loss": ladder("restart", "rollback:1 tighter_clip", "rollback:2 lower_lr", "rollback:2 lower_lr tighter_clip"),
+    "loss_spike": ladder("rollback:1 tighter_clip", "rollback:2 lower_lr"),
+    "killed": ladder("restart", "restart", "restart", "restart"),
+    "stopped_outside": ladder("wait:60"),
+    "interrupted": ladder("restart"),
+    "unknown": ladder("restart", "restart"),
+}
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("off", {}),
+        Policy("restart-only", _RESTART_ONLY),
+        Policy("standard", _STANDARD),
+        Policy("aggressive", _AGGRESSIVE, max_attempts=20, max_without_progress=5),
+    )
+}
+"""The ready policies by name."""
+
+
+def kinds_with_ladders() -> list[str]:
+    """What a profile may write a ladder for: every kind that is not retried on principle, and the default."""
+    return [name for name, kind in KINDS.items() if not kind.deterministic] + [DEFAULT]

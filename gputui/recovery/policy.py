@@ -1,0 +1,289 @@
+"""What to do about an incident. Pure: the same incident, history and policy always give the same plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gputui.charts.units import duration
+from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.classify import Incident
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import POLICIES, Policy, Rung
+from gputui.recovery.policy_parse import PolicyError, PolicyProblem, parse_policy
+from gputui.recovery.resume import ResumePoint, resume_points
+from gputui.runs.spec import RunSpec, Scalar
+
+__all__ = [
+    "POLICIES",
+    "PastDecision",
+    "Plan",
+    "Policy",
+    "PolicyError",
+    "PolicyProblem",
+    "Progress",
+    "chance_of",
+    "decide",
+    "parse_policy",
+]
+
+# A run without metrics that lived this long is past its set-up.
+SETTLED_SECONDS = 60.0
+
+Verdict = Literal["retry", "stop"]
+Because = Literal["ladder", "exhausted", "off", "deterministic", "before_first_step", "attempts", "crash_loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class PastDecision:
+    """An earlier decision of the same run, made at the end of ``attempt``.
+
+    ``progressed`` says whether that attempt had got further than those before it; ``changed`` whether the decision
+    changed parameters; ``actions`` are the names of those applied.
+    """
+
+    attempt: int
+    kind: str
+    rung: int
+    verdict: Verdict
+    progressed: bool
+    changed: bool
+    actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the attempt that ended has got. Unknown is None.
+
+    Attributes:
+        last_step: the last step it reached; best_step_before: the furthest of the attempts before it.
+        new_checkpoint: it wrote a checkpoint beyond the one that it resumed from.
+        resumed_from, resumed_step, started_at: how and when it began.
+        ran_seconds: how long it lived.
+    """
+
+    last_step: int | None = None
+    best_step_before: int | None = None
+    new_checkpoint: bool = False
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    started_at: float | None = None
+    ran_seconds: float | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether the attempt got further than every one before it."""
+        if self.last_step is None:
+            return self.new_checkpoint
+        return self.best_step_before is None or self.last_step > self.best_step_before
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens next, and why.
+
+    Attributes:
+        actions: those applied and those skipped, in the order they were looked at.
+        params: all parameters of the next attempt; changed: those that differ.
+        rung: the place on the ladder, counted from 0.
+        reason: one plain sentence without its full stop.
+        because: the same for programs.
+    """
+
+    verdict: Verdict
+    reason: str
+    because: Because
+    params: dict[str, Scalar]
+    rung: int = 0
+    actions: tuple[Result, ...] = ()
+    changed: dict[str, Scalar] = field(default_factory=dict)
+    resume_from: str | None = None
+    delay_seconds: float = 0.0
+
+    def actions_json(self) -> list[dict[str, Any]]:
+        """The actions as they are stored."""
+        return [action.to_json() for action in self.actions]
+
+
+def chance_of(run_id: str, attempt: int) -> float:
+    """A number in [0, 1) that looks like chance and is always the same for one attempt of one run."""
+    digest = hashlib.sha256(f"{run_id}\n{attempt}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def decide(
+    incident: Incident,
+    history: Sequence[PastDecision],
+    progress: Progress,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    policy: Policy,
+    checkpoints: Sequence[CheckpointInfo],
+    *,
+    run_id: str,
+    attempt: int,
+) -> Plan:
+    """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
+
+    ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
+    oldest first (see `gputui.recovery.history`); ``checkpoints`` are the newest first, as `survey` gives them.
+    """
+    kind = KINDS[incident.kind]
+    retries = _series(history)
+    fruitless = _fruitless(retries, progress)
+    rung = _rung(incident.kind, retries, progress)
+
+    def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> Plan:
+        return Plan("stop", reason, because, dict(params), rung, actions)
+
+    if not policy.enabled:
+        return stop("off", "recovery is off for this run")
+    if kind.deterministic:
+        return stop("deterministic", f"{kind.title}: another attempt would end in the same way")
+    if kind.needs_step and not _has_worked(retries, progress, spec):
+        return stop(
+            "before_first_step",
+            f"{kind.title} before the first step: that is taken for a wrong set-up, and not tried again",
+        )
+    if len(retries) + 1 >= policy.max_attempts:
+        return stop("attempts", f"{len(retries) + 1} attempts were made, and the policy allows no more (max_attempts)")
+    if fruitless >= policy.max_without_progress:
+        return stop(
+            "crash_loop",
+            f"crash loop: {fruitless} attempts in a row ended without getting any further (max_without_progress)",
+        )
+    points = resume_points(
+        incident,
+        checkpoints,
+        spec,
+        progress.resumed_from,
+        progress.resumed_step,
+        progress.started_at,
+        progress.last_step,
+    )
+    pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
+    return _climb(incident, retries, rung, spec, params, policy, points, pause)
+
+
+def _climb(
+    incident: Incident,
+    retries: Sequence[PastDecision],
+    first: int,
+    spec: RunSpec,
+    params: Mapping[str, Scalar],
+    policy: Policy,
+    points: ResumePoint,
+    pause: float,
+) -> Plan:
+    """Go up the ladder to the first rung of which something can be done."""
+    ladder = policy.ladder(incident.kind)
+    skipped: tuple[Result, ...] = ()
+    for rung in range(first, len(ladder)):
+        if any(action.name == "stop" for action in ladder[rung]):
+            break
+        results, back, seconds = _try(ladder[rung], spec, params, points)
+        if not any(isinstance(result, AppliedAction) for result in results):
+            skipped += results
+            continue
+        changed_params = apply_changes(params, results)
+        changed = {name: value for name, value in changed_params.items() if value != params.get(name)}
+        # Waiting helps against what passes by itself; with other parameters there is nothing to wait for.
+        delay = max(seconds, 0.0 if changed else pause)
+        actions = skipped + results + points.rejected
+        return Plan(
+            verdict="retry",
+            reason=_retry_reason(actions, points.describe(back), delay),
+            because="ladder",
+            params=changed_params,
+            rung=rung,
+            actions=actions,
+            changed=changed,
+            resume_from=points.path(back),
+            delay_seconds=delay,
+        )
+    reason = _exhausted_reason(incident, retries, skipped, policy)
+    return Plan("stop", reason, "exhausted", dict(params), min(first, len(ladder) - 1), skipped)
+
+
+def _try(
+    rung: Rung, spec: RunSpec, params: Mapping[str, Scalar], points: ResumePoint
+) -> tuple[tuple[Result, ...], int, float]:
+    """What becomes of a rung's actions, how many checkpoints to go back, and how many seconds to wait."""
+    results: list[Result] = []
+    back, seconds = 0, 0.0
+    now = dict(params)
+    for action in rung:
+        apply = ACTIONS[action.name].apply
+        if apply is None:
+            result, back = points.rollback(int(action.argument or 1))
+        else:
+            result = apply(spec, now, action.argument)
+        if action.name == "wait" and isinstance(result, AppliedAction):
+            seconds += action.argument or 0.0
+        now = apply_changes(now, (result,))
+        results.append(result)
+    return tuple(results), back, seconds
+
+
+def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
+    """The retries that led to the attempt that ended: those after the last stop."""
+    series: list[PastDecision] = []
+    for decision in history:
+        series = [] if decision.verdict == "stop" else [*series, decision]
+    return series
+
+
+def _fruitless(retries: Sequence[PastDecision], progress: Progress) -> int:
+    """How many attempts in a row, this one included, ended without getting further. One that began with other
+    parameters begins the count anew: it was no repetition."""
+    if progress.made:
+        return 0
+    count = 1
+    for decision in reversed(retries):
+        if decision.changed or decision.progressed:
+            break
+        count += 1
+    return count
+
+
+def _rung(kind: str, retries: Sequence[PastDecision], progress: Progress) -> int:
+    """Where on the ladder to begin: one up from the last time where nothing was gained since, else one down."""
+    for place in range(len(retries) - 1, -1, -1):
+        if retries[place].kind == kind:
+            gained = progress.made or any(later.progressed for later in retries[place + 1 :])
+            return max(0, retries[place].rung - 1) if gained else retries[place].rung + 1
+    return 0
+
+
+def _has_worked(retries: Sequence[PastDecision], progress: Progress, spec: RunSpec) -> bool:
+    """Whether any attempt has got past its set-up."""
+    if progress.last_step is not None or progress.best_step_before is not None or progress.new_checkpoint:
+        return True
+    if any(decision.progressed for decision in retries):
+        return True
+    return spec.metrics.kind == "none" and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS
+
+
+def _retry_reason(results: tuple[Result, ...], where: str, delay_seconds: float) -> str:
+    done = [result.note for result in results if isinstance(result, AppliedAction)]
+    skips = [f"{result.name} was skipped: {result.why}" for result in results if isinstance(result, SkippedAction)]
+    reason = f"{' and '.join(done)}, {where}"
+    reason += f" after {duration(delay_seconds)}" if delay_seconds else ""
+    return f"{reason} ({'; '.join(skips)})" if skips else reason
+
+
+def _exhausted_reason(
+    incident: Incident, retries: Sequence[PastDecision], skipped: tuple[Result, ...], policy: Policy
+) -> str:
+    title = KINDS[incident.kind].title
+    tried = list(dict.fromkeys(name for past in retries if past.kind == incident.kind for name in past.actions))
+    if not tried and not skipped:
+        return f"{title}: the policy {policy.name} does not try again after that"
+    parts = []
+    if tried:
+        parts.append(f"still so after {' and '.join(tried)}")
+    parts += [f"{result.name} was skipped: {result.why}" for result in skipped if isinstance(result, SkippedAction)]
+    return f"{title}: {'; '.join(parts)}; the policy {policy.name} has nothing left to try"

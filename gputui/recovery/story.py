@@ -1,0 +1,181 @@
+"""What happened to a run, in plain sentences: pure, from the stored rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gputui.charts.safe_text import clean
+from gputui.charts.units import duration
+from gputui.runs.states import RunState
+from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView, TransitionView
+
+
+def tell(
+    run: RunView,
+    attempts: Sequence[AttemptView],
+    incidents: Sequence[IncidentView],
+    decisions: Sequence[DecisionView],
+    transitions: Sequence[TransitionView],
+    *,
+    now: float,
+) -> list[str]:
+    """The story of a run: a paragraph per attempt, one before them and one for how it stands.
+
+    ``now`` in UTC unix seconds. Every paragraph is one line of harmless text; wrapping is the caller's.
+    """
+    of_attempt = {incident.attempt: incident for incident in incidents}
+    decided: dict[int, DecisionView] = {decision.incident_id: decision for decision in decisions}
+    paragraphs = [_launch(run, transitions)]
+    for attempt in sorted(attempts, key=lambda row: row.number):
+        incident = of_attempt.get(attempt.number)
+        decision = None if incident is None else decided.get(incident.incident_id)
+        paragraphs.append(_attempt(run, attempt, incident, decision, transitions, now))
+    paragraphs.append(_standing(run, attempts, now))
+    return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
+
+
+def _launch(run: RunView, transitions: Sequence[TransitionView]) -> str:
+    first = next((move for move in transitions if move.from_state is None), None)
+    who = "" if first is None else f" by {first.actor}"
+    return f"{run.run_id} was launched{who} from the profile {run.profile}."
+
+
+def _attempt(
+    run: RunView,
+    attempt: AttemptView,
+    incident: IncidentView | None,
+    decision: DecisionView | None,
+    transitions: Sequence[TransitionView],
+    now: float,
+) -> str:
+    sentences = [_began_by_person(attempt, transitions), _ran(run, attempt, now)]
+    if incident is not None:
+        sentences.append(_met(incident, attempt))
+        evidence = _evidence(incident)
+        if evidence:
+            sentences.append(evidence)
+    elif attempt.state == "stopped" or attempt.stop_requested:
+        sentences.append(_stopped(attempt, transitions))
+    elif attempt.state == "succeeded":
+        sentences.append("It ended as it should.")
+    if decision is not None:
+        sentences.append(_decided(decision))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _began_by_person(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str:
+    """A restart or resume by a person that led to this attempt."""
+    before = [
+        move
+        for move in transitions
+        if move.to_state == RunState.QUEUED
+        and move.from_state not in (None, RunState.RECOVERING)
+        and move.at <= attempt.created_at
+    ]
+    if not before or any(
+        move.to_state == RunState.STARTING and before[-1].at <= move.at < attempt.created_at for move in transitions
+    ):
+        return ""
+    return f"{_capital(before[-1].actor)} asked for a {before[-1].cause}."
+
+
+def _ran(run: RunView, attempt: AttemptView, now: float) -> str:
+    where = _devices(run, attempt)
+    resumed = "" if attempt.resumed_from is None else f", resumed from {_file(attempt.resumed_from)}"
+    began = attempt.started_at if attempt.started_at is not None else attempt.created_at
+    if attempt.ended_at is None:
+        lasted = f" for {duration(max(0.0, now - began))} so far"
+        verb = "has been running"
+    else:
+        lasted = f" for {duration(max(0.0, attempt.ended_at - began))}"
+        verb = "ran"
+    if attempt.first_step is not None and attempt.last_step is not None:
+        steps = f" from step {attempt.first_step} to {attempt.last_step}"
+    else:
+        steps = " without a step in its metrics" if attempt.ended_at is not None else ""
+    return f"Attempt {attempt.number} {verb} on {where}{steps}{lasted}{resumed}."
+
+
+def _devices(run: RunView, attempt: AttemptView) -> str:
+    if attempt.gpus:
+        return "1 GPU" if len(attempt.gpus) == 1 else f"{len(attempt.gpus)} GPUs"
+    ranks = _spec(run).get("nproc")
+    if isinstance(ranks, int) and ranks > 1:
+        return f"{ranks} CPU ranks"
+    return "the CPU"
+
+
+def _met(incident: IncidentView, attempt: AttemptView) -> str:
+    summary = _capital(incident.summary)
+    if incident.step is None:
+        return f"{summary}."
+    if attempt.last_step is not None and incident.step <= attempt.last_step:
+        return f"{summary}, after step {incident.step}."
+    return f"{summary}, at step {incident.step}."
+
+
+def _evidence(incident: IncidentView) -> str:
+    """How it is known, where the summary itself does not quote it."""
+    said = [line for line in incident.evidence if isinstance(line, str) and line.startswith(("kernel:", "torchrun:"))]
+    return f"Evidence: {'; '.join(said[:2])}." if said else ""
+
+
+def _stopped(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str:
+    ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
+    asked = [
+        move
+        for move in transitions
+        if move.to_state in (RunState.STOPPING, RunState.STOPPED) and attempt.created_at <= move.at <= ended
+    ]
+    who = asked[0].actor if asked else "a person"
+    if attempt.ended_at is None:
+        return f"{_capital(who)} asked it to stop."
+    force = isinstance(attempt.exit, Mapping) and attempt.exit.get("forced") is True
+    return f"{_capital(who)} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
+
+
+def _decided(decision: DecisionView) -> str:
+    """A decision's reason is a sentence that begins with what gputui did."""
+    return f"gputui {decision.reason}." if decision.verdict == "retry" else f"gputui stopped here: {decision.reason}."
+
+
+def _standing(run: RunView, attempts: Sequence[AttemptView], now: float) -> str:
+    count = len(attempts)
+    tries = f"{count} attempt" + ("" if count == 1 else "s")
+    match run.state:
+        case RunState.SUCCEEDED:
+            took = "" if run.ended_at is None else f" {duration(run.ended_at - run.created_at)} after its launch"
+            return f"The run succeeded{took}, with {tries}."
+        case RunState.FAILED | RunState.STOPPED:
+            return f"The run {run.state} after {tries}{_because(run.reason)}."
+        case RunState.QUEUED:
+            return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
+        case RunState.RECOVERING:
+            left = None if run.not_before is None else run.not_before - now
+            return "It will start again" + (f" in {duration(left)}." if left is not None and left > 0 else " now.")
+        case RunState.STOPPING:
+            return "It is being stopped."
+        case _:
+            return f"It is {run.state}."
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _spec(run: RunView) -> Mapping[str, Any]:
+    try:
+        spec = json.loads(run.spec_json)
+    except ValueError:
+        return {}
+    return spec if isinstance(spec, dict) else {}
+
+
+def _file(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

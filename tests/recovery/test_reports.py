@@ -1,0 +1,136 @@
+"""torchrun's report and tracebacks, as text."""
+
+from __future__ import annotations
+
+from gputui.recovery.torchrun_report import parse_report
+from gputui.recovery.tracebacks import fatal_where, last_chain, parse_message
+from tests.recovery.attempts import recorded, report, traceback
+
+OUTPUT = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
+
+
+def test_a_report_names_every_failed_rank() -> None:
+    found = parse_report(OUTPUT["oom"])
+    assert found.root is not None
+    assert (found.root.rank, found.root.local_rank, found.root.exit_code) == (1, 1, 1)
+    assert found.root.error_file is not None and found.root.error_file.endswith("/attempt_0/1/error.json")
+    assert found.root.traceback is not None
+    assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
+    assert found.asked == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
+    assert found.root.time == "2026-11-21_02:33:32" and found.root.at is not None
+    assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
+
+
+def test_ranks_that_left_no_traceback() -> None:
+    found = parse_report(OUTPUT["killed"])
+    assert found.root is not None and found.root.exit_code == -9
+    assert found.root.traceback is None and found.root.error_file is None
+
+
+def test_no_other_failures() -> None:
+    found = parse_report(OUTPUT["rank_left_early"])
+    assert found.root is not None and found.root.rank == 0 and found.others == ()
+
+
+def test_a_stop_leaves_no_report() -> None:
+    found = parse_report(OUTPUT["stopped_rank_forced"])
+    assert found.root is None and found.failures == ()
+    assert found.got_signal == 15 and len(found.asked) == 2 and len(found.forced) == 1
+
+
+def test_text_that_is_no_report() -> None:
+    for text in ("", "hello\n", "Root Cause (first observed failure):\n", "Failures:\n[0]:\n  rank : x\n"):
+        assert parse_report(text).root is None
+
+
+def test_only_the_last_report_counts() -> None:
+    found = parse_report(report({0: 1}, root=0) + report({0: -15, 1: -9}, root=1))
+    assert found.root is not None and found.root.rank == 1
+
+
+def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
+    text = (
+        traceback("KeyError: 'a'", function="load")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback("ValueError: b", function="main")
+        + "\nThe above exception was the direct cause of the following exception:\n\n"
+        + traceback("RuntimeError: c\n  with a second line")
+    )
+    chain = last_chain(text)
+    assert chain is not None
+    assert [raised.text for raised in chain.raised] == [
+        "KeyError: 'a'",
+        "ValueError: b",
+        "RuntimeError: c\n  with a second line",
+    ]
+    assert chain.raised[0].where == "train.py:88 in load"
+
+
+def test_unrelated_exceptions_are_no_chain() -> None:
+    chain = last_chain(traceback("KeyError: 'a'") + "log line\n" + traceback("ValueError: b"))
+    assert chain is not None and [raised.text for raised in chain.raised] == ["ValueError: b"]
+
+
+def test_lines_behind_an_exception_are_counted() -> None:
+    chain = last_chain(traceback("KeyError: 'a'") + "step 4\nstep 5\n[W1120 x.cpp:3] Warning: leaked\n")
+    assert chain is not None and chain.trailing == 2
+
+
+def test_a_progress_bar_in_front_does_not_hide_a_traceback() -> None:
+    chain = last_chain(" 50%|█████     | 5/10 [00:01<00:01,  4.9it/s]" + traceback("KeyError: 'a'"))
+    assert chain is not None and chain.raised[-1].text == "KeyError: 'a'"
+
+
+def test_prefixes_of_ranks_and_of_torchrun_are_taken_off() -> None:
+    text = "".join(f"[default1]:{line}\n" for line in traceback("ValueError: b", rank=1).splitlines())
+    chain = last_chain(text)
+    assert chain is not None and chain.ranked and chain.raised[-1].text == "ValueError: b"
+
+
+def test_a_line_of_another_process_in_between() -> None:
+    text = traceback("ValueError: b").replace("    step()\n", "    step()\n17:03 other process says hello\n")
+    chain = last_chain(text)
+    assert chain is not None and chain.raised[-1].text == "ValueError: b"
+
+
+def test_a_syntax_error_needs_no_header() -> None:
+    text = '  File "/home/me/train.py", line 3\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'
+    chain = last_chain(text)
+    assert chain is not None and chain.raised[-1].text == "SyntaxError: invalid syntax"
+    assert chain.raised[-1].where == "train.py:3"
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 12, in fit\n    loss.backward()\n'
+        '  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 581, in backward\n    engine()\n'
+        "RuntimeError: element 0 of tensors does not require grad\n"
+    )
+    chain = last_chain(text)
+    assert chain is not None and chain.raised[-1].where == "train.py:12 in fit"
+    assert chain.raised[-1].path[-1] == "torch/_tensor.py in backward"
+
+
+def test_an_error_files_message_is_whole_and_its_callstack_gives_the_place() -> None:
+    chain = parse_message("ValueError: first\n\nsecond", traceback("ValueError: first"))
+    assert chain.raised[-1].text == "ValueError: first\n\nsecond"
+    assert chain.raised[-1].where == "train.py:88 in main"
+    assert parse_message("something broke").raised[-1].text == "Error: something broke"
+
+
+def test_the_fault_handlers_own_frames() -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n\n'
+        "Current thread 0x00007e (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "/home/me/train.py", line 35 in main\n'
+    )
+    assert fatal_where(text) == "train.py:35 in main"
+    assert fatal_where("nothing\n") is None
+    assert (
+        fatal_where("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n")
+        is None
+    )
