@@ -31,7 +31,7 @@ class LineEdit:
         text, cursor = self.text, self.cursor
         if key in ("backspace", "ctrl+h"):
             return LineEdit(text[: max(0, cursor - 1)] + text[cursor:], max(0, cursor - 1))
-        if key in ("delete", "ctrl+d"):
+        if key == "delete":
             return replace(self, text=text[:cursor] + text[cursor + 1 :])
         if key == "left":
             return replace(self, cursor=max(0, cursor - 1))

@@ -11,7 +11,6 @@ import pytest
 
 from gputui.config import Workspace, locate
 from gputui.store import commands
-from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_reader
 from gputui.tui.app import GputuiApp
 from gputui.tui.feed import Feed
@@ -50,7 +49,7 @@ class StillFeed(Feed):
     """A feed without a thread and without a clock: it reads when something is asked of it."""
 
     def __init__(self, workspace: Workspace, now: float = NOW) -> None:
-        super().__init__(workspace, wall=lambda: self.now)
+        super().__init__(workspace, wall=lambda: now)
         self.now = now
         self.interest = Interest()
         self._still_reader = SnapshotReader(workspace)
@@ -70,9 +69,6 @@ class StillFeed(Feed):
                 if answer is not None and self._tell is not None:
                     self.watched.discard(command_id)
                     self._tell(answer)
-
-    def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
-        super().attach(show, tell)
 
     def look_at(self, interest: Interest) -> None:
         if interest != self.interest:

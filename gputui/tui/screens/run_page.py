@@ -57,6 +57,7 @@ class RunScreen(ActionScreen):
         self.log_label: str | None = None
         self.log_offset = 0
         self._log_rows = 10
+        self._was_read = False
         self._newest_line: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -94,8 +95,11 @@ class RunScreen(ActionScreen):
         page, snapshot = self.page, self.snapshot
         around = 1 + self.draw_frame(width)
         if page is None:
-            self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (" · reading…", "dim")], width)])
+            state = "is gone" if self._was_read else "reading…"
+            self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
+            self._place(0, 0, 0, 0)
             return
+        self._was_read = True
         self.head.show([run_head(page, snapshot.gpus, snapshot.at, width)])
         is_wide = width >= WIDE
         self.tabs.show([] if is_wide else [self._tabs_line(width)], height=0 if is_wide else 1)

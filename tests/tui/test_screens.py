@@ -1,0 +1,519 @@
+"""The real app under a pilot: every key and page, against a database filled by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.config import Workspace
+from gputui.store import commands
+from gputui.tui.app import AgentTold, GputuiApp
+from gputui.tui.screens.confirm import ConfirmScreen
+from gputui.tui.screens.help import HelpScreen
+from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.palette import PaletteScreen
+from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.screens.sheet import SheetScreen
+from gputui.tui.widgets.pane import Pane
+from tests.tui.conftest import MakeApp, StillFeed
+from tests.tui.filling import Filler
+
+SMALL = (80, 24)
+WIDE = (160, 48)
+
+
+def text(app: GputuiApp, pane: str) -> str:
+    return app.screen.query_one(f"#{pane}", Pane).text
+
+
+def overview(app: GputuiApp) -> OverviewScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, OverviewScreen)
+    return screen
+
+
+def feed_of(app: GputuiApp) -> StillFeed:
+    assert isinstance(app.feed, StillFeed)
+    return app.feed
+
+
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come to this"
+        await pilot.pause(0.02)
+
+
+def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
+    rows = filler.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
+    return [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    return make_app()
+
+
+# --- the overview
+
+
+async def test_the_first_frame_is_full(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        assert "gpt2-124m r0" in text(app, "gpus")
+        assert "vit-b16-1" in text(app, "runs")
+        assert "fell off the bus" in text(app, "events")
+        assert "? help" in text(app, "footer")
+        heights = [pane.size.height for pane in app.screen.query(Pane)]
+        assert sum(heights) == 24
+        await pilot.resize_terminal(*WIDE)
+        await pilot.pause()
+        assert sum(pane.size.height for pane in app.screen.query(Pane)) == 48
+        assert "utilisation" in text(app, "trends")
+
+
+async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for key, wanted in (
+            ("j", "gpt2-124m-1"), ("down", "lr-sweep-3"), ("k", "gpt2-124m-1"), ("up", "vit-b16-1"),
+            ("up", "vit-b16-1"), ("G", "resnet50-2"), ("j", "resnet50-2"), ("g", "vit-b16-1"), ("end", "resnet50-2"),
+            ("home", "vit-b16-1"),
+        ):  # fmt: skip
+            await pilot.press(key)
+            assert overview(app).table.cursor == wanted
+        filler.connection.execute("UPDATE runs SET state = 'failed', ended_at = 1 WHERE run_id = 'vit-b16-1'")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert overview(app).table.cursor == "vit-b16-1"
+        assert "▸✗ vit-b16-1" in text(app, "runs")
+
+
+async def test_many_runs_scroll_under_the_cursor(app: GputuiApp, filler: Filler) -> None:
+    for number in range(30):
+        filler.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
+    async with app.run_test(size=SMALL) as pilot:
+        feed_of(app).refresh()
+        await pilot.pause()
+        await pilot.press("G")
+        assert "▸✓ old-29" in text(app, "runs")
+        assert "of 34" in text(app, "runs")
+        await pilot.press("g")
+        assert "▸● vit-b16-1" in text(app, "runs")
+
+
+async def test_all_gpus_together_or_each(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("a")
+        assert "utilisation" in text(app, "trends") and text(app, "gpus") == ""
+        await pilot.press("a")
+        assert text(app, "trends") == "" and "gpt2-124m r0" in text(app, "gpus")
+
+
+async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("slash", "v", "i", "t")
+        assert [row.run.run_id for row in overview(app).shown_rows] == ["vit-b16-1"]
+        await pilot.press("backspace", "backspace", "backspace", "q", "q")  # q is text here, not a key
+        assert overview(app).shown_rows == [] and "No run matches" in text(app, "runs")
+        await pilot.press("escape")
+        assert len(overview(app).shown_rows) == 4
+        await pilot.press("slash", "l", "r", "enter", "enter")
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
+        await pilot.press("escape")
+        assert "/lr" in text(app, "runs")
+        await pilot.press("escape")
+        assert len(overview(app).shown_rows) == 4
+
+
+async def test_leaving(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == 0
+
+
+async def test_a_machine_without_a_driver_says_so(filler: Filler, make_app: MakeApp) -> None:
+    filler.agent(problem="No NVIDIA driver found (libnvidia-ml.so.1 is missing).")
+    filler.host()
+    app = make_app()
+    async with app.run_test(size=SMALL) as pilot:
+        assert "No NVIDIA driver found" in text(app, "gpus") and "gputui --demo" in text(app, "gpus")
+        assert "cpu 34%" in text(app, "host")
+        assert "No run yet" in text(app, "runs")
+        await pilot.press("enter")
+        assert "There is no run to choose." in text(app, "message")
+        await pilot.press("a")
+        assert "No NVIDIA driver found" in text(app, "gpus")
+
+
+async def test_what_the_agent_is_doing_is_told(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        app.post_message(AgentTold("The agent is gone; starting it again…"))
+        await pilot.pause()
+        assert text(app, "notice") == " ▲ The agent is gone; starting it again…"
+        assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
+        app.post_message(AgentTold(None))
+        await pilot.pause()
+        assert text(app, "notice") == ""
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 10), (80, 24), (120, 36), (200, 50), (240, 70)])
+async def test_any_size_will_do(app: GputuiApp, size: tuple[int, int]) -> None:
+    async with app.run_test(size=size) as pilot:
+        for keys in (
+            ["enter"],
+            ["tab"],
+            ["tab"],
+            ["tab"],
+            ["tab"],
+            ["escape"],
+            ["question_mark"],
+            ["escape"],
+            ["colon"],
+        ):
+            await pilot.press(*keys)
+            await pilot.pause()
+        assert isinstance(app.screen, PaletteScreen)
+
+
+# --- a run's page
+
+
+async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "vit-b16-1 · ● running ↻2" in text(app, "head")
+        assert "loss" in text(app, "charts") and "learning rate" in text(app, "charts")
+        sections = [("2", "ranks", "r0"), ("3", "log", "LOG"), ("4", "story", "CUDA ran out"), ("5", "params", "384"),
+                    ("1", "charts", "loss")]  # fmt: skip
+        for key, pane, word in sections:
+            await pilot.press(key)
+            await pilot.pause()
+            assert word in text(app, pane)
+            shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
+            assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
+        await pilot.press("tab")
+        assert isinstance(app.screen, RunScreen) and app.screen.section == "ranks"
+        await pilot.press("shift+tab", "shift+tab")
+        assert app.screen.section == "params"
+
+
+@pytest.mark.parametrize("key", ["escape", "h", "left"])
+async def test_the_way_back(app: GputuiApp, key: str) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("l")
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press(key)
+        assert isinstance(app.screen, OverviewScreen)
+        assert feed_of(app).interest.run_id is None
+
+
+async def test_wide_screens_show_everything_side_by_side(app: GputuiApp) -> None:
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        for pane, word in (
+            ("charts", "gradient norm"), ("params", "PARAMETERS"), ("ranks", "RANKS"), ("story", "TIMELINE"),
+            ("log", "LOG"),
+        ):  # fmt: skip
+            assert word in text(app, pane)
+            assert app.screen.query_one(f"#{pane}").size.height > 0
+        charts, side = app.screen.query_one("#charts"), app.screen.query_one("#side")
+        assert charts.size.width + side.size.width == 160
+        await pilot.press("y")
+        assert "log" in text(app, "charts")
+
+
+async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspace: Workspace) -> None:
+    ranks = workspace.run_dir("vit-b16-1") / "attempts" / "3" / "ranks" / "x" / "attempt_0"
+    for rank in (0, 1):
+        (ranks / str(rank)).mkdir(parents=True)
+        lines = "".join(f"rank {rank} line {number} \x1b[31mred\x1b[0m\n" for number in range(100))
+        (ranks / str(rank) / "stdout.log").write_text(lines)
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("enter", "3")
+        await pilot.pause()
+        assert text(app, "log").endswith("rank 0 line 99 red") and "following" in text(app, "log")
+        await pilot.press("up", "k", "pageup")
+        assert "lines below" in text(app, "log") and "line 99" not in text(app, "log")
+        seen = text(app, "log").splitlines()[-1]
+        with (ranks / "0" / "stdout.log").open("a") as file:
+            file.write("one more\ntwo more\n")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert text(app, "log").splitlines()[-1] == seen  # what is read does not run away
+        await pilot.press("pagedown", "down", "j")
+        await pilot.press("f")
+        assert text(app, "log").endswith("two more")
+        await pilot.press("r")
+        await pilot.pause()
+        assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
+        await pilot.press("R")
+        await pilot.pause()
+        assert "LOG rank 0" in text(app, "log")
+
+
+async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("G", "enter")
+        await pilot.pause()
+        assert "resnet50-2" in text(app, "head")
+        filler.connection.execute("DELETE FROM runs WHERE run_id = 'resnet50-2'")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "resnet50-2 · is gone" in text(app, "head")
+        await pilot.press("s")
+        assert "There is no run to choose." in text(app, "message")
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+# --- what changes a run
+
+
+async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("s")
+        assert isinstance(app.screen, ConfirmScreen)
+        assert "Stop vit-b16-1?" in text(app, "confirm") and "checkpoint" in text(app, "confirm")
+        await pilot.press("enter", "x")  # neither is an answer
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("n")
+        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+        await pilot.press("s", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
+        assert asked(filler) == [("stop", "vit-b16-1", {"now": False})]
+        assert "Stop vit-b16-1…" in text(app, "message")
+        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "vit-b16-1", "state": "stopping"})
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "Stop vit-b16-1: vit-b16-1 is stopping" in text(app, "message")
+
+
+async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("G", "u")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
+        commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "Resume resnet50-2: refused. no valid checkpoint in /x" in text(app, "message")
+        await pilot.press("k")
+        assert text(app, "message") == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "verb", "args"), [("x", "restart", {}), ("delete", "rm", {})], ids=["restart", "remove"]
+)
+async def test_restarting_and_removing_ask_first(
+    app: GputuiApp, filler: Filler, key: str, verb: str, args: dict[str, Any]
+) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("G", key)
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("y")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert asked(filler) == [(verb, "resnet50-2", args)]
+
+
+async def test_what_is_not_possible_says_why(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("u")
+        assert "only a run that is over can go on" in text(app, "message")
+        await pilot.press("G", "s")
+        assert "resnet50-2 is failed already." in text(app, "message")
+        assert asked(filler) == []
+
+
+async def test_a_read_only_view_changes_nothing(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app(readonly=True)
+    async with app.run_test(size=SMALL) as pilot:
+        for key in ("s", "u", "x", "delete", "n"):
+            await pilot.press(key)
+            assert isinstance(app.screen, OverviewScreen)
+            assert "read only" in text(app, "message")
+        assert "read only" in text(app, "head")
+        assert asked(filler) == []
+
+
+async def test_a_database_that_cannot_be_written_is_told(app: GputuiApp, workspace: Workspace) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        workspace.database.rename(workspace.database.with_name("elsewhere"))
+        await pilot.press("s", "y")
+        await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
+
+
+# --- help and palette
+
+
+async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen) and "Open the page of the run" in text(app, "sheet")
+        await pilot.press("down", "up", "pagedown", "escape")
+        await pilot.press("enter", "question_mark")
+        assert "The log of the next rank" in text(app, "sheet")
+        await pilot.press("escape")
+        assert isinstance(app.screen, RunScreen)
+
+
+async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("ctrl+p", *"open gpt2")
+        assert isinstance(app.screen, PaletteScreen)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
+        await pilot.press("colon", *"lr-sweep", "down", "up", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
+        assert len(app.screen_stack) == 2
+        await pilot.press("ctrl+p", *"zzzz", "enter")
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape", "ctrl+p", *"all gpus", "enter")
+        assert overview(app).is_folded
+
+
+# --- launching
+
+PROFILE = """\
+name: tiny
+description: A tiny script for tests.
+launcher: python
+script: tiny.py
+python: {python}
+gpus: 0
+params:
+  steps: {{default: 10, min: 1, max: 100, help: how many steps}}
+  lr: 0.5
+metrics: off
+"""
+
+
+@pytest.fixture
+def profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import sys
+
+    folder = tmp_path / "here" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "tiny.py").write_text("print('hello')\n")
+    path = folder / "tiny.yaml"
+    path.write_text(PROFILE.format(python=sys.executable))
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr("gputui.profiles.loading.shipped_profiles", lambda: tmp_path / "none")
+    return path
+
+
+def form_of(app: GputuiApp) -> LaunchScreen:
+    assert isinstance(app.screen, LaunchScreen)
+    return app.screen
+
+
+async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
+        assert "A tiny script for tests." in text(app, "launch")
+        assert "--steps 10" in text(app, "launch") and "how many steps" in text(app, "launch")
+        await pilot.press("down", "down", "ctrl+u", *"25")
+        await until(pilot, lambda: "--steps 25" in text(app, "launch"))
+        assert "was 10" in text(app, "launch")
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert isinstance(app.screen, OverviewScreen)
+        [(verb, _, args)] = asked(filler)
+        assert verb == "run" and args["name"] == "tiny"
+        spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
+        assert spec["params"] == {"steps": 25, "lr": 0.5}
+        filler.run("tiny-1", "queued", started_ago=None)
+        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "Launch tiny: tiny-1 is queued" in text(app, "message")
+        assert overview(app).table.cursor == "tiny-1"
+
+
+async def test_mistakes_show_while_typing_and_keep_it_from_starting(
+    app: GputuiApp, filler: Filler, profile: Path
+) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("down", "down", "ctrl+u", *"lots")
+        assert "✗ expected a whole number from 1 to 100" in text(app, "launch")
+        await pilot.press("enter")
+        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+        await pilot.press("up", "up", "ctrl+u", *"99")
+        await pilot.press("down", "down", "ctrl+u", *"5")
+        await until(pilot, lambda: "99" in (form_of(app).plan.obstacle or "") if form_of(app).plan else False)  # type: ignore[union-attr]
+        await pilot.press("enter")
+        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+
+
+async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await pilot.press("down", "down", "ctrl+u", *"25", "enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=(120, 50)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("ctrl+d")
+        assert isinstance(app.screen, SheetScreen)
+        for word in ("command", "tiny.py --steps 10 --lr 0.5", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
+            assert word in text(app, "sheet")
+        await pilot.press("escape", "escape")
+        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+
+
+async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile: Path) -> None:
+    profile.with_name("broken.yaml").write_text("script: x.py\nparms: {}\n")
+    profile.with_name("other.yaml").write_text(profile.read_text().replace("name: tiny", "name: other"))
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        assert "◂ other ▸" in text(app, "launch") and "1 of 3" in text(app, "launch")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        assert "◂ tiny ▸" in text(app, "launch")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        assert "◂ broken ▸" in text(app, "launch") and "params" in text(app, "launch")
+        await pilot.press("enter")
+        assert isinstance(app.screen, LaunchScreen)
+        await pilot.press("ctrl+p", "ctrl+p")
+        await until(pilot, lambda: "◂ other ▸" in text(app, "launch"))
+
+
+async def test_without_any_profile(app: GputuiApp, profile: Path) -> None:
+    profile.unlink()
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: "There is no profile" in text(app, "launch"))
+        await pilot.press("enter", "x", "escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_the_free_gpus_are_named(app: GputuiApp, profile: Path) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        assert "free 4 with 80 GiB or more · 0 1 2 3 gpt2-124m-1" in text(app, "launch")
+        await pilot.press("ctrl+u", *"0,")
+        await until(pilot, lambda: form_of(app).plan is not None and bool(form_of(app).plan.checks))  # type: ignore[union-attr]
+        await until(pilot, lambda: "gpt2-124m-1" in text(app, "launch").split("CHECKS")[1])
