@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,6 @@ def run(supervisor: Supervisor, command: PendingCommand) -> Result:
         raise RefusedError(str(error)) from error
     refuse_impossible_gpus(supervisor, spec)
     name = repository.fitting_name(str(command.args.get("name") or spec.name))
-    now = supervisor.wall()
     try:
         folders = {entry.name for entry in supervisor.workspace.runs.iterdir()}
         run_id, sequence = repository.next_run_id(supervisor.connection, name, folders)
@@ -65,9 +65,25 @@ def run(supervisor: Supervisor, command: PendingCommand) -> Result:
         checkpoints = checkpoint_directory(spec, folder)
         if checkpoints is not None:
             checkpoints.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-        ticket.rename(folder / SPEC_FILE)
+        (folder / SPEC_FILE).hardlink_to(ticket)
     except OSError as error:
         raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
+    try:
+        enter_run(supervisor, spec, run_id=run_id, sequence=sequence, name=name, folder=folder, actor=command.actor)
+    except sqlite3.Error:
+        # The command stays and is tried again, under a folder of its own.
+        shutil.rmtree(folder)
+        raise
+    ticket.unlink()
+    supervisor.needs_schedule = True
+    return {"id": run_id, "state": RunState.QUEUED}
+
+
+def enter_run(
+    supervisor: Supervisor, spec: RunSpec, *, run_id: str, sequence: int, name: str, folder: Path, actor: str
+) -> None:
+    """The rows of a new run. Raises sqlite3.Error with nothing changed."""
+    now = supervisor.wall()
     with transaction(supervisor.connection) as connection:
         repository.insert_run(
             connection,
@@ -77,12 +93,10 @@ def run(supervisor: Supervisor, command: PendingCommand) -> Result:
             spec=redact_spec(spec),
             params=redact_params(spec.params),
             now=now,
-            actor=command.actor,
+            actor=actor,
         )
         open_metrics(supervisor.ingest, run_id, spec, folder)
-        repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
-    supervisor.needs_schedule = True
-    return {"id": run_id, "state": RunState.QUEUED}
+        repository.add_event(connection, f"launched by {actor}", now=now, run_id=run_id)
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> Result:

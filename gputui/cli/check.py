@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gputui.cli.context import EXIT_USAGE, Session, print_json, say
 from gputui.runs.redaction import redact_launch
 from gputui.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from gputui.profiles.gpu_checks import GpuSituation
 
 MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
@@ -23,13 +28,13 @@ def command(session: Session, profile: str, changes: tuple[str, ...], gpus: str 
     from gputui.profiles.preflight import check
 
     chosen = resolving.load_profile(session, profile)
-    inventory = resolving.known_gpus(session)
-    spec = resolving.resolve_spec(chosen, changes, gpus, inventory)
-    results = check(spec, state=session.workspace.state)
+    situation = resolving.gpu_situation(session)
+    spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+    results = check(spec, state=session.workspace.state, gpus=situation)
     if as_json:
-        print_json([{"name": r.name, "status": r.status, "detail": r.detail, "remedy": r.remedy} for r in results])
+        print_json([result.to_json() for result in results])
     else:
-        print_plan(session, spec, as_json=False)
+        print_plan(session, spec, situation, as_json=False)
         say("")
         for result in results:
             remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
@@ -38,14 +43,16 @@ def command(session: Session, profile: str, changes: tuple[str, ...], gpus: str 
         raise SystemExit(EXIT_USAGE)
 
 
-def print_plan(session: Session, spec: RunSpec, as_json: bool) -> None:
+def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, as_json: bool) -> None:
     """Command, environment and GPUs, secrets left out."""
     from gputui.profiles.describe import describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
 
-    launch = preview_launch(spec, runs=session.workspace.runs)
+    likely = () if situation is None else likely_gpus(spec.gpus, situation)
+    launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
     if as_json:
         shown = redact_launch(launch).to_json()
         print_json({**shown, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
         return
-    for line in describe(spec, launch):
+    for line in describe(spec, launch, situation):
         say(line)

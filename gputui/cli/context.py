@@ -8,8 +8,8 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -61,11 +61,22 @@ class Session:
     def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
         """Ask the agent for something and wait for its answer; ends the command where it refuses."""
         self.need_agent()
-        with closing(self.commander()) as connection:
+        with closing(self.commander()) as connection, self.writing():
             command_id = commands.submit(
                 connection, verb, run_id, args, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
             return self.wait(connection, command_id)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Ends the command with one line where the state directory cannot be written."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            words = error.strerror if isinstance(error, OSError) else str(error)
+            fail(
+                f"cannot write {self.workspace.state}: {words}; free some disk space or check permissions", EXIT_REFUSED
+            )
 
     def commander(self) -> sqlite3.Connection:
         try:

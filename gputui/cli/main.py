@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import sqlite3
 import sys
 from pathlib import Path
 
 import click
 
-from gputui.cli.context import EXIT_INTERRUPTED, EXIT_USAGE, Session, fail
+from gputui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
 from gputui.config import locate
 from gputui.version import VERSION
 
@@ -109,6 +110,8 @@ def entry() -> None:
         # Whoever read the output has seen enough; nothing may be written to it while the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except (OSError, sqlite3.Error) as error:
+        fail(f"{error}; the state is in {locate(None).state} unless --home says otherwise", EXIT_UNREACHABLE)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
+
+if TYPE_CHECKING:
+    from gputui.profiles.loading import ProfileEntry
 
 
 @click.command("profiles")
@@ -31,14 +35,13 @@ def command(session: Session, as_json: bool) -> None:
             ]
         )
         return
-    rows = [
-        (entry.name, entry.source, str(entry.error).splitlines()[0] if entry.error else description(entry.profile))
-        for entry in entries
-    ]
+    rows = [(entry.name, entry.source, remark(entry)) for entry in entries]
     for line in columns(("PROFILE", "FROM", ""), rows):
         say(line)
 
 
-def description(profile: object) -> str:
-    form = getattr(profile, "form", None)
-    return str(getattr(form, "description", None) or "")
+def remark(entry: ProfileEntry) -> str:
+    """What a profile says of itself, or what is wrong with it."""
+    if entry.error is not None:
+        return str(entry.error).splitlines()[0]
+    return (entry.profile.form.description if entry.profile is not None else None) or ""

@@ -44,18 +44,22 @@ def command(
     """
     from gputui.cli import check, resolving
     from gputui.profiles.preflight import check as preflight
+    from gputui.profiles.resolve import wants_gpus
 
     chosen = resolving.load_profile(session, profile)
     if dry_run:
-        spec = resolving.resolve_spec(chosen, changes, gpus, resolving.known_gpus(session))
-        check.print_plan(session, spec, as_json)
+        situation = resolving.gpu_situation(session)
+        spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+        check.print_plan(session, spec, situation, as_json)
         return
     session.need_agent()
-    if resolving.asks_for_gpus(chosen, gpus):
+    if wants_gpus(chosen, gpus):
         with closing(session.reader()) as connection:
             wait_for_gpus(connection)
-    spec = resolving.resolve_spec(chosen, changes, gpus, resolving.known_gpus(session))
-    failed = [result for result in preflight(spec, state=session.workspace.state) if result.status == "fail"]
+    situation = resolving.gpu_situation(session)
+    spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+    results = preflight(spec, state=session.workspace.state, gpus=situation)
+    failed = [result for result in results if result.status == "fail"]
     if failed:
         resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
     run_id = submit(session, spec, name)
@@ -70,7 +74,7 @@ def command(
 
 def submit(session: Session, spec: RunSpec, name: str | None) -> str:
     """Hand the run to the agent. Returns its id; ends the command where it is refused."""
-    with closing(session.commander()) as connection:
+    with closing(session.commander()) as connection, session.writing():
         command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
         return str(session.wait(connection, command_id)["id"])
 

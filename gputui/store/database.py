@@ -55,6 +55,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot open {path}: {error}; check permissions and free space") from error
     try:
+        _refuse_newer(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         # NORMAL loses at most the last moments on a power cut, never integrity:
         # https://www.sqlite.org/pragma.html#pragma_synchronous
@@ -115,11 +116,8 @@ def _connect_existing(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise _explain(error, path) from error
     try:
-        version = _version(connection)
-        newest = migrations()[-1][0]
-        if version > newest:
-            raise _newer(path, version, newest)
-        if version < newest:
+        _refuse_newer(connection, path)
+        if _version(connection) < migrations()[-1][0]:
             raise StoreMissingError(f"{path} is not set up for this gputui yet; start gputui or gputui --record")
     except sqlite3.Error as error:
         connection.close()
@@ -137,8 +135,6 @@ def _version(connection: sqlite3.Connection) -> int:
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     steps = migrations()
     version = _version(connection)
-    if version > steps[-1][0]:
-        raise _newer(path, version, steps[-1][0])
     if version == steps[-1][0]:
         _check_integrity(connection, path)
         return
@@ -177,10 +173,14 @@ def _refuse_network_file_system(path: Path) -> None:
         )
 
 
-def _newer(path: Path, version: int, newest: int) -> StoreNewerError:
-    return StoreNewerError(
-        f"{path} was written by a newer gputui (schema {version}, this one knows {newest}); update gputui or use --home"
-    )
+def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    """Touch nothing that a newer gputui made."""
+    version, newest = _version(connection), migrations()[-1][0]
+    if version > newest:
+        raise StoreNewerError(
+            f"{path} was written by a newer gputui (schema {version}, this one knows {newest}); "
+            "update gputui or use --home"
+        )
 
 
 def _explain(error: sqlite3.Error, path: Path) -> StoreError:

@@ -1,0 +1,49 @@
+"""The machine's GPUs as the checks want them, from what a view shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from gputui.charts.safe_text import clean
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.store.views import AgentView, GpuView
+
+
+def situation_of(agent: AgentView | None, gpus: Sequence[GpuView]) -> GpuSituation | None:
+    """What is known of the GPUs now; None when no agent has looked yet."""
+    if agent is None or (agent.source is None and agent.gpu_problem is None):
+        return None
+    facts, samples, slow, holders = [], {}, {}, {}
+    for gpu in gpus:
+        facts.append(
+            GpuFacts(**{**_known(GpuFacts, gpu.facts), "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name})
+        )
+        samples[gpu.uuid] = GpuSample(
+            gpu.uuid,
+            state="lost" if gpu.state == "lost" else "error" if gpu.state == "error" else "ok",
+            memory_used_bytes=gpu.memory_used_bytes,
+            memory_total_bytes=gpu.memory_total_bytes,
+        )
+        slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
+        holder = holder_of(gpu)
+        if holder is not None:
+            holders[gpu.uuid] = holder
+    return GpuSituation(facts, samples, slow, holders)
+
+
+def holder_of(gpu: GpuView) -> str | None:
+    """Who has a GPU, in a few words; None when it is free."""
+    if gpu.run_id is not None:
+        return clean(gpu.run_id)
+    if gpu.processes:
+        process = max(gpu.processes, key=lambda each: each.memory_bytes or 0)
+        return f"a process of {clean(process.user)}" if process.user else f"process {process.pid}"
+    return None
+
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
