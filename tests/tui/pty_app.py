@@ -1,0 +1,122 @@
+"""A program on a real pseudo-terminal, and the person and terminal at its other end."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from tests.tui.terminal import Terminal
+
+ROOT = Path(__file__).parents[2]
+
+
+class PtyApp:
+    """Runs a command as the leader of a session on a pseudo-terminal and reads what it writes.
+
+    Args:
+        command: arguments behind the interpreter.
+        size: columns and lines.
+        sync: answer that the terminal has synchronized output.
+    """
+
+    def __init__(self, command: list[str], size: tuple[int, int] = (80, 24), sync: bool = False) -> None:
+        self.terminal = Terminal(*size)
+        self.output = bytearray()
+        self._sync = sync
+        self._answered = 0
+        self._fed = 0
+        self.master, slave = pty.openpty()
+        self._set_size(*size)
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLORTERM", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=ROOT,
+            env={**environment, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: _lead_session(slave),
+        )
+        os.close(slave)
+
+    def __enter__(self) -> "PtyApp":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+    def read(self, seconds: float) -> bytes:
+        """What the program writes during some time; also shown on the emulated terminal."""
+        start = len(self.output)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if not select.select([self.master], [], [], left)[0]:
+                break
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            self.output += data
+            self._answer()
+        self._show()
+        return bytes(self.output[start:])
+
+    def read_until(self, condition: Callable[[], bool], seconds: float = 15) -> None:
+        """Read until something holds; fails if it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.terminal.text
+            self.read(0.05)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self.master, keys.encode())
+
+    def resize(self, width: int, height: int) -> None:
+        """Change the size of the terminal, which then shows garbage."""
+        self._show()
+        self.terminal.resize(width, height)
+        self._set_size(width, height)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def _set_size(self, width: int, height: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def _answer(self) -> None:
+        """Answer queries for the modes of the terminal."""
+        for query in re.finditer(rb"\x1b\[\?(\d+)\$p", bytes(self.output[self._answered :])):
+            known = self._sync and query[1] == b"2026"
+            os.write(self.master, b"\x1b[?%s;%d$y" % (query[1], 2 if known else 0))
+        self._answered = len(self.output)
+
+    def _show(self) -> None:
+        fresh = bytes(self.output[self._fed :])
+        # A frame may end amid a character or a sequence; the rest comes with the next read.
+        whole = fresh.decode("utf-8", "ignore")
+        cut = whole.rfind("\x1b")
+        if cut >= 0 and not re.match(r"\x1b(\[[0-?]*[ -/]*[@-~]|[^\[])", whole[cut:]):
+            whole = whole[:cut]
+        self._fed += len(whole.encode())
+        self.terminal.feed(whole)
+
+
+def _lead_session(terminal: int) -> None:
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
