@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,10 @@ def _torch(spec: RunSpec, answer: Mapping[str, Any], simulated_gpus: bool) -> Ch
     if version is None:
         if spec.launcher != "torchrun":
             return CheckResult("torch", "skip", "not installed there, and launcher python does not need it")
+        package = "'gputui[train]'" if spec.python == sys.executable else "torch"
         return CheckResult(
             "torch", "fail", f"{spec.python} has no torch, which launcher torchrun needs",
-            f"install it there ({spec.python} -m pip install torch), or set python: to an interpreter that has it",
+            f"install it there ({spec.python} -m pip install {package}), or set python: to an interpreter that has it",
         )  # fmt: skip
     if spec.launcher == "torchrun" and not answer["elastic"]:
         return CheckResult("torch", "fail", f"torch {version} has no torchrun", "install torch 2.6 or newer")
