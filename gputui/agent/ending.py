@@ -204,7 +204,7 @@ class Ending:
         self._ingest.finish(attempt.run_id)
         first, last = self._connection.execute(
             "SELECT min(m.step), max(m.step) FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
-            "WHERE s.run_id = ? AND m.attempt = ?",
+            "WHERE s.run_id = ? AND m.attempt = ? AND m.data ->> '$.event' IS NULL",
             (attempt.run_id, attempt.number),
         ).fetchone()
         repository.note_steps(self._connection, attempt.run_id, attempt.number, first=first, last=last, at=self._wall())

@@ -92,7 +92,8 @@ class Batch:
             known.update(values)
         else:
             known.update((name, value) for name, value in values.items() if as_float(value) is not None)
-        if step is not None:
+        # An event tells where it happened (a start, a resume); only a measured step is progress.
+        if step is not None and "event" not in values:
             if self.last_step is None:
                 self.first_step, self.first_at = step, at
                 self.last_step, self.last_at = step, at
@@ -119,8 +120,9 @@ class SourceReader(Protocol):
         """What is new after ``state``, or None. ``ended``: nothing more will be written, so that an unfinished last
         line is decided. Raises OSError where the file cannot be read."""
 
-    def end_place(self, state: SourceState) -> SourceState:
-        """The state of a reader that had read all there is now: where the next attempt's lines will begin."""
+    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """The state of a reader that had read all there is now: where the next attempt's lines will begin. With
+        ``at_most``, of one that had read up to this offset; from the start where the file does not reach that far."""
 
     def close(self) -> None:
         """Let go of open files."""
