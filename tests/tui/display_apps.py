@@ -12,6 +12,9 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, DataTable, Footer, Input, Label, Log, RichLog, Static, TextArea
 
+from gputui.charts.bars import bar
+from gputui.charts.chart import Curve, chart, plain_text
+from gputui.charts.envelope import Buckets
 from gputui.tui.display import DisplayLayer
 from gputui.tui.display.grid import CellGrid
 from tests.tui.terminal import Terminal
@@ -129,6 +132,71 @@ class Captured(DisplayLayer[None]):
 
 class Everything(Captured, EverythingApp):
     """`EverythingApp` on the display layer."""
+
+
+class Dashboard(Captured):
+    """Eight GPUs, two charts, runs and a log tail, as a busy machine would change them within a second."""
+
+    CSS = """
+    Static { text-wrap: nowrap; text-overflow: clip; }
+    #head { height: 1; } #gpus { height: 9; } #charts { height: 1fr; } .chart { width: 1fr; height: 1fr; }
+    #runs { height: 7; } #log { height: 3; }
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.source = random.Random(7)
+        self.ticks = 0
+        self.loss, self.rate = Buckets(), Buckets()
+        self.values = [[self.source.randrange(100) for _ in range(10)] for _ in range(8)]
+        self.log_lines = ["starting"] * 3
+        for _ in range(400):
+            self.grow()
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield Static(id="gpus")
+        with Horizontal(id="charts"):
+            yield Static(id="loss", classes="chart")
+            yield Static(id="rate", classes="chart")
+        yield Static(id="runs")
+        yield Static(id="log")
+
+    def grow(self) -> None:
+        self.ticks += 1
+        self.loss.append(self.ticks, 1 + 7 / self.ticks**0.5 + self.source.random() / 10)
+        self.rate.append(self.ticks, 3000 + self.source.gauss(0, 60))
+
+    def tick(self) -> None:
+        """One second: 72 of 80 numbers, two runs, both charts, two log lines."""
+        self.grow()
+        for row in self.values:
+            for column in range(9):
+                row[column] = min(99, max(0, row[column] + self.source.choice((-2, -1, 1, 2))))
+        gpus = ["  # util        memory  temp  power  clock   pcie   fan  sm  enc  dec"]
+        gpus += [
+            f"  {number} {row[0]:>3} {bar(row[0] / 100, 8)}" + "".join(f"{value:>6}" for value in row[1:])
+            for number, row in enumerate(self.values)
+        ]
+        runs = ["RUNS"] + [
+            f"run-{number}  running  step {self.ticks * 37 + number if number < 2 else number:>8}  loss 1.{number}"
+            for number in range(6)
+        ]
+        self.log_lines = [*self.log_lines, *(f"12:00:{self.ticks % 60:02} step {self.ticks * 2 + n}" for n in (0, 1))][
+            -3:
+        ]
+        total = sum(row[0] for row in self.values)
+        self.show("head", f" 8 GPUs  util {total / 8:3.0f}%  tick {self.ticks}")
+        self.show("gpus", "\n".join(gpus))
+        self.show("runs", "\n".join(runs))
+        self.show("log", "\n".join(self.log_lines))
+        for name, buckets in (("loss", self.loss), ("rate", self.rate)):
+            size = self.query_one(f"#{name}").size
+            curve = Curve(buckets.bins(4 * max(1, size.width)), value=buckets.last_value)
+            self.show(name, plain_text(chart([curve], width=size.width, height=size.height, title=name)))
+
+    def show(self, name: str, text: str) -> None:
+        self.query_one(f"#{name}", Static).update(Text(text), layout=False)
 
 
 class TickApp(DisplayLayer[None]):
