@@ -66,12 +66,11 @@ def shrink(batch: int, accumulation: int) -> tuple[int, int] | None:
     effective = batch * accumulation
     largest = math.floor(BATCH_FACTOR * batch)
     tolerance = EFFECTIVE_BATCH_TOLERANCE * effective
+    least = math.ceil((effective - tolerance) / (BATCH_FACTOR * batch))
     # A batch of 1 with accumulation `effective` always fits, so that the search ends there at the latest.
-    for more in range(math.ceil(effective / (BATCH_FACTOR * batch)), effective + 1):
-        below = effective // more
-        fitting = [
-            size for size in (below, below + 1) if 1 <= size <= largest and abs(size * more - effective) <= tolerance
-        ]
+    for more in range(least, effective + 1):
+        sizes = {min(size, largest) for size in (effective // more, effective // more + 1)}
+        fitting = [size for size in sizes if size >= 1 and abs(size * more - effective) <= tolerance]
         if fitting:
             return min(fitting, key=lambda size: (abs(size * more - effective), -size)), more
     return None

@@ -28,10 +28,19 @@ def tell(
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided: dict[int, DecisionView] = {decision.incident_id: decision for decision in decisions}
     paragraphs = [_launch(run, transitions)]
+    before: AttemptView | None = None
     for attempt in sorted(attempts, key=lambda row: row.number):
         incident = of_attempt.get(attempt.number)
         decision = None if incident is None else decided.get(incident.incident_id)
-        paragraphs.append(_attempt(run, attempt, incident, decision, transitions, now))
+        paragraphs.append(
+            _join(
+                _began_by_person(attempt, before, transitions),
+                _ran(run, attempt, now),
+                *_ended(attempt, incident, transitions),
+                _decided(decision),
+            )
+        )
+        before = attempt
     paragraphs.append(_standing(run, attempts, now))
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 
@@ -42,43 +51,27 @@ def _launch(run: RunView, transitions: Sequence[TransitionView]) -> str:
     return f"{run.run_id} was launched{who} from the profile {run.profile}."
 
 
-def _attempt(
-    run: RunView,
-    attempt: AttemptView,
-    incident: IncidentView | None,
-    decision: DecisionView | None,
-    transitions: Sequence[TransitionView],
-    now: float,
-) -> str:
-    sentences = [_began_by_person(attempt, transitions), _ran(run, attempt, now)]
+def _ended(
+    attempt: AttemptView, incident: IncidentView | None, transitions: Sequence[TransitionView]
+) -> tuple[str, ...]:
     if incident is not None:
-        sentences.append(_met(incident, attempt))
-        evidence = _evidence(incident)
-        if evidence:
-            sentences.append(evidence)
-    elif attempt.state == "stopped" or attempt.stop_requested:
-        sentences.append(_stopped(attempt, transitions))
-    elif attempt.state == "succeeded":
-        sentences.append("It ended as it should.")
-    if decision is not None:
-        sentences.append(_decided(decision))
-    return " ".join(sentence for sentence in sentences if sentence)
+        return _met(incident, attempt), _evidence(incident)
+    if attempt.state == "stopped" or attempt.stop_requested:
+        return (_stopped(attempt, transitions),)
+    return ("It ended as it should.",) if attempt.state == "succeeded" else ()
 
 
-def _began_by_person(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str:
+def _began_by_person(attempt: AttemptView, before: AttemptView | None, transitions: Sequence[TransitionView]) -> str:
     """A restart or resume by a person that led to this attempt."""
-    before = [
+    since = float("-inf") if before is None else before.created_at
+    asked = [
         move
         for move in transitions
         if move.to_state == RunState.QUEUED
         and move.from_state not in (None, RunState.RECOVERING)
-        and move.at <= attempt.created_at
+        and since < move.at <= attempt.created_at
     ]
-    if not before or any(
-        move.to_state == RunState.STARTING and before[-1].at <= move.at < attempt.created_at for move in transitions
-    ):
-        return ""
-    return f"{_capital(before[-1].actor)} asked for a {before[-1].cause}."
+    return f"{_capital(asked[-1].actor)} asked for a {asked[-1].cause}." if asked else ""
 
 
 def _ran(run: RunView, attempt: AttemptView, now: float) -> str:
@@ -136,8 +129,10 @@ def _stopped(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str
     return f"{_capital(who)} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
 
 
-def _decided(decision: DecisionView) -> str:
+def _decided(decision: DecisionView | None) -> str:
     """A decision's reason is a sentence that begins with what gputui did."""
+    if decision is None:
+        return ""
     return f"gputui {decision.reason}." if decision.verdict == "retry" else f"gputui stopped here: {decision.reason}."
 
 
@@ -175,6 +170,10 @@ def _spec(run: RunView) -> Mapping[str, Any]:
 
 def _file(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _join(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _capital(text: str) -> str:

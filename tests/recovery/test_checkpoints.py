@@ -1,0 +1,317 @@
+"""Which checkpoints are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gputui.recovery.checkpoints import candidates, newest_valid, step_of, survey, validate
+
+
+def archive(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name, data in (members or {"data.pkl": b"pickle", "weights": os.urandom(2000)}).items():
+            file.writestr(f"job/{name}", data)
+    return buffer.getvalue()
+
+
+def safetensors(data: bytes = bytes(40)) -> bytes:
+    header = json.dumps(
+        {"__metadata__": {"step": "4"}, "w": {"dtype": "F32", "shape": [10], "data_offsets": [0, len(data)]}}
+    )
+    return struct.pack("<Q", len(header)) + header.encode() + data
+
+
+def write(path: Path, data: bytes, *, hashed: bool = False) -> Path:
+    path.write_bytes(data)
+    if hashed:
+        digest = hashlib.sha256(data).hexdigest()
+        path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
+    return path
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_matches_its_hash(tmp_path: Path) -> None:
+    info = validate(write(tmp_path / "step_00000040.pt", b"any bytes at all", hashed=True))
+    assert (info.valid, info.step, info.why, info.size_bytes) == (True, 40, "matches its SHA-256", 16)
+    assert info.modified_at is not None
+
+
+def test_every_flipped_byte_of_a_hashed_file_is_noticed(tmp_path: Path) -> None:
+    good = archive()
+    path = write(tmp_path / "step_1.pt", good, hashed=True)
+    for place in range(0, len(good), 7):
+        data = bytearray(good)
+        data[place] ^= 1 << (place % 8)
+        path.write_bytes(data)
+        info = validate(path)
+        assert not info.valid and info.why == "does not match the SHA-256 in step_1.pt.sha256"
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    for name, good in (("a.pt", archive()), ("b.safetensors", safetensors())):
+        for length in range(0, len(good), 11):
+            assert not validate(write(tmp_path / name, good[:length])).valid
+        assert validate(write(tmp_path / name, good)).valid
+
+
+def test_an_archive_is_checked_by_its_crcs(tmp_path: Path) -> None:
+    info = validate(write(tmp_path / "a.pt", archive()))
+    assert info.valid and info.why == "the CRC of each of its 2 members was checked"
+
+
+def contents(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return {member.filename: file.read(member) for member in file.infolist()}
+
+
+def test_an_archive_that_passes_holds_what_was_written(tmp_path: Path) -> None:
+    """Some bytes of a ZIP mean nothing (times, paddings): flipping those may pass, flipping data never."""
+    good = archive(a=b"some weights", b=bytes(range(200)), c=b"x")
+    refused = 0
+    for place in range(len(good)):
+        data = bytearray(good)
+        data[place] ^= 0x55
+        if validate(write(tmp_path / "a.pt", bytes(data))).valid:
+            assert contents(bytes(data)) == contents(good)
+        else:
+            refused += 1
+    assert refused > len(good) / 2
+
+
+def test_what_passes_is_what_pytorch_loads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saved = tmp_path / "good.pt"
+    torch.save({"w": torch.arange(300.0), "step": 40, "more": {"b": torch.ones(10, dtype=torch.int64)}}, saved)
+    good, wanted = saved.read_bytes(), torch.load(saved)
+    assert validate(saved).valid
+    passed = 0
+    for place in range(0, len(good), 2):
+        data = bytearray(good)
+        data[place] ^= 0x55
+        path = write(tmp_path / "a.pt", bytes(data))
+        if validate(path).valid:
+            passed += 1
+            state = torch.load(path)
+            assert torch.equal(state["w"], wanted["w"]) and torch.equal(state["more"]["b"], wanted["more"]["b"])
+            assert state["step"] == 40
+    assert passed  # paddings
+
+
+def test_an_archive_with_64_bit_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files above 4 GiB have these; here the limit is lowered instead."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
+    good = archive(weights=bytes(3000))
+    assert b"PK\x06\x06" in good
+    assert validate(write(tmp_path / "a.pt", good)).valid
+    place = good.index(b"PK\x06\x06") + 32
+    broken = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    assert not validate(write(tmp_path / "a.pt", broken)).valid
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.pt", b"", "is empty"),
+        ("a.pt", bytes(5000), "has no .sha256 file beside it and a format that cannot be checked"),
+        ("a.pt", b"\x80\x02}q\x00.", "has no .sha256 file beside it and a format that cannot be checked"),
+        ("a.pt", b"PK\x03\x04 and nothing more", "is damaged: "),
+        ("a.safetensors", b"short", "is cut short: "),
+        ("a.safetensors", struct.pack("<Q", 1 << 60) + b"{}", "is cut short: "),
+        ("a.safetensors", struct.pack("<Q", 4) + b"[[[[", "is damaged: its header cannot be read"),
+        ("a.safetensors", safetensors() + b"more", "is damaged: its header describes"),
+        ("a.safetensors", struct.pack("<Q", 2) + b"[]", "is damaged: its header cannot be read"),
+    ],
+)
+def test_what_is_refused_says_why(name: str, data: bytes, why: str, tmp_path: Path) -> None:
+    info = validate(write(tmp_path / name, data))
+    assert not info.valid and info.why.startswith(why)
+
+
+def test_safetensors_need_offsets_without_gaps(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [8, 12]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(12)
+    assert validate(write(tmp_path / "a.safetensors", data)).why == "is damaged: its header cannot be read"
+
+
+@pytest.mark.parametrize("text", ["", "not a hash", "ab12  a.pt"])
+def test_a_hash_file_that_holds_none_makes_the_checkpoint_doubtful(text: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.pt", archive())
+    (tmp_path / "a.pt.sha256").write_text(text)
+    assert validate(path).why == "has a .sha256 file beside it that holds no SHA-256"
+
+
+@pytest.mark.parametrize("form", ["{0}  a.pt\n", "{0} *a.pt\n", "{0}\n", "{0}", "{1}  a.pt\n"])
+def test_forms_of_a_hash_file(form: str, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"data").hexdigest()
+    path = write(tmp_path / "a.pt", b"data")
+    (tmp_path / "a.pt.sha256").write_text(form.format(digest, digest.upper()))
+    assert validate(path).valid
+
+
+def test_things_that_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pt")
+    assert not validate(tmp_path / "a.pt").valid
+    assert validate(tmp_path / "gone.pt").why == "cannot be read: No such file or directory"
+    (tmp_path / "loop").symlink_to("loop")
+    assert not validate(tmp_path / "loop").valid
+
+
+def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with path.open("wb") as file:
+        file.truncate(300 << 20)
+    digest = hashlib.sha256()
+    for _ in range(300):
+        digest.update(bytes(1 << 20))
+    (tmp_path / "a.pt.sha256").write_text(digest.hexdigest())
+    tracemalloc.start()
+    try:
+        assert validate(path).valid
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def folder(path: Path, **files: bytes) -> Path:
+    path.mkdir()
+    for name, data in files.items():
+        (path / name.replace("__", ".")).write_bytes(data)
+    return path
+
+
+def test_a_folder_is_valid_when_all_its_weights_are(tmp_path: Path) -> None:
+    path = folder(
+        tmp_path / "checkpoint-500", model__safetensors=safetensors(), optimizer__pt=archive(), state__json=b"{}"
+    )
+    info = validate(path)
+    assert info.valid and info.step == 500 and info.why == "each of its 3 files was checked"
+    (path / "optimizer.pt").write_bytes(archive()[:-5])
+    assert not validate(path).valid and validate(path).why.startswith("optimizer.pt is damaged")
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "is an empty folder"),
+        ({"model__safetensors": b""}, "model.safetensors is empty"),
+        ({"a__pt": archive(), "b__tmp": b"x"}, "is still being written, or its writing was cut short: it holds b.tmp"),
+        ({"__0_0__distcp": b"x"}, "is a distributed checkpoint without its .metadata"),
+        ({"w__distcp": b"x"}, "is a distributed checkpoint without its .metadata"),
+        ({"w__distcp": b"", "__metadata": b"x"}, "w.distcp is empty"),
+    ],
+)
+def test_folders_that_are_refused(files: dict[str, bytes], why: str, tmp_path: Path) -> None:
+    info = validate(folder(tmp_path / "checkpoint-1", **files))
+    assert not info.valid and info.why.startswith(why)
+
+
+def test_a_distributed_checkpoint_with_its_index(tmp_path: Path) -> None:
+    assert validate(folder(tmp_path / "step-7", w__distcp=b"x", __metadata=b"x")).valid
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_is_the_highest_step(tmp_path: Path) -> None:
+    for step in (9, 100, 20):
+        write(tmp_path / f"step_{step}.pt", archive())
+    os.utime(tmp_path / "step_9.pt", (2e9, 2e9))
+    assert [path.name for path in candidates(tmp_path, "step_*.pt")] == ["step_100.pt", "step_20.pt", "step_9.pt"]
+
+
+def test_names_without_a_number_are_ordered_by_time_behind_the_others(tmp_path: Path) -> None:
+    for name, at in (("last.pt", 2e9), ("best.pt", 1e9), ("step_3.pt", 5e8)):
+        os.utime(write(tmp_path / name, archive()), (at, at))
+    assert [path.name for path in candidates(tmp_path, "*.pt")] == ["step_3.pt", "last.pt", "best.pt"]
+
+
+def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
+    for name in (
+        ".step_1.pt.tmp",
+        "step_2.pt.tmp",
+        "step_3.pt.part",
+        "step_4.pt.stale",
+        "step_5.pt.sha256",
+        "step_6.pt~",
+    ):
+        write(tmp_path / name, archive())
+    os.mkfifo(tmp_path / "step_7.pt")
+    (tmp_path / "step_8.pt").symlink_to("nowhere")
+    write(tmp_path / "step_1.pt", archive())
+    assert [path.name for path in candidates(tmp_path, "step_*")] == ["step_1.pt"]
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/*", "**/x/**", "[", "a/../../*"])
+def test_odd_patterns_find_nothing(pattern: str, tmp_path: Path) -> None:
+    assert newest_valid(tmp_path, pattern) is None
+    assert newest_valid(tmp_path / "gone", pattern or "*") is None
+
+
+def test_patterns_may_lead_into_folders(tmp_path: Path) -> None:
+    for step in (10, 5):
+        folder(tmp_path / f"global_step{step}", model__pt=archive())
+    assert [step_of(path, tmp_path) for path in candidates(tmp_path, "*/model.pt")] == [10, 5]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_damaged_newest_ones_are_passed_over(damage: Callable[[Path], None], hashed: bool, tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        write(tmp_path / f"step_{step:08d}.pt", archive(), hashed=hashed)
+    damage(tmp_path / "step_00000030.pt")
+    found = newest_valid(tmp_path, "step_*.pt")
+    assert found is not None and found.step == 20
+    surveyed = survey(tmp_path, "step_*.pt", wanted=2)
+    assert [(info.step, info.valid) for info in surveyed] == [(30, False), (20, True), (10, True)]
+    assert [info.step for info in survey(tmp_path, "step_*.pt")] == [30, 20]
+
+
+def test_none_at_all(tmp_path: Path) -> None:
+    assert newest_valid(tmp_path, "*.pt") is None
+    write(tmp_path / "step_1.pt", b"")
+    assert newest_valid(tmp_path, "*.pt") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step_00000040.pt", 40),
+        ("epoch=3-step=400.ckpt", 400),
+        ("checkpoint-500", 500),
+        ("model_v2.pt", 2),
+        ("last.pt", None),
+        ("step_" + "9" * 30 + ".pt", None),
+    ],
+)
+def test_steps_in_names(name: str, step: int | None) -> None:
+    assert step_of(Path(name)) == step

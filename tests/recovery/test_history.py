@@ -1,0 +1,150 @@
+"""What decisions need to know of the past, from rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.history import past_decisions, person_started_at, progress_of
+from gputui.recovery.policy import PastDecision
+from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
+
+
+def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> AttemptView:
+    fields: dict[str, Any] = {
+        "run_id": "job-1",
+        "number": number,
+        "state": "failed",
+        "params": {},
+        "gpus": (),
+        "launch": {},
+        "created_at": at,
+        "started_at": at + 1,
+        "first_step_at": None,
+        "ended_at": at + 50,
+        "exit_code": 1,
+        "exit_signal": None,
+        "exit": None,
+        "resumed_from": None,
+        "resumed_step": None,
+        "first_step": None if last is None else 1,
+        "last_step": last,
+        "stop_requested": None,
+    }
+    return AttemptView(**fields | values)
+
+
+def incident(number: int, attempt_number: int, kind: str = "killed", **values: Any) -> IncidentView:
+    fields: dict[str, Any] = {
+        "incident_id": number,
+        "run_id": "job-1",
+        "attempt": attempt_number,
+        "at": 0.0,
+        "kind": kind,
+        "rank": 1,
+        "step": 40,
+        "summary": "rank 1 was killed from outside (SIGKILL)",
+        "evidence": (),
+    }
+    return IncidentView(**fields | values)
+
+
+def decision(number: int, attempt_number: int, *, at: float, **values: Any) -> DecisionView:
+    fields: dict[str, Any] = {
+        "decision_id": number,
+        "incident_id": number,
+        "run_id": "job-1",
+        "attempt": attempt_number,
+        "at": at,
+        "rung": 0,
+        "verdict": "retry",
+        "actions": ({"action": "restart", "applied": True, "changes": [], "note": "changed nothing"},),
+        "params": {},
+        "resume_from": "/c/step_40.pt",
+        "delay_seconds": 2.0,
+        "reason": "changed nothing, resuming from step_40.pt after 2 s",
+        "outcome": None,
+    }
+    return DecisionView(**fields | values)
+
+
+def move(at: float, origin: str | None, target: str, actor: str = "ann", cause: str = "launched") -> TransitionView:
+    return TransitionView(
+        transition_id=int(at),
+        run_id="job-1",
+        at=at,
+        from_state=origin,
+        to_state=target,
+        cause=cause,
+        actor=actor,
+    )
+
+
+LAUNCH = move(1.0, None, "queued")
+
+
+def test_decisions_become_what_the_policy_needs() -> None:
+    attempts = [attempt(1, at=2.0, last=40), attempt(2, at=100.0, last=40), attempt(3, at=200.0, last=55)]
+    incidents = [incident(1, 1, "cuda_oom"), incident(2, 2, "killed")]
+    shrink = {"action": "shrink_batch", "applied": True, "changes": [], "note": ""}
+    skipped = {"action": "gradient_checkpointing", "applied": False, "changes": [], "note": ""}
+    decisions = [
+        decision(1, 1, at=60.0, params={"batch_size": 12}, actions=(shrink, skipped)),
+        decision(2, 2, at=160.0, rung=1),
+    ]
+    assert past_decisions(attempts, incidents, decisions, [LAUNCH]) == [
+        PastDecision(1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",)),
+        PastDecision(2, "killed", 1, "retry", False, False, ("restart",)),
+    ]
+
+
+def test_only_what_happened_since_a_person_started_it_counts() -> None:
+    attempts = [attempt(1, at=2.0, last=90), attempt(2, at=500.0, last=40)]
+    incidents = [incident(1, 1), incident(2, 2)]
+    decisions = [decision(1, 1, at=60.0, verdict="stop"), decision(2, 2, at=560.0)]
+    moves = [LAUNCH, move(60.0, "recovering", "queued", "agent"), move(400.0, "failed", "queued", cause="resume")]
+    assert person_started_at(moves) == 400.0
+    past = past_decisions(attempts, incidents, decisions, moves)
+    # Attempt 2 reached less than attempt 1, but that was before a person took a new start.
+    assert [(entry.attempt, entry.progressed) for entry in past] == [(2, True)]
+    progress = progress_of(attempts, 2, [], moves, ended_at=560.0)
+    assert progress.best_step_before is None and progress.made
+
+
+def test_a_restart_that_the_agent_carries_out_is_still_a_persons() -> None:
+    moves = [LAUNCH, move(300.0, "stopped", "queued", actor="agent", cause="restart")]
+    assert person_started_at(moves) == 300.0
+
+
+def test_progress_of_an_attempt() -> None:
+    attempts = [
+        attempt(1, at=2.0, last=44),
+        attempt(2, at=100.0, last=40, resumed_from="/c/step_40.pt", resumed_step=40),
+    ]
+    progress = progress_of(attempts, 2, [], [LAUNCH], ended_at=151.0)
+    assert (progress.last_step, progress.best_step_before, progress.made) == (40, 44, False)
+    assert (progress.resumed_from, progress.resumed_step) == ("/c/step_40.pt", 40)
+    assert (progress.started_at, progress.ran_seconds) == (101.0, 50.0)
+    assert not progress_of([], 7, [], [], ended_at=0.0).made
+
+
+def test_without_steps_a_new_checkpoint_is_progress() -> None:
+    attempts = [attempt(1, at=2.0, resumed_from="/c/step_40.pt", resumed_step=40)]
+
+    def made(step: int, at: float, valid: bool = True) -> bool:
+        info = CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", 1, at)
+        return progress_of(attempts, 1, [info], [LAUNCH], ended_at=90.0).made
+
+    assert made(60, 50.0)
+    assert not made(60, 50.0, valid=False)
+    assert not made(60, 1.0)  # older than the attempt
+    assert not made(40, 50.0)  # the one it began from, touched
+
+
+def test_past_attempts_without_steps_are_judged_by_their_checkpoints() -> None:
+    attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
+    incidents = [incident(1, 1), incident(2, 2)]
+    decisions = [decision(1, 1, at=60.0), decision(2, 2, at=160.0)]
+    past = past_decisions(attempts, incidents, decisions, [LAUNCH])
+    assert [entry.progressed for entry in past] == [True, False]

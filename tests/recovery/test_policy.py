@@ -1,0 +1,366 @@
+"""Decisions: which rung, from which checkpoint, after how long, and when it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.classify import Incident
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import POLICIES, STOP, Backoff
+from gputui.recovery.policy import PastDecision, Plan, Policy, Progress, chance_of, decide, parse_policy
+from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
+
+PARAMS: dict[str, Scalar] = {
+    "batch_size": 16,
+    "grad_accum": 3,
+    "gradient_checkpointing": False,
+    "lr": 0.1,
+    "grad_clip": 1.0,
+    "num_workers": 4,
+}
+STANDARD = POLICIES["standard"]
+
+
+def incident(kind: str = "killed", step: int | None = 40) -> Incident:
+    return Incident(kind, 1, step, f"rank 1 met {kind}", "f" * 16, ())
+
+
+def spec(**values: Any) -> RunSpec:
+    settings: dict[str, Any] = {
+        "checkpoints": CheckpointSpec("/c", "step_*.pt", ("--resume", "{checkpoint}")),
+        "metrics": MetricsSpec("jsonl", "/m"),
+        **values,
+    }
+    return RunSpec(name="job", launcher="torchrun", program=("t.py",), workdir="/w", python="/p", nproc=2, **settings)
+
+
+def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", at: float = 500.0) -> CheckpointInfo:
+    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, at)
+
+
+def plan_for(
+    kind: str = "killed",
+    *,
+    step: int | None = 40,
+    history: list[PastDecision] | None = None,
+    progress: Progress | None = None,
+    params: dict[str, Scalar] | None = None,
+    policy: Policy = STANDARD,
+    checkpoints: list[CheckpointInfo] | None = None,
+    run: RunSpec | None = None,
+    attempt: int = 1,
+) -> Plan:
+    return decide(
+        incident(kind, step),
+        history or [],
+        Progress(last_step=40) if progress is None else progress,
+        run or spec(),
+        PARAMS if params is None else params,
+        policy,
+        [checkpoint(40)] if checkpoints is None else checkpoints,
+        run_id="job-1",
+        attempt=attempt,
+    )
+
+
+def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, changed: bool = False) -> PastDecision:
+    return PastDecision(attempt, kind, rung, "retry", progressed, changed, ("restart",))
+
+
+STUCK = Progress(last_step=40, best_step_before=40)
+
+
+# --- the ladders ------------------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_first_shrinks_the_batch() -> None:
+    plan = plan_for("cuda_oom")
+    assert (plan.verdict, plan.rung, plan.because) == ("retry", 0, "ladder")
+    assert plan.changed == {"batch_size": 12, "grad_accum": 4}
+    assert plan.params == {**PARAMS, **plan.changed}
+    assert plan.resume_from == "/c/step_00000040.pt"
+    assert plan.delay_seconds == 0.0
+    assert plan.reason == (
+        "lowered batch_size 16 → 12 and raised grad_accum 3 → 4, so that the effective batch stays 48 per rank, "
+        "resuming from step_00000040.pt"
+    )
+
+
+def test_then_checkpoints_gradients_then_stops() -> None:
+    second = plan_for("cuda_oom", history=[retry("cuda_oom", 0, changed=True)], progress=STUCK)
+    assert second.changed == {"gradient_checkpointing": True} and second.rung == 1
+    third = plan_for(
+        "cuda_oom",
+        history=[retry("cuda_oom", 0, changed=True), retry("cuda_oom", 1, attempt=2, changed=True)],
+        progress=STUCK,
+    )
+    assert (third.verdict, third.because) == ("stop", "exhausted")
+    assert third.params == PARAMS and third.changed == {}
+    assert third.reason.startswith("out of GPU memory: still so after ")
+
+
+def test_progress_climbs_down_again() -> None:
+    plan = plan_for("cuda_oom", history=[retry("cuda_oom", 1, changed=True)], progress=Progress(90, 40))
+    assert plan.rung == 0 and "batch_size" in plan.changed
+
+
+def test_progress_of_an_attempt_in_between_counts() -> None:
+    history = [retry("cuda_oom", 1, changed=True), retry("killed", 0, attempt=2, progressed=True)]
+    assert plan_for("cuda_oom", history=history, progress=STUCK).rung == 0
+
+
+def test_each_kind_climbs_its_own_ladder() -> None:
+    plan = plan_for("cuda_oom", history=[retry("killed", 2)], progress=STUCK)
+    assert plan.rung == 0
+
+
+def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> None:
+    plan = plan_for("cuda_oom", params={"gradient_checkpointing": False})
+    assert plan.rung == 1 and plan.changed == {"gradient_checkpointing": True}
+    assert "shrink_batch was skipped: the profile has no parameter for batch_size" in plan.reason
+    nothing = plan_for("cuda_oom", params={"lr": 0.1})
+    assert nothing.verdict == "stop"
+    assert "no parameter for batch_size" in nothing.reason
+    assert "no parameter for gradient_checkpointing" in nothing.reason
+    assert [action.to_json()["applied"] for action in nothing.actions] == [False, False]
+
+
+def test_a_batch_of_one_goes_on_to_checkpointing() -> None:
+    plan = plan_for("cuda_oom", params={"batch_size": 1, "grad_accum": 48, "gradient_checkpointing": False})
+    assert plan.changed == {"gradient_checkpointing": True}
+
+
+def test_a_crash_restarts_unchanged_from_the_newest_checkpoint() -> None:
+    plan = plan_for("killed")
+    assert plan.verdict == "retry" and plan.changed == {} and plan.params == PARAMS
+    assert plan.resume_from == "/c/step_00000040.pt"
+    assert 1.5 <= plan.delay_seconds <= 2.0
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.deterministic])
+@pytest.mark.parametrize("policy", ["restart-only", "standard", "aggressive"])
+def test_what_would_fail_again_is_never_retried(kind: str, policy: str) -> None:
+    plan = plan_for(kind, policy=POLICIES[policy])
+    assert (plan.verdict, plan.because) == ("stop", "deterministic")
+
+
+@pytest.mark.parametrize("kind", ["user_exception", "nonzero_exit"])
+def test_an_error_before_the_first_step_is_never_retried(kind: str) -> None:
+    plan = plan_for(kind, progress=Progress(), checkpoints=[])
+    assert (plan.verdict, plan.because) == ("stop", "before_first_step")
+    assert plan_for(kind, progress=Progress(last_step=0)).verdict == "retry"
+    # The second attempt did not reach a step, but the first one did.
+    assert plan_for(kind, progress=Progress(best_step_before=40), history=[retry("killed", 0)]).verdict == "retry"
+
+
+def test_a_run_without_metrics_is_past_its_set_up_after_a_minute() -> None:
+    run = spec(metrics=MetricsSpec("none"))
+    assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=5.0)).verdict == "stop"
+    assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=600.0)).verdict == "retry"
+    assert plan_for("user_exception", progress=Progress(ran_seconds=600.0)).verdict == "stop"
+
+
+def test_an_unknown_cause_gets_one_plain_restart() -> None:
+    assert plan_for("unknown").verdict == "retry"
+    assert plan_for("unknown", history=[retry("unknown", 0)], progress=STUCK).because == "exhausted"
+
+
+def test_the_policy_off_does_nothing() -> None:
+    plan = plan_for("killed", policy=POLICIES["off"])
+    assert (plan.verdict, plan.because, plan.reason) == ("stop", "off", "recovery is off for this run")
+
+
+def test_restart_only_changes_no_parameter() -> None:
+    policy = POLICIES["restart-only"]
+    for kind in KINDS:
+        for history in ([], [retry(kind, 0)], [retry(kind, 0), retry(kind, 1, attempt=2)]):
+            assert plan_for(kind, policy=policy, history=history, progress=STUCK).changed == {}
+
+
+@pytest.mark.parametrize("kind", ["stopped_outside", "interrupted", "gpu_lost"])
+def test_what_needs_a_person_stops(kind: str) -> None:
+    plan = plan_for(kind)
+    assert (plan.verdict, plan.because) == ("stop", "exhausted")
+    assert plan.reason.endswith("the policy standard does not try again after that")
+
+
+# --- the limits -------------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_of_attempts_counts_the_first_one() -> None:
+    history = [retry("killed", 0, attempt=n, progressed=True) for n in range(1, 7)]
+    assert plan_for("killed", history=history).verdict == "retry"
+    full = plan_for("killed", history=[*history, retry("killed", 0, attempt=7, progressed=True)])
+    assert (full.verdict, full.because) == ("stop", "attempts")
+    assert full.reason.startswith("8 attempts were made")
+
+
+def test_a_stop_begins_the_count_anew() -> None:
+    history = [retry("killed", 0, attempt=n) for n in range(1, 8)]
+    history.append(PastDecision(8, "killed", 2, "stop", False, False))
+    plan = plan_for("killed", history=history, progress=STUCK)
+    assert plan.verdict == "retry" and plan.rung == 0
+
+
+def test_three_fruitless_attempts_in_a_row_are_a_crash_loop() -> None:
+    history = [retry("killed", 0), retry("segfault", 0, attempt=2)]
+    plan = plan_for("port_in_use", history=history, progress=STUCK)
+    assert (plan.verdict, plan.because) == ("stop", "crash_loop")
+    assert "3 attempts in a row" in plan.reason
+
+
+def test_an_attempt_with_other_parameters_is_no_repetition() -> None:
+    history = [retry("killed", 0), retry("cuda_oom", 0, attempt=2, changed=True)]
+    assert plan_for("port_in_use", history=history, progress=STUCK).verdict == "retry"
+
+
+def test_progress_ends_a_row_of_fruitless_attempts() -> None:
+    history = [retry("killed", 0, progressed=True), retry("killed", 0, attempt=2, progressed=True)]
+    assert plan_for("killed", history=history, progress=Progress(99, 40)).verdict == "retry"
+
+
+def test_waiting_grows_with_fruitless_attempts_and_is_bounded() -> None:
+    backoff = Backoff(base_seconds=2, factor=3, max_seconds=30, jitter=0.0)
+    assert [backoff.delay(n, 0.5) for n in range(5)] == [2, 6, 18, 30, 30]
+    assert backoff.delay(10_000, 0.0) == 30
+    jittered = Backoff(base_seconds=2, factor=3, max_seconds=30, jitter=0.5)
+    assert jittered.delay(1, 0.0) == 6 and jittered.delay(1, 0.999) == pytest.approx(3, abs=0.01)
+
+
+def test_chance_is_always_the_same_for_an_attempt_and_differs_between_runs() -> None:
+    assert chance_of("a-1", 1) == chance_of("a-1", 1)
+    assert len({chance_of(run, attempt) for run in ("a-1", "b-1") for attempt in (1, 2)}) == 4
+    assert all(0 <= chance_of("x", n) < 1 for n in range(100))
+
+
+def test_a_rung_that_waits_waits() -> None:
+    plan = plan_for("disk_full")
+    assert plan.delay_seconds == 300.0 and "after 5 min" in plan.reason
+
+
+# --- where to resume --------------------------------------------------------------------------------------------------
+
+
+def test_damaged_checkpoints_are_passed_over_and_named() -> None:
+    plan = plan_for(checkpoints=[checkpoint(60, False, "does not match the SHA-256 in x.sha256"), checkpoint(40)])
+    assert plan.resume_from == "/c/step_00000040.pt"
+    assert "resuming from step_00000060.pt was skipped: it does not match the SHA-256" in plan.reason
+
+
+def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:
+    plan = plan_for(checkpoints=[checkpoint(60, False, "is empty")])
+    assert plan.resume_from is None
+    assert "starting from the beginning because there is no valid checkpoint" in plan.reason
+    unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
+    assert "because the profile names no checkpoints" in unnamed.reason
+
+
+def test_numbers_that_went_wrong_are_not_resumed_from() -> None:
+    plan = plan_for("nan_loss", step=50, checkpoints=[checkpoint(60), checkpoint(50), checkpoint(40)])
+    assert plan.resume_from == "/c/step_00000040.pt" and plan.changed == {}
+    assert "it was written after the trouble began" in plan.reason
+
+
+def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> None:
+    plan = plan_for(
+        "nan_loss",
+        step=50,
+        history=[retry("nan_loss", 0)],
+        progress=STUCK,
+        checkpoints=[checkpoint(40), checkpoint(20)],
+    )
+    assert plan.resume_from == "/c/step_00000020.pt" and plan.changed == {"grad_clip": 0.5}
+
+
+def test_rolling_back_without_an_older_checkpoint_is_skipped() -> None:
+    history = [retry("nan_loss", 0)]
+    plan = plan_for("nan_loss", step=50, history=history, progress=STUCK, checkpoints=[checkpoint(40)])
+    assert plan.resume_from == "/c/step_00000040.pt" and plan.changed == {"grad_clip": 0.5}
+    assert "rollback was skipped: there is no older valid checkpoint" in plan.reason
+
+
+def test_a_checkpoint_that_could_not_be_loaded_is_not_tried_again() -> None:
+    begun = Progress(resumed_from="/c/step_00000040.pt", resumed_step=40, best_step_before=44, started_at=900.0)
+    plan = plan_for("corrupt_checkpoint", step=None, progress=begun, checkpoints=[checkpoint(40), checkpoint(20)])
+    assert plan.resume_from == "/c/step_00000020.pt"
+    assert "resuming from step_00000040.pt was skipped: it could not be loaded" in plan.reason
+    again = Progress(resumed_from="/c/step_00000020.pt", resumed_step=20, best_step_before=44, started_at=900.0)
+    next_plan = plan_for(
+        "corrupt_checkpoint",
+        step=None,
+        progress=again,
+        history=[retry("corrupt_checkpoint", 0)],
+        checkpoints=[checkpoint(40), checkpoint(20), checkpoint(10)],
+    )
+    assert next_plan.resume_from == "/c/step_00000010.pt"
+
+
+def test_a_course_of_training_that_was_left_is_not_returned_to() -> None:
+    """This attempt went back to step 20; what lies beyond and is older than it belongs to the former course."""
+    begun = Progress(
+        last_step=35, best_step_before=60, resumed_from="/c/step_00000020.pt", resumed_step=20, started_at=900.0
+    )
+    own, former = checkpoint(30, at=950.0), checkpoint(60, at=500.0)
+    plan = plan_for("killed", progress=begun, checkpoints=[former, own, checkpoint(20)])
+    assert plan.resume_from == "/c/step_00000030.pt"
+    assert "it belongs to a course of training that was left" in plan.reason
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+def test_every_ladder_ends_in_stop() -> None:
+    for policy in POLICIES.values():
+        for kind, ladder in policy.ladders.items():
+            assert kind == "default" or kind in KINDS
+            assert ladder[-1] == STOP
+            assert all(rung and rung != STOP for rung in ladder[:-1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6),
+    policy=st.sampled_from(["restart-only", "standard", "aggressive"]),
+    gains=st.lists(st.booleans(), min_size=1, max_size=7),
+    saves=st.booleans(),
+    params=st.sampled_from([PARAMS, {"lr": 0.1}, {"batch_size": 2, "grad_accum": 1}, {}]),
+    limit=st.integers(1, 12),
+)
+def test_whatever_happens_it_ends_within_the_budget(
+    kinds: list[str], policy: str, gains: list[bool], saves: bool, params: dict[str, Scalar], limit: int
+) -> None:
+    chosen = parse_policy({"policy": policy, "max_attempts": limit})
+    history: list[PastDecision] = []
+    now, best = dict(params), 0
+    for number in range(1, 1000):
+        gained = gains[number % len(gains)]
+        step = best + 10 if gained else best
+        progress = Progress(last_step=step, best_step_before=best, started_at=float(number))
+        plan = plan_for(
+            kinds[number % len(kinds)],
+            history=history,
+            progress=progress,
+            params=now,
+            policy=chosen,
+            checkpoints=[checkpoint(best)] if saves else [],
+            attempt=number,
+        )
+        if plan.verdict == "stop":
+            assert number <= limit
+            assert plan.params == now and plan.reason
+            return
+        assert number < limit
+        assert plan.changed.items() <= plan.params.items() and set(plan.params) == set(now)
+        assert 0 <= plan.delay_seconds <= 900
+        applied = tuple(action.name for action in plan.actions)
+        history.append(
+            PastDecision(number, kinds[number % len(kinds)], plan.rung, "retry", gained, bool(plan.changed), applied)
+        )
+        now, best = plan.params, max(best, step)
+    pytest.fail("it never ended")

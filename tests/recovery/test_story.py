@@ -1,0 +1,182 @@
+"""The story of a run in plain sentences."""
+
+# ruff: noqa: E501 - paragraphs are one line each
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gputui.recovery.story import tell
+from gputui.store.views import RunView
+from tests.recovery.test_history import attempt, decision, incident, move
+
+NOW = 1000.0
+
+
+def run(state: str, **values: Any) -> RunView:
+    fields: dict[str, Any] = {
+        "run_id": "digits-1",
+        "sequence": 1,
+        "name": "digits",
+        "profile": "digits-ddp",
+        "state": state,
+        "attempt": 1,
+        "params": {},
+        "created_at": 1.0,
+        "queued_at": 1.0,
+        "not_before": None,
+        "started_at": 2.0,
+        "ended_at": None,
+        "reason": None,
+        "waiting_for": None,
+        "resume_from": None,
+        "attempt_state": None,
+        "attempt_started_at": None,
+        "attempt_last_step": None,
+        "attempt_resumed_step": None,
+        "gpus": (),
+        "spec_json": json.dumps({"nproc": 2}),
+    }
+    return RunView(**fields | values)
+
+
+def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
+    told = tell(
+        run("succeeded", ended_at=181.0, attempt=2),
+        [
+            attempt(1, at=2.0, last=39, first_step=0),
+            attempt(
+                2,
+                at=60.0,
+                last=299,
+                state="succeeded",
+                first_step=41,
+                ended_at=181.0,
+                resumed_from="/r/checkpoints/step_00000040.pt",
+                resumed_step=40,
+            ),
+        ],
+        [
+            incident(
+                1,
+                1,
+                "cuda_oom",
+                rank=0,
+                step=40,
+                summary="rank 0 ran out of GPU memory (tried to allocate 2.00 GiB)",
+                evidence=("exit: torchrun ended with code 1", "torchrun: saw rank 0 fail first, with code 1"),
+            )
+        ],
+        [
+            decision(
+                1,
+                1,
+                at=55.0,
+                params={"batch_size": 12, "grad_accum": 4},
+                reason="lowered batch_size 16 → 12 and raised grad_accum 3 → 4, so that the effective batch stays 48 per "
+                "rank, resuming from step_00000040.pt",
+            )
+        ],
+        [move(1.0, None, "queued")],
+        now=NOW,
+    )
+    assert told == [
+        "digits-1 was launched by ann from the profile digits-ddp.",
+        "Attempt 1 ran on 2 CPU ranks from step 0 to 39 for 49 s. Rank 0 ran out of GPU memory (tried to allocate 2.00 GiB), "
+        "at step 40. Evidence: torchrun: saw rank 0 fail first, with code 1. gputui lowered batch_size 16 → 12 and raised "
+        "grad_accum 3 → 4, so that the effective batch stays 48 per rank, resuming from step_00000040.pt.",
+        "Attempt 2 ran on 2 CPU ranks from step 41 to 299 for 2 min, resumed from step_00000040.pt. It ended as it should.",
+        "The run succeeded 3 min after its launch, with 2 attempts.",
+    ]
+
+
+def test_a_run_that_was_given_up() -> None:
+    told = tell(
+        run("failed", reason="import failed: another attempt would end in the same way"),
+        [attempt(1, at=2.0, gpus=("GPU-a", "GPU-b"))],
+        [incident(1, 1, "import_error", step=None, summary="rank 0 could not import a module (No module named 'x')")],
+        [decision(1, 1, at=55.0, verdict="stop", reason="import failed: another attempt would end in the same way")],
+        [move(1.0, None, "queued")],
+        now=NOW,
+    )
+    assert told[1] == (
+        "Attempt 1 ran on 2 GPUs without a step in its metrics for 49 s. Rank 0 could not import a module (No module named "
+        "'x'). gputui stopped here: import failed: another attempt would end in the same way."
+    )
+    assert told[2] == "The run failed after 1 attempt: import failed: another attempt would end in the same way."
+
+
+def test_a_stop_by_a_person_and_a_resume() -> None:
+    moves = [
+        move(1.0, None, "queued"),
+        move(2.0, "queued", "starting", "agent"),
+        move(40.0, "running", "stopping", "bob", "stop"),
+        move(52.0, "stopping", "stopped", "agent"),
+        move(900.0, "stopped", "queued", "eve", "resume"),
+        move(901.0, "queued", "starting", "agent"),
+    ]
+    told = tell(
+        run("running", attempt=2),
+        [
+            attempt(1, at=2.0, last=20, state="stopped", stop_requested="stop", exit={"forced": True}),
+            attempt(2, at=901.0, last=25, state="running", ended_at=None, resumed_from="/r/step_20.pt", first_step=21),
+        ],
+        [],
+        [],
+        moves,
+        now=NOW,
+    )
+    assert told[1].endswith("Bob asked it to stop, and it had to be killed.")
+    assert told[2] == (
+        "Eve asked for a resume. Attempt 2 has been running on 2 CPU ranks from step 21 to 25 for 1 min 38 s so far, "
+        "resumed from step_20.pt."
+    )
+    assert told[3] == "It is running."
+
+
+def test_a_restart_by_recovery_is_not_called_a_persons() -> None:
+    moves = [
+        move(1.0, None, "queued"),
+        move(900.0, "stopped", "queued", "eve", "resume"),
+        move(901.0, "queued", "starting", "agent"),
+        move(950.0, "running", "recovering", "agent"),
+        move(951.0, "recovering", "queued", "agent"),
+        move(952.0, "queued", "starting", "agent"),
+    ]
+    told = tell(
+        run("running", attempt=2), [attempt(1, at=901.5), attempt(2, at=952.5, ended_at=None)], [], [], moves, now=NOW
+    )
+    assert told[1].startswith("Eve asked for a resume. Attempt 1 ")
+    assert told[2].startswith("Attempt 2 ")
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "sentence"),
+    [
+        ("queued", {"waiting_for": "2 of 2 GPUs are in use"}, "It is waiting to start (2 of 2 GPUs are in use)."),
+        ("queued", {}, "It is waiting to start."),
+        ("recovering", {"not_before": 1020.0}, "It will start again in 20 s."),
+        ("recovering", {"not_before": 990.0}, "It will start again now."),
+        ("stopping", {}, "It is being stopped."),
+        ("stopped", {"reason": "stopped"}, "The run stopped after 0 attempts: stopped."),
+        ("starting", {}, "It is starting."),
+    ],
+)
+def test_how_it_stands(state: str, values: dict[str, Any], sentence: str) -> None:
+    assert tell(run(state, **values), [], [], [], [], now=NOW)[-1] == sentence
+
+
+def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
+    told = tell(
+        run("failed", spec_json="not json"),
+        [attempt(1, at=2.0)],
+        [incident(1, 1, summary="rank 0 raised \x1b[2J\x1b]0;x\x07 an\nexception", evidence=(3, None))],
+        [],
+        [],
+        now=NOW,
+    )
+    assert all(ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0 for text in told for char in text)
+    assert "on the CPU" in told[1]
