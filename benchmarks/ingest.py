@@ -112,7 +112,7 @@ def _ingest(connection: Any, file: Path) -> MetricsIngest:
     )
     ingest = MetricsIngest(connection)
     ingest.open_source("bench", str(file), "jsonl")
-    ingest.begin_attempt("bench", 1, from_start=True)
+    ingest.readmit_attempt("bench", 1, 0)
     return ingest
 
 

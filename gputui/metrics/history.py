@@ -64,9 +64,9 @@ class HistoryReader:
         batch.more = stop < len(found)
         return batch
 
-    def end_place(self, state: SourceState) -> SourceState:
-        """As SourceReader.end_place."""
-        if not self._look():
+    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """As SourceReader.end_place, counted in entries; with ``at_most``, which is in bytes, always the start."""
+        if at_most is not None or not self._look():
             return state
         found = [_mark(entry) for entry in self._entries]
         known = _split(state.fingerprint)

@@ -71,49 +71,19 @@ class MetricsIngest:
         )
         self._is_stale = True
 
-    def begin_attempt(self, run_id: str, attempt: int, *, from_start: bool = False) -> None:
+    def begin_attempt(self, run_id: str, attempt: int) -> None:
         """Record that what is appended from now on belongs to ``attempt``. To be called before the attempt is started,
         inside the caller's transaction.
 
-        What is in a file before a run's first attempt is not the run's, and is not read, unless ``from_start``.
-        Raises OSError where the file is there and cannot be read, and sqlite3.Error.
+        What is in a file before a run's first attempt is not the run's, and is not read. Raises OSError where the file
+        is there and cannot be read, and sqlite3.Error.
         """
-        rows = self._connection.execute(
-            "SELECT source_id, path, format FROM metric_sources WHERE run_id = ? AND format != ?",
-            (run_id, _ATTEMPT_OUTPUT),
-        ).fetchall()
-        for source_id, path, name in rows:
-            if name == "stdout":
-                self._begin_output(run_id, attempt, path)
-                continue
-            known = self._sources.get(source_id)
-            reader = self._reader(run_id, source_id, path, name) if known is None else known.reader
-            state, boundaries = self._stored(source_id)
-            end = state if from_start else reader.end_place(state)
-            if not boundaries and not from_start and end.byte_offset:
-                self._connection.execute(
-                    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, fingerprint = ? "
-                    "WHERE source_id = ?",
-                    (end.inode, end.generation, end.byte_offset, end.fingerprint, source_id),
-                )
-            self._add_boundary(source_id, end.place, attempt)
-            if known is None:
-                reader.close()
-        self._is_stale = True
+        self._begin(run_id, attempt, None)
 
-    def readmit_attempt(self, run_id: str, attempt: int, first_byte: int) -> None:
-        """Record again, after the store was lost, that ``attempt`` begins at byte ``first_byte`` of the run's file.
-        Attempts are given in their order, before anything is read. Inside the caller's transaction."""
-        rows = self._connection.execute(
-            "SELECT source_id, path, format FROM metric_sources WHERE run_id = ? AND format != ?",
-            (run_id, _ATTEMPT_OUTPUT),
-        ).fetchall()
-        for source_id, path, name in rows:
-            if name == "stdout":
-                self._begin_output(run_id, attempt, path)
-            else:
-                self._add_boundary(source_id, (0, first_byte), attempt)
-        self._is_stale = True
+    def readmit_attempt(self, run_id: str, attempt: int, offset: int) -> None:
+        """The same for an attempt that the store has lost: its lines begin at ``offset`` bytes of the file, or at its
+        start where it is shorter by now (it was rotated since). To be called in the order of the attempts."""
+        self._begin(run_id, attempt, offset)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run's files; nothing in the store changes. The next call that names the run finds them again."""
@@ -234,6 +204,30 @@ class MetricsIngest:
     def _specification(self, run_id: str, path: str) -> str | None:
         row = self._connection.execute("SELECT spec ->> ? FROM runs WHERE run_id = ?", (path, run_id)).fetchone()
         return None if row is None or row[0] is None else str(row[0])
+
+    def _begin(self, run_id: str, attempt: int, offset: int | None) -> None:
+        rows = self._connection.execute(
+            "SELECT source_id, path, format FROM metric_sources WHERE run_id = ? AND format != ?",
+            (run_id, _ATTEMPT_OUTPUT),
+        ).fetchall()
+        for source_id, path, name in rows:
+            if name == "stdout":
+                self._begin_output(run_id, attempt, path)
+                continue
+            known = self._sources.get(source_id)
+            reader = self._reader(run_id, source_id, path, name) if known is None else known.reader
+            state, boundaries = self._stored(source_id)
+            end = reader.end_place(state, offset)
+            if not boundaries and end.byte_offset:
+                self._connection.execute(
+                    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, fingerprint = ? "
+                    "WHERE source_id = ?",
+                    (end.inode, end.generation, end.byte_offset, end.fingerprint, source_id),
+                )
+            self._add_boundary(source_id, end.place, attempt)
+            if known is None:
+                reader.close()
+        self._is_stale = True
 
     def _begin_output(self, run_id: str, attempt: int, run_dir: str) -> None:
         """An attempt's output is a file of its own: what torchrun keeps of rank 0, or what the shim caught."""

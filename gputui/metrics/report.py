@@ -11,9 +11,9 @@ from gputui.store.metric_queries import NOT_METRICS, as_float
 
 @dataclass(slots=True)
 class AttemptProgress:
-    """What is new of one attempt. ``first_step`` and ``last_step`` are those of this round's lines, None without any;
-    ``first_at`` and ``last_at`` the times (unix seconds) that those lines tell. ``values`` are the newest of each
-    metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here."""
+    """What is new of one attempt. ``first_step`` and ``last_step`` are those of this round's lines, events apart, None
+    without any; ``first_at`` and ``last_at`` the times (unix seconds) that those lines tell. ``values`` are the newest
+    of each metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here."""
 
     run_id: str
     attempt: int

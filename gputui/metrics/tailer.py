@@ -79,7 +79,7 @@ class SourceTailer:
             return None
         return batch
 
-    def end_place(self, state: SourceState) -> SourceState:
+    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
         """As SourceReader.end_place."""
         status = self._file.status()
         following = state.generation + (state.inode is not None)
@@ -87,9 +87,11 @@ class SourceTailer:
         if status is None or descriptor is None:
             return SourceState(None, following)
         is_read_one = state.inode == status.st_ino and is_unchanged(descriptor, state.byte_offset, state.fingerprint)
-        size = os.fstat(descriptor).st_size
+        offset = os.fstat(descriptor).st_size
+        if at_most is not None:
+            offset = at_most if at_most <= offset else 0
         generation = state.generation if is_read_one else following
-        return SourceState(status.st_ino, generation, size, 0, fingerprint(*marks(descriptor, size)))
+        return SourceState(status.st_ino, generation, offset, 0, fingerprint(*marks(descriptor, offset)))
 
     def _read_from(
         self,

@@ -27,11 +27,43 @@ def test_what_lay_there_before_the_first_attempt_is_not_the_runs(bench: Bench) -
     assert bench.counts() == (1, 0)
 
 
-def test_a_rebuilt_run_takes_its_file_from_the_start(bench: Bench) -> None:
-    bench.steps(1, 2)
-    bench.ingest.begin_attempt(RUN, 1, from_start=True)
+def test_a_rebuilt_run_finds_its_attempts_in_its_file(bench: Bench) -> None:
+    bench.steps(0)
+    places = []
+    for attempt in (1, 2, 3):
+        places.append(bench.file.stat().st_size)
+        bench.append(line(attempt) + '{"half')
+    for attempt, place in enumerate(places, 1):
+        bench.ingest.readmit_attempt(RUN, attempt, place)
+    bench.ingest.finish(RUN)
+    assert bench.stored() == [(1, 1), (2, 2), (3, 3)]
+    assert [attempt for attempt, _ in bench.rejected()] == [1, 2, 3]
+
+
+def test_a_rebuilt_run_whose_file_was_rotated(bench: Bench) -> None:
+    bench.steps(1)
+    bench.ingest.readmit_attempt(RUN, 1, 0)
+    bench.ingest.readmit_attempt(RUN, 2, 1_000_000)
     bench.pump()
-    assert bench.stored() == [(1, 1), (1, 2)]
+    assert bench.stored() == [(2, 1)]
+
+
+def test_a_rebuilt_run_whose_file_is_gone(bench: Bench) -> None:
+    bench.ingest.readmit_attempt(RUN, 1, 500)
+    bench.steps(1)
+    bench.pump()
+    assert bench.stored() == [(1, 1)]
+
+
+def test_a_file_rewritten_unread_before_the_next_attempt(bench: Bench) -> None:
+    bench.begin(1)
+    bench.steps(1, 2)
+    bench.pump()
+    bench.file.write_text("".join(line(step) for step in range(10, 20)))
+    bench.begin(2)
+    bench.steps(20)
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 2), *((1, step) for step in range(10, 20)), (2, 20)]
 
 
 @pytest.mark.parametrize("pumped", [False, True], ids=["read later", "read as it came"])

@@ -155,6 +155,18 @@ def test_a_file_replaced_unseen_is_told_of(script: Script) -> None:
     assert script.steps() == [1, 2]
 
 
+def test_another_file_with_the_old_ones_number_is_not_taken_for_it(script: Script) -> None:
+    """A number is free again once its file is deleted; here it goes to a file that only happens to lie beside."""
+    script.bench.steps(1)
+    script.look()
+    script.bench.file.rename(script.bench.folder / "notes.txt")
+    (script.bench.folder / "notes.txt").write_text(line(99) * 5)
+    script.bench.steps(2)
+    script.bench.restart()
+    script.look()
+    assert script.steps() == [1, 2]
+
+
 def test_truncation(script: Script) -> None:
     script.bench.steps(1, 2, 3)
     script.look()
