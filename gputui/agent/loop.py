@@ -77,11 +77,19 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.recorder = Recorder(self.connection, self.wall)
         self.ingest = MetricsIngest(self.connection)
-        self.supervisor = Supervisor(
-            self.connection, workspace, self.ingest, self.recorder, self.selector, self.wall, self.clock
-        )
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._dirty = True
+        self.watcher = FileWatcher(workspace.runs, self._wake_write)
+        self.supervisor = Supervisor(
+            self.connection,
+            workspace,
+            self.ingest,
+            self.recorder,
+            self.selector,
+            self.wall,
+            self.clock,
+            on_start=self.watcher.follow,
+            on_end=self.watcher.unfollow,
+        )
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()
@@ -105,18 +113,17 @@ class Agent:
         self._introduce(ready=False)
         if self._opened_anew is not None:
             rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+        self.watcher.start()
         self.supervisor.adopt()
         self.supervisor.repeat_stops()
-        watcher = FileWatcher(self.workspace.runs, self._wake_write)
-        watcher.start()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
-        log.info("agent %s started, pid %d, files by %s", VERSION, os.getpid(), watcher.mode)
+        log.info("agent %s started, pid %d, files by %s", VERSION, os.getpid(), self.watcher.mode)
         try:
             self._loop()
         finally:
-            watcher.stop()
+            self.watcher.stop()
             self.sampler.close()
             self._leave()
 
@@ -188,8 +195,11 @@ class Agent:
         self.supervisor.needs_schedule = True
 
     def _pump(self) -> bool:
+        self.watcher.take()
         report = self.ingest.pump(budget_bytes=PUMP_BUDGET_BYTES)
         self._note_progress(report)
+        for run_id, note in report.notes:
+            repository.add_event(self.connection, note, now=self.wall(), severity="warning", run_id=run_id)
         return report.more
 
     def _note_progress(self, report: IngestReport) -> None:

@@ -62,7 +62,8 @@ class Draining:
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+    """All runs of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``on_start`` and
+    ``on_end`` are told the runs whose files begin and cease to change."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -71,6 +72,8 @@ class Supervisor:
     selector: selectors.BaseSelector
     wall: Callable[[], float]
     clock: Callable[[], float]
+    on_start: Callable[[str], None]
+    on_end: Callable[[str], None]
     live: dict[str, LiveAttempt] = field(default_factory=dict)
     draining: dict[str, Draining] = field(default_factory=dict)
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
@@ -261,6 +264,7 @@ class Supervisor:
 
     def _watch(self, record: AttemptRecord, shim: ProcessIdentity | None) -> None:
         live = LiveAttempt(record, shim)
+        self.on_start(record.run_id)
         if shim is not None and is_alive(shim):
             try:
                 live.pidfd = os.pidfd_open(shim.pid)
@@ -297,6 +301,7 @@ class Supervisor:
         survivors = [process.pid for process in left]
         self.ending.attempt_ended(live.record, exit_record, survivors)
         del self.live[live.record.run_id]
+        self.on_end(live.record.run_id)
         self._begin_draining(live.record)
         self.needs_schedule = True
 
