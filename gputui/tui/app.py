@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from textual.app import App
 from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
@@ -27,6 +27,7 @@ from gputui.store.database import StoreError
 from gputui.store.views import RunView
 from gputui.tui import asking
 from gputui.tui.actions import actions_in, find, key_word
+from gputui.tui.display import DisplayLayer
 from gputui.tui.feed import Feed
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
@@ -77,11 +78,11 @@ class Answered(Message):
     answer: CommandAnswer
 
 
-class GputuiApp(App[int], inherit_bindings=False):
+class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
-    CSS_PATH = "styles/base.tcss"
+    CSS_PATH = Path(__file__).with_name("styles") / "base.tcss"
     BINDINGS: ClassVar[list[BindingType]] = []
     TITLE = "gputui"
 
