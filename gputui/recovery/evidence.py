@@ -18,6 +18,7 @@ from typing import Any
 from gputui.runs.logs import Stream, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
+TAIL_LINES = 4000
 MAX_ERROR_FILE_BYTES = 1024 * 1024
 
 
@@ -152,13 +153,14 @@ def collect(
 ) -> Evidence:
     """Gather what an attempt left in its folder.
 
-    Reads at most TAIL_BYTES of each log. Missing, damaged, binary or unreadable files take nothing from the rest.
+    Keeps at most the last TAIL_BYTES and TAIL_LINES of each log. Missing, damaged, binary or unreadable files take
+    nothing from the rest.
     """
     problems: list[str] = []
     tails: list[LogTail] = []
     for log in rank_logs(attempt_dir):
         try:
-            tails.append(LogTail(log.rank, log.stream, tail_text(log.path, TAIL_BYTES)))
+            tails.append(LogTail(log.rank, log.stream, _last_lines(tail_text(log.path, TAIL_BYTES))))
         except OSError as error:
             problems.append(f"{log.path.name} of rank {log.rank}: {error}" if log.rank is not None else str(error))
     errors: list[ErrorFile] = []
@@ -179,6 +181,12 @@ def collect(
         tails=tuple(tails),
         problems=tuple(problems),
     )
+
+
+def _last_lines(text: str) -> str:
+    """The last TAIL_LINES lines: a log of empty ones would else take seconds to look through."""
+    head = text.rsplit("\n", TAIL_LINES + 1)
+    return text[len(head[0]) + 1 :] if len(head) == TAIL_LINES + 2 else text
 
 
 def read_error_file(path: Path, rank: int | None) -> ErrorFile:

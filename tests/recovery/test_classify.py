@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputui.recovery.classify import classify, fingerprint, outcome
-from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, ExitRecord, LogTail, Observation, collect
+from gputui.recovery.evidence import (
+    TAIL_BYTES,
+    TAIL_LINES,
+    ErrorFile,
+    Evidence,
+    ExitRecord,
+    LogTail,
+    Observation,
+    collect,
+)
 from gputui.recovery.kinds import KINDS
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
 
@@ -278,6 +287,12 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     evidence = collect(tmp_path, exit=ExitRecord(code=1), ended_at=None)
     assert classify(evidence).kind == "cuda_oom"
     assert sum(len(tail.text) for tail in evidence.tails) < 2 * TAIL_BYTES
+
+
+def test_a_log_of_very_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
+    lay_out(tmp_path, {"output.log": "".join(f"{number % 10}\n" for number in range(100_000))})
+    (tail,) = collect(tmp_path, exit=ExitRecord(code=1), ended_at=None).tails
+    assert tail.text.count("\n") == TAIL_LINES and tail.text.startswith("0\n") and tail.text.endswith("9\n")
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
