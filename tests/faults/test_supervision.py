@@ -19,7 +19,7 @@ from tests.machine import Machine
 
 
 def assert_each_step_once(machine: Machine, run_id: str, steps: int) -> None:
-    """No line is lost or doubled: within an attempt each step once and without gaps, and the last attempt to the end."""
+    """No line is lost or doubled: within an attempt each step once and without gaps, the last one to the end."""
     by_attempt: dict[int, list[int]] = {}
     for attempt, step in machine.steps(run_id):
         by_attempt.setdefault(attempt, []).append(step)
