@@ -16,6 +16,7 @@ from gputui.recovery.findings import Finding, gather, last_message, report_of, s
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.recovery.torchrun_report import TorchrunReport
+from gputui.runs.redaction import redact_text
 
 MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400
@@ -127,7 +128,8 @@ def _detail(finding: Finding) -> str | None:
         return f"tried to allocate {bytes_text(int(wanted[1]))}"
     if finding.detail is None:
         return None
-    text = without_advice(finding.detail)
+    # Redacted before it is cut, or half a secret would look like none.
+    text = redact_text(without_advice(finding.detail))
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
 
 
@@ -208,6 +210,6 @@ def _context_lines(evidence: Evidence, primary: Finding) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    """One line, cleaned and of bounded length."""
-    text = clean(" ".join(text.split()))
+    """One line without secrets, cleaned and of bounded length."""
+    text = clean(" ".join(redact_text(text).split()))
     return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

@@ -255,6 +255,14 @@ def test_escape_sequences_do_not_get_through(tmp_path: Path) -> None:
         assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in text)
 
 
+def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
+    secret = "hf_" + "aB3" * 12
+    stderr = traceback(f"ValueError: {'x' * 120} {secret} and https://me:hunter2@host/path", rank=1)
+    incident = classify(rank_failed(tmp_path, stderr))
+    told = "\n".join((incident.summary, *incident.evidence_lines))
+    assert "hunter2" not in told and "hf_aB3" not in told and "[redacted]" in told
+
+
 def test_garbage_takes_nothing_from_the_rest(tmp_path: Path) -> None:
     lay_out(
         tmp_path,
