@@ -203,7 +203,7 @@ class TickApp(DisplayLayer[None]):
     """A screen of numbers that counts ticks, to be driven on a pseudo-terminal."""
 
     CSS = "Screen { layers: base; } #rows { height: 1fr; text-wrap: nowrap; text-overflow: clip; } Input { height: 3; }"
-    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("s", "suspend_process", "Suspend")]
+    BINDINGS: ClassVar[list[BindingType]] = [("f2", "lend", "Lend the terminal")]
 
     def compose(self) -> ComposeResult:
         yield Static(id="rows")
@@ -214,6 +214,11 @@ class TickApp(DisplayLayer[None]):
         self.query_one(Input).cursor_blink = False
         self.set_interval(0.05, self.tick)
         self.tick()
+
+    def action_lend(self) -> None:
+        """Lend the terminal to another program, which leaves something on it."""
+        with self.suspend():
+            print("another program was here\n" * 9, flush=True)
 
     def tick(self) -> None:
         self.ticks += 1

@@ -76,6 +76,13 @@ def test_the_screen_is_back_after_a_suspension(still: PtyApp) -> None:
     assert still.terminal.lines == before
 
 
+def test_the_screen_is_back_after_another_program_had_the_terminal(still: PtyApp) -> None:
+    before = still.terminal.lines
+    still.type("\x1bOQ")  # F2
+    still.read_until(lambda: b"another program was here" in still.output)
+    still.read_until(lambda: still.terminal.lines == before)
+
+
 def test_a_terminal_that_does_not_read_stops_nothing(notes: Path) -> None:
     with PtyApp([APP, str(notes)], size=(200, 50)) as app:
         app.read_until(lambda: len(noted(notes)) > 5)
