@@ -475,7 +475,7 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, f
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+d")
         assert isinstance(app.screen, SheetScreen)
-        for word in ("command", "tiny.py --steps 10 --lr 0.5", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
+        for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
             assert word in text(app, "sheet")
         await pilot.press("escape", "escape")
         assert isinstance(app.screen, OverviewScreen) and asked(filler) == []

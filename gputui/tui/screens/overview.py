@@ -21,6 +21,7 @@ from gputui.tui.render.strips import aggregate_charts, aggregate_line, head_line
 from gputui.tui.screens.base import ActionScreen, bindings_for
 from gputui.tui.snapshot import RunRow
 from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.slow_pane import SlowPane
 
 
 class OverviewScreen(ActionScreen):
@@ -34,7 +35,7 @@ class OverviewScreen(ActionScreen):
         self.head = Pane(id="head")
         self.aggregate = Pane(id="aggregate")
         self.gpus = Pane(id="gpus")
-        self.trends = Pane(id="trends")
+        self.trends = SlowPane(id="trends")
         self.host = Pane(id="host")
         self.runs = Pane(id="runs")
         self.happened = Pane(id="events")
@@ -74,7 +75,12 @@ class OverviewScreen(ActionScreen):
         )
         self.aggregate.show([aggregate_line(snapshot, width)] if rows.aggregate else [], height=rows.aggregate)
         self.gpus.show(gpu_lines(snapshot, width, rows.gpus) if rows.gpus else [], height=rows.gpus)
-        self.trends.show(aggregate_charts(snapshot, width, rows.trends) if rows.trends else [], height=rows.trends)
+        self.trends.show_when(
+            (width, rows.trends),
+            (snapshot.gpu_history,),
+            lambda: aggregate_charts(snapshot, width, rows.trends) if rows.trends else [],
+            height=rows.trends,
+        )
         self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
         self._scroll(rows)
         self.runs.show(self._runs_lines(width, rows.runs), height=rows.runs)

@@ -19,6 +19,7 @@ from gputui.tui.render.run_page import log_lines, parameter_lines, ranks_lines, 
 from gputui.tui.screens.base import ActionScreen, bindings_for
 from gputui.tui.snapshot import RunPage
 from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.slow_pane import SlowPane
 
 WIDE = 120
 """From this width on all sections stand side by side."""
@@ -45,7 +46,7 @@ class RunScreen(ActionScreen):
         self.run_id = run_id
         self.head = Pane(id="head")
         self.tabs = Pane(id="tabs")
-        self.charts = Pane(id="charts")
+        self.charts = SlowPane(id="charts")
         self.ranks = Pane(id="ranks")
         self.log_pane = Pane(id="log")
         self.story = Pane(id="story")
@@ -115,7 +116,7 @@ class RunScreen(ActionScreen):
         upper = height - log_height
         side = min(96, width * 2 // 5)
         self._place(upper, width - side, side, log_height)
-        self.charts.show(curve_lines(page, width - side - 1, upper, is_log=self.is_log), height=upper)
+        self._draw_charts(page, width - side - 1, upper)
         params = min(2 + len(page.run.params), max(3, upper // 3))
         ranks = min(2 + max(1, len(page.progress.ranks)), max(3, upper // 4))
         inner = side - 2
@@ -137,9 +138,17 @@ class RunScreen(ActionScreen):
             pane.show([] if name != section else self._section_lines(page, width, height),
                       height=height if name == section else 0)  # fmt: skip
         if is_charts:
-            self.charts.show(curve_lines(page, width, height, is_log=self.is_log), height=height)
+            self._draw_charts(page, width, height)
         if is_log:
             self._draw_log(page, width, height)
+
+    def _draw_charts(self, page: RunPage, width: int, height: int) -> None:
+        self.charts.show_when(
+            (width, height, self.is_log, len(page.attempts)),
+            tuple(page.series.values()),
+            lambda: curve_lines(page, width, height, is_log=self.is_log),
+            height=height,
+        )
 
     def _section_lines(self, page: RunPage, width: int, height: int) -> list[Line]:
         now, gpus = self.snapshot.at, self.snapshot.gpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.segment import Segment
 from textual.geometry import Region
@@ -14,16 +15,20 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.tui.styles.palette import PLAIN, palette
 
+REGIONS_AT_ONCE = 6
+"""More changed lines than this are repainted together with those in between."""
+
 
 class Pane(Widget):
     """Lines in a fixed place. `show` gives it new ones and its height; nothing else makes it repaint."""
 
-    DEFAULT_CSS = "Pane { height: 1; width: 1fr; }"
+    DEFAULT_CSS: ClassVar[str] = "Pane { height: 1; width: 1fr; }"
 
-    def __init__(self, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002 - Textual's name
-        super().__init__(id=id, classes=classes)
+    def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
         self._lines: list[Line] = []
-        self._strips: list[Strip] = []
+        self._strips: dict[int, Strip] = {}
+        self._strip_width = 0
         self._height: int | None = None
         self._palette = palette(os.environ)
 
@@ -31,21 +36,18 @@ class Pane(Widget):
         """Show these lines. ``height`` sets the widget's own height where it is not its container's."""
         if height is not None:
             self.set_height(height)
-        changed = [y for y, line in enumerate(lines) if y >= len(self._lines) or line != self._lines[y]]
-        changed += range(len(lines), len(self._lines))
+        known = self._lines
+        changed = [y for y, line in enumerate(lines) if y >= len(known) or line != known[y]]
+        changed += range(len(lines), len(known))
         if not changed:
             return
-        strips = list(self._strips[: len(lines)])
-        strips += [Strip.blank(0)] * (len(lines) - len(strips))
+        self._lines = list(lines)
         for y in changed:
-            if y < len(lines):
-                strips[y] = self._strip(lines[y])
-        self._lines, self._strips = list(lines), strips
-        if len(changed) > 6:
+            self._strips.pop(y, None)
+        if len(changed) > REGIONS_AT_ONCE:
             self.refresh()
         else:
-            width = self.size.width
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def set_height(self, height: int) -> None:
         """Give the widget a height of its own."""
@@ -53,18 +55,27 @@ class Pane(Widget):
             self._height = height
             self.styles.height = height
 
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        if y >= len(self._strips):
-            return Strip.blank(width, self.rich_style)
-        return self._strips[y].adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
-
     @property
     def text(self) -> str:
         """What is shown, without styles."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
 
-    def _strip(self, line: Line) -> Strip:
-        styles = self._palette
-        segments = [Segment(text, styles.get(key, PLAIN)) for text, key in line if text]
-        return Strip(segments, sum(cell_width(text) for text, _ in line))
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if width != self._strip_width:
+            self._strips.clear()
+            self._strip_width = width
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
+        return strip
+
+    def notify_style_update(self) -> None:
+        self._strips.clear()
+        super().notify_style_update()
+
+    def _strip(self, line: Line, width: int) -> Strip:
+        base, styles = self.rich_style, self._palette
+        segments = [Segment(text, base + styles.get(key, PLAIN)) for text, key in line if text]
+        strip = Strip(segments, sum(cell_width(text) for text, _ in line))
+        return strip.adjust_cell_length(width, base)

@@ -1,0 +1,33 @@
+"""A pane whose lines cost more to make than they are worth at every snapshot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+
+from gputui.charts.chart import Line
+from gputui.tui.widgets.pane import Pane
+
+REDRAW_SECONDS = 0.9
+
+
+class SlowPane(Pane):
+    """Draws anew only what has changed, and news at most about once a second: curves are not read faster, and the
+    clock's next snapshot brings what was left out."""
+
+    _shape: Hashable = None
+    _news: Sequence[object] = ()
+    _drawn_at = float("-inf")
+
+    def show_when(
+        self, shape: Hashable, news: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
+    ) -> None:
+        """Show what ``draw`` makes, if ``shape`` (size, settings) is another, or one of the objects in ``news`` (the
+        data) is another and it is time."""
+        now = time.monotonic()
+        self.set_height(height)
+        is_same = len(news) == len(self._news) and all(a is b for a, b in zip(news, self._news, strict=True))
+        if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
+            return
+        self._shape, self._news, self._drawn_at = shape, news, now
+        self.show(draw())
