@@ -42,7 +42,8 @@ def test_a_zombie_has_ended() -> None:
 
 
 def test_a_command_name_with_parentheses_does_not_confuse() -> None:
-    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) Z (1 2 3', 0, 0, 0); print(1, flush=True); time.sleep(60)"
+    rename = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) Z (1 2 3', 0, 0, 0)"
+    code = f"{rename}; print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()

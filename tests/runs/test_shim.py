@@ -124,7 +124,8 @@ def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
 
 def test_a_command_that_ignores_a_stop_is_killed_after_its_grace(attempt: Attempt) -> None:
     attempt.start(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)",
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(60)",
         grace_seconds=0.5,
     )
     wait_until(lambda: "ready" in attempt.output())
@@ -215,7 +216,7 @@ def test_a_second_shim_leaves_the_attempt_alone(attempt: Attempt) -> None:
 
 def test_the_shim_needs_the_standard_library_only() -> None:
     """It must start in an environment without gputui, also when gputui is being upgraded under it."""
-    code = f"import runpy, sys; sys.argv = ['shim']; runpy.run_path({shim.__file__!r}, run_name='shim'); print(sys.modules.keys())"
+    code = f"import runpy, sys; runpy.run_path({shim.__file__!r}, run_name='shim'); print(sys.modules.keys())"
     loaded = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
     assert "gputui" not in loaded
     assert "psutil" not in loaded
