@@ -1,0 +1,108 @@
+"""From the death of a worker to the first step of the next attempt: one rank of a real DDP run is killed by SIGKILL.
+
+python -m benchmarks.death [TIMES]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from contextlib import closing
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.alone import alone
+from benchmarks.scene import Scene, wait_until
+from gputui.runs.identity import environment_of, marked_processes
+from gputui.store import queries
+from gputui.store.database import StoreMissingError, open_reader
+from gputui.store.views import AttemptView
+
+PROFILE = "digits-ddp"
+RANK = "1"
+TRAINED_STEPS = 30
+"""The run has written checkpoints by then (one each ten steps)."""
+
+START_SECONDS = 90.0
+NEXT_SECONDS = 90.0
+
+
+def measure(times: float = 1, *, seed: int = 1) -> dict[str, Any]:
+    """Seconds from SIGKILL to the moment that the next attempt's first metrics line names, and what they were spent
+    on; medians over the repetitions. Needs torch where gputui is installed; without it the figures are None."""
+    if find_spec("torch") is None or find_spec("sklearn") is None:
+        return {"seconds": None, "why_not": "torch or scikit-learn is not installed"}
+    randomness = random.Random(seed)
+    with Scene() as scene:
+        scene.start_agent()
+        taken = [_once(scene, randomness) for _ in range(int(times))]
+    return {
+        "times": len(taken),
+        **{name: statistics.median(each[name] for each in taken) for name in taken[0]},
+        "worst_seconds": max(each["seconds"] for each in taken),
+    }
+
+
+def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
+    run_id = json.loads(scene.call("run", PROFILE, "--set", "steps=5000", "--json"))["id"]
+    try:
+        wait_until(lambda: (_last_step(scene, run_id) or 0) >= TRAINED_STEPS, START_SECONDS, "training")
+        # Not always at the same moment between two checkpoints.
+        time.sleep(randomness.random())
+        worker = next(
+            identity.pid
+            for identity in marked_processes(run_id)
+            if (variables := environment_of(identity.pid) or {}).get("RANK") == RANK and "LOCAL_RANK" in variables
+        )
+        died_at = time.time()
+        os.kill(worker, signal.SIGKILL)
+        number = _attempts(scene, run_id)[-1].number + 1
+        wait_until(lambda: _first_step_at(scene, run_id, number), NEXT_SECONDS, "the next attempt's first step")
+        first, second = _attempts(scene, run_id)[-2:]
+        first_step_at = _first_step_at(scene, run_id, number)
+        assert first.ended_at is not None and second.started_at is not None and first_step_at is not None
+        return {
+            "seconds": first_step_at - died_at,
+            "until_ended_seconds": first.ended_at - died_at,
+            "until_started_seconds": second.started_at - first.ended_at,
+            "until_first_step_seconds": first_step_at - second.started_at,
+        }
+    finally:
+        scene.call("stop", run_id, "--now")
+        wait_until(lambda: _state(scene, run_id) in queries.OVER_STATES, what="the run's end")
+
+
+def _attempts(scene: Scene, run_id: str) -> list[AttemptView]:
+    with closing(open_reader(scene.workspace.database)) as connection:
+        return sorted(queries.attempts(connection, run_id), key=lambda attempt: attempt.number)
+
+
+def _state(scene: Scene, run_id: str) -> str:
+    with closing(open_reader(scene.workspace.database)) as connection:
+        return queries.run(connection, run_id).state
+
+
+def _last_step(scene: Scene, run_id: str) -> int | None:
+    try:
+        return max((attempt.last_step or 0 for attempt in _attempts(scene, run_id)), default=None)
+    except StoreMissingError:
+        return None
+
+
+def _first_step_at(scene: Scene, run_id: str, attempt: int) -> float | None:
+    """The time that the training script gave its first step of this attempt."""
+    with closing(open_reader(scene.workspace.database)) as connection:
+        found = connection.execute(
+            "SELECT min(at) FROM metrics JOIN metric_sources USING (source_id) "
+            "WHERE run_id = ? AND attempt = ? AND json_extract(data, '$.loss') IS NOT NULL",
+            (run_id, attempt),
+        ).fetchone()[0]
+    return None if found is None else float(found)
+
+
+if __name__ == "__main__":
+    alone(measure)
