@@ -167,15 +167,15 @@ class CellGrid:
         x = start
         while x < end:
             pen = pens[x]
-            stop = x + 1
-            while stop < end and pens[stop] is pen:
-                stop += 1
-            piece = "".join(text[x:stop])
             # A space needs only its background: any pen with that background will do.
-            if self._pen is not pen and not (self._pen.blank is pen and piece.isspace()):
+            if self._pen is not pen and not (self._pen.blank is pen and text[x] == " "):
                 out.append(self._pen.change_to(pen))
                 self._pen = pen
-            out.append(piece)
+            pen, blank = self._pen, self._pen.blank
+            stop = x + 1
+            while stop < end and (pens[stop] is pen or (pens[stop] is blank and text[stop] == " ")):
+                stop += 1
+            out.append("".join(text[x:stop]))
             x = stop
         # Terminals differ in where the cursor is after the last column.
         self._at = (end, y) if end < self.width else None
