@@ -171,11 +171,15 @@ class Machine:
     def ranks(self, run_id: str) -> dict[int, int]:
         """Rank → PID of the living ranks of a run."""
         found = {}
-        for identity in marked_processes(run_id):
+        for identity in self.marked(run_id):
             environment = environment_of(identity.pid) or {}
             if environment.get("RANK", "").isdigit() and environment.get("LOCAL_RANK"):
                 found.setdefault(int(environment["RANK"]), identity.pid)
         return found
+
+    def marked(self, run_id: str) -> list[ProcessIdentity]:
+        """Every living process of a run."""
+        return marked_processes(self.workspace.run_dir(run_id))
 
     def processes(self) -> list[int]:
         """Everything alive that belongs to this home: agents, samplers, shims, training."""

@@ -130,7 +130,11 @@ def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity 
     """Start the attempt's shim: own session, no standard input, nothing inherited. None when it ended at once."""
     folder = attempt_dir(workspace, attempt.run_id, attempt.number)
     environment = dict(os.environ)
-    environment |= {"GPUTUI_RUN_ID": attempt.run_id, "GPUTUI_ATTEMPT": str(attempt.number)}
+    environment |= {
+        "GPUTUI_RUN_ID": attempt.run_id,
+        "GPUTUI_RUN_DIR": str(workspace.run_dir(attempt.run_id)),
+        "GPUTUI_ATTEMPT": str(attempt.number),
+    }
     descriptor = os.open(folder / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
@@ -149,9 +153,9 @@ def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity 
     return identify(process.pid)
 
 
-def find_shim(run_id: str, number: int) -> ProcessIdentity | None:
+def find_shim(workspace: Workspace, run_id: str, number: int) -> ProcessIdentity | None:
     """The shim of an attempt whose starter died before noting it."""
-    for identity in marked_processes(run_id, number):
+    for identity in marked_processes(workspace.run_dir(run_id), number):
         try:
             argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:

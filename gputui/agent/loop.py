@@ -75,7 +75,7 @@ class Agent:
         self._opened_anew: Path | None = None
         self.connection = self._open_store()
         self.selector = selectors.DefaultSelector()
-        self.recorder = Recorder(self.connection, self.wall)
+        self.recorder = Recorder(self.connection, workspace.runs, self.wall)
         self.ingest = MetricsIngest(self.connection)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watcher = FileWatcher(workspace.runs, self._wake_write)

@@ -8,6 +8,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
+from pathlib import Path
 
 from gputui.gpu.model import (
     FastTick,
@@ -52,9 +53,10 @@ Owner = tuple[str, int | None]
 
 class ProcessOwners:
     """Which run and rank a PID belongs to, told by the mark in its environment. A process keeps its environment, so
-    each is read once."""
+    each is read once. ``runs`` is the folder of this home's runs: a run of another home is a stranger here."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Path) -> None:
+        self._runs = str(runs)
         self._known: dict[tuple[int, int], Owner | None] = {}
 
     def of(self, process: GpuProcess) -> Owner | None:
@@ -70,27 +72,27 @@ class ProcessOwners:
         alive = {(process.pid, process.start_ticks) for process in processes}
         self._known = {key: owner for key, owner in self._known.items() if key in alive}
 
-    @staticmethod
-    def _look(process: GpuProcess) -> Owner | None:
+    def _look(self, process: GpuProcess) -> Owner | None:
         environment = environment_of(process.pid)
         stat = read_stat(process.pid)
         if environment is None or stat is None or stat.start_ticks != process.start_ticks:
             return None
         run_id = environment.get("GPUTUI_RUN_ID")
         rank = environment.get("RANK", "")
-        return None if not run_id else (run_id, int(rank) if rank.isdigit() else None)
+        ours = run_id and environment.get("GPUTUI_RUN_DIR") == f"{self._runs}/{run_id}"
+        return None if not run_id or not ours else (run_id, int(rank) if rank.isdigit() else None)
 
 
 class Recorder:
     """Writes hardware messages in one transaction per batch, and keeps the newest of each kind in memory."""
 
-    def __init__(self, connection: sqlite3.Connection, wall: Callable[[], float]) -> None:
+    def __init__(self, connection: sqlite3.Connection, runs: Path, wall: Callable[[], float]) -> None:
         self._connection = connection
         self._wall = wall
         self._waiting: deque[Message] = deque()
         self._ids: dict[str, int] = dict(connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
         self._process_sets: dict[str, object] = {}
-        self._owners = ProcessOwners()
+        self._owners = ProcessOwners(runs)
         self.lost_messages = 0
         self.inventory: Inventory | None = None
         self.fast: dict[str, GpuSample] = {}

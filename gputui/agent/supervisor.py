@@ -99,7 +99,7 @@ class Supervisor:
                         now=self.wall(),
                     )
                 continue
-            shim = record.shim or launching.find_shim(run.run_id, record.number)
+            shim = record.shim or launching.find_shim(self.workspace, run.run_id, record.number)
             ended = (launching.attempt_dir(self.workspace, run.run_id, record.number) / "exit.json").exists()
             rebooted = record.shim is not None and record.shim.boot_id != boot_id()
             if shim is None and not ended and not rebooted:
@@ -111,7 +111,7 @@ class Supervisor:
                     repository.set_shim(self.connection, run.run_id, record.number, shim)
         for run_id in {holder for holder in repository.leases(self.connection).values() if holder not in self.live}:
             holder_run = repository.get_run(self.connection, run_id)
-            if (holder_run is None or holder_run.state.is_over) and not marked_processes(run_id):
+            if (holder_run is None or holder_run.state.is_over) and not self._marked(run_id):
                 repository.release_leases(self.connection, run_id)
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
@@ -180,13 +180,16 @@ class Supervisor:
             uuids = live.record.gpus
             if not uuids:
                 continue
-            for identity in marked_processes(live.record.run_id, live.record.number):
+            for identity in self._marked(live.record.run_id, live.record.number):
                 environment = environment_of(identity.pid) or {}
                 local_rank = environment.get("LOCAL_RANK", "")
                 if local_rank.isdigit():
                     rank = int(local_rank)
                     found.append(Occupant(uuids[rank % len(uuids)], identity.pid, live.record.run_id, rank))
         return found
+
+    def _marked(self, run_id: str, number: int | None = None) -> list[ProcessIdentity]:
+        return marked_processes(self.workspace.run_dir(run_id), number)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -293,7 +296,7 @@ class Supervisor:
         self._release(live)
         left = [
             process
-            for process in marked_processes(live.record.run_id, live.record.number)
+            for process in self._marked(live.record.run_id, live.record.number)
             if live.shim is None or process.pid != live.shim.pid
         ]
         if left and not self._sweep(live, left):

@@ -109,18 +109,20 @@ def environment_of(pid: int) -> dict[str, str] | None:
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def marked_processes(run_id: str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process of this user that carries the run's mark in its environment, wherever it hangs in the
-    process tree. ``attempt`` narrows it to one attempt."""
-    needle = f"GPUTUI_RUN_ID={run_id}".encode() + b"\0"
-    number = None if attempt is None else f"GPUTUI_ATTEMPT={attempt}".encode() + b"\0"
+def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
+    """Every living process that carries a run's mark in its environment, wherever it hangs in the process tree.
+
+    The mark is the run's folder: its id is unique in one home only. ``attempt`` narrows it to one attempt.
+    """
+    needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(run_dir) + b"\0"
+    number = None if attempt is None else f"\0GPUTUI_ATTEMPT={attempt}\0".encode()
     found = []
     for pid in all_pids():
         try:
             raw = b"\0" + (_PROC / str(pid) / "environ").read_bytes() + b"\0"
         except OSError:
             continue
-        if b"\0" + needle in raw and (number is None or b"\0" + number in raw):
+        if needle in raw and (number is None or number in raw):
             identity = identify(pid)
             if identity is not None:
                 found.append(identity)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +49,8 @@ def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def recorder(connection: sqlite3.Connection) -> Recorder:
-    made = Recorder(connection, lambda: NOW)
+def recorder(connection: sqlite3.Connection, workspace: Workspace) -> Recorder:
+    made = Recorder(connection, workspace.runs, lambda: NOW)
     made.take([Inventory(NOW, "nvml", "580.95", FACTS)])
     return made
 
@@ -85,8 +86,14 @@ def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connec
     assert "79" in event.message and "fallen off the bus" in event.message
 
 
-def test_a_process_of_ours_is_told_by_its_mark(recorder: Recorder, connection: sqlite3.Connection) -> None:
-    environment = {**os.environ, "GPUTUI_RUN_ID": "demo-1", "RANK": "3"}
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_process_of_ours_is_told_by_its_mark(
+    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace, tmp_path: Path, is_ours: bool
+) -> None:
+    """A run of another home may have the same id; its processes are strangers here."""
+    runs = workspace.runs if is_ours else tmp_path / "other" / "state" / "runs"
+    environment = {**os.environ, "GPUTUI_RUN_ID": "demo-1", "GPUTUI_RUN_DIR": str(runs / "demo-1"), "RANK": "3"}
+    expected = ("demo-1", 3) if is_ours else (None, None)
     code = "print(1, flush=True); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -96,14 +103,14 @@ def test_a_process_of_ours_is_told_by_its_mark(recorder: Recorder, connection: s
         ours = GpuProcess(child.pid, 5 << 30, start_ticks=stat.start_ticks)
         other_start = replace(ours, start_ticks=stat.start_ticks + 1)
         elsewhere = replace(ours, start_ticks=None)
-        assert recorder.owner(ours) == ("demo-1", 3)
+        assert recorder.owner(ours) == (expected if is_ours else None)
         assert recorder.owner(other_start) is None
         assert recorder.owner(elsewhere) is None
         recorder.take([ProcessTick(NOW, {"GPU-0": (ours,), "GPU-1": None})])
         assert recorder.flush()
         child.kill()
     stored = [json.loads(row[0]) for row in connection.execute("SELECT processes FROM gpus WHERE position = 0")]
-    assert (stored[0][0]["run_id"], stored[0][0]["rank"]) == ("demo-1", 3)
+    assert (stored[0][0]["run_id"], stored[0][0]["rank"]) == expected
     assert connection.execute("SELECT processes FROM gpus WHERE position = 1").fetchone() == (None,)
 
 

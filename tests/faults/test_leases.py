@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gputui.runs.identity import environment_of, marked_processes
+from gputui.runs.identity import environment_of
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -131,4 +131,4 @@ def test_ranks_are_told_on_their_gpus(simulated: Machine) -> None:
     assert wait_until(ranks, what="the ranks on the GPUs") == [0, 1]
     simulated.gputui("stop", "ranks-1")
     simulated.wait_for("ranks-1", "stopped")
-    assert not marked_processes("ranks-1")
+    assert not simulated.marked("ranks-1")

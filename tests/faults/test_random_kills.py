@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from gputui.runs.identity import marked_processes
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -39,7 +38,7 @@ def assert_complete(machine: Machine, run_id: str, last: int) -> None:
         run_id,
     )
     assert stored + rejected == written
-    wait_until(lambda: not marked_processes(run_id), what="the end of every process")
+    wait_until(lambda: not machine.marked(run_id), what="the end of every process")
     assert machine.rows("SELECT * FROM leases") == []
     assert machine.rows("PRAGMA integrity_check") == [("ok",)]
 

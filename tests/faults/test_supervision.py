@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gputui.runs.agent_process import read_identity
-from gputui.runs.identity import is_alive, marked_processes
+from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -35,7 +35,7 @@ def assert_each_step_once(machine: Machine, run_id: str, steps: int) -> None:
 
 
 def assert_nothing_left(machine: Machine, run_id: str) -> None:
-    wait_until(lambda: not marked_processes(run_id), what="the end of every process")
+    wait_until(lambda: not machine.marked(run_id), what="the end of every process")
     assert machine.rows("SELECT * FROM leases") == []
 
 
@@ -229,7 +229,7 @@ def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine, spoiled:
     shim = machine.shim("steps-1")
     machine.kill_agent()
     os.kill(shim.pid, signal.SIGKILL)
-    for process in marked_processes("steps-1"):
+    for process in machine.marked("steps-1"):
         os.kill(process.pid, signal.SIGKILL)
     (machine.workspace.run_dir("steps-1") / "attempts/1/exit.json").write_bytes(spoiled)
     machine.gputui("agent", "start")

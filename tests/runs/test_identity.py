@@ -55,8 +55,8 @@ def test_a_command_name_with_parentheses_does_not_confuse() -> None:
 
 
 def test_marks_are_found_whole() -> None:
-    name = f"mark-{os.getpid()}"
-    environment = {**os.environ, "GPUTUI_RUN_ID": name, "GPUTUI_ATTEMPT": "2"}
+    name = f"/homes/a/state/runs/mark-{os.getpid()}"
+    environment = {**os.environ, "GPUTUI_RUN_ID": "mark-1", "GPUTUI_RUN_DIR": name, "GPUTUI_ATTEMPT": "2"}
     code = "print(1, flush=True); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -65,7 +65,8 @@ def test_marks_are_found_whole() -> None:
         assert [found.pid for found in marked_processes(name, 2)] == [child.pid]
         assert marked_processes(name, 1) == []
         assert marked_processes(name[:-1]) == []
-        assert (environment_of(child.pid) or {})["GPUTUI_RUN_ID"] == name
+        assert marked_processes(name.replace("homes/a", "homes/b")) == []
+        assert (environment_of(child.pid) or {})["GPUTUI_RUN_DIR"] == name
         child.kill()
 
 

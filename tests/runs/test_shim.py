@@ -17,8 +17,6 @@ from gputui.runs import shim
 from gputui.runs.identity import identify, is_alive, marked_processes
 from tests.conftest import wait_until
 
-RUN_ID = "shim-test-1"
-
 
 class Attempt:
     """An attempt folder and the shim that works on it."""
@@ -30,7 +28,7 @@ class Attempt:
     def start(self, code: str, *, grace_seconds: float = 5.0, argv: list[str] | None = None, **plan: Any) -> None:
         record = {
             "argv": argv or [sys.executable, "-c", code],
-            "env": {"GPUTUI_RUN_ID": f"{RUN_ID}-{os.getpid()}", "GPUTUI_ATTEMPT": "1"},
+            "env": {"GPUTUI_RUN_DIR": str(self.folder), "GPUTUI_ATTEMPT": "1"},
             "cwd": str(self.folder),
             "grace_seconds": grace_seconds,
             "lock_files": [],
@@ -66,12 +64,12 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
-    for identity in marked_processes(f"{RUN_ID}-{os.getpid()}"):
+    for identity in marked_processes(tmp_path):
         os.kill(identity.pid, signal.SIGKILL)
 
 
-def left_over() -> list[int]:
-    return [identity.pid for identity in marked_processes(f"{RUN_ID}-{os.getpid()}")]
+def left_over(attempt: Attempt) -> list[int]:
+    return [identity.pid for identity in marked_processes(attempt.folder)]
 
 
 def test_an_exit_code_and_the_output_are_kept(attempt: Attempt) -> None:
@@ -132,7 +130,7 @@ def test_a_command_that_ignores_a_stop_is_killed_after_its_grace(attempt: Attemp
     attempt.signal(signal.SIGTERM)
     ended = attempt.ended()
     assert (ended["signal"], ended["forced"]) == (signal.SIGKILL, True)
-    assert left_over() == []
+    assert left_over(attempt) == []
 
 
 def test_workers_in_sessions_of_their_own_are_asked_and_then_gone(attempt: Attempt) -> None:
@@ -155,7 +153,7 @@ def test_workers_in_sessions_of_their_own_are_asked_and_then_gone(attempt: Attem
     assert ended["signal"] == signal.SIGTERM
     assert attempt.output().count("worker asked") == 1
     assert ended["survivors"] == []
-    assert left_over() == []
+    assert left_over(attempt) == []
 
 
 def test_a_stopped_process_is_ended_too(attempt: Attempt) -> None:
@@ -165,14 +163,14 @@ def test_a_stopped_process_is_ended_too(attempt: Attempt) -> None:
     wait_until(lambda: "ready" in attempt.output())
     attempt.signal(signal.SIGTERM)
     assert attempt.ended()["signal"] == signal.SIGTERM
-    assert left_over() == []
+    assert left_over(attempt) == []
 
 
 def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     attempt.start("import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])")
     ended = attempt.ended()
     assert ended["code"] == 0
-    assert left_over() == []
+    assert left_over(attempt) == []
 
 
 def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
