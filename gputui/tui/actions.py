@@ -159,7 +159,7 @@ ACTIONS: tuple[Action, ...] = (
     _act("profile_next", "ctrl+n pagedown", "next profile", "Choose the next profile", _FORM),
     _act("profile_previous", "ctrl+p pageup", "profile before", "Choose the profile before", _FORM, shown=False),
     _act("preview", "ctrl+d", "dry run", "Show the whole command, environment and checks without starting", _FORM),
-    _act("cancel", "escape", "back", "Back without launching", _FORM),
+    _act("cancel", "escape ctrl+c", "back", "Back without launching", _FORM),
     # everywhere
     _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _BOTH, in_palette=False),
     _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", _BOTH),

@@ -125,6 +125,10 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     # --- what arrives
 
     def on_snapshot_read(self, message: SnapshotRead) -> None:
+        if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
+            # The terminal went away without a hangup signal; without this the input thread would spin for ever.
+            self.exit(0)
+            return
         self.snapshot = message.snapshot
         if self.message[0] and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
@@ -197,6 +201,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     def open_run(self, run_id: str) -> None:
         """Open the page of a run, above whatever is open."""
         if isinstance(self.screen, RunScreen):
+            if self.screen.run_id == run_id:
+                return
             self.pop_screen()
         self.push_screen(RunScreen(run_id))
 

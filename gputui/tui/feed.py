@@ -21,7 +21,7 @@ from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.snapshot import Snapshot
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.25
 """How often the store is asked whether anything was committed."""
 
 APART_SECONDS = 0.35
@@ -95,6 +95,11 @@ class Feed:
         if interest != self._interest:
             self._interest = interest
             self._wake.set()
+
+    def look_away(self, run_id: str) -> None:
+        """The page of this run was closed; another may be open by now."""
+        if self._interest.run_id == run_id:
+            self.look_at(Interest())
 
     def watch(self, command_id: int) -> None:
         """Tell the answer to this command when it comes."""

@@ -51,7 +51,6 @@ class StillFeed(Feed):
     def __init__(self, workspace: Workspace, now: float = NOW) -> None:
         super().__init__(workspace, wall=lambda: now)
         self.now = now
-        self.interest = Interest()
         self._still_reader = SnapshotReader(workspace)
         self.watched: set[int] = set()
 
@@ -70,9 +69,13 @@ class StillFeed(Feed):
                     self.watched.discard(command_id)
                     self._tell(answer)
 
+    @property
+    def interest(self) -> Interest:
+        return self._interest
+
     def look_at(self, interest: Interest) -> None:
-        if interest != self.interest:
-            self.interest = interest
+        if interest != self._interest:
+            self._interest = interest
             self.refresh()
 
     def watch(self, command_id: int) -> None:

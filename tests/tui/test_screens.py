@@ -132,6 +132,17 @@ async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None
         assert len(overview(app).shown_rows) == 4
 
 
+async def test_a_click_chooses_a_run_and_a_second_opens_it(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.click("#runs", offset=(5, 3))
+        assert overview(app).table.cursor == "lr-sweep-3"
+        await pilot.click("#runs", offset=(5, 0))
+        assert overview(app).table.cursor == "lr-sweep-3"
+        await pilot.click("#runs", offset=(5, 2), times=2)
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
+
+
 async def test_leaving(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("q")
@@ -377,11 +388,14 @@ async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
         await pilot.press("colon", *"lr-sweep", "down", "up", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
-        assert len(app.screen_stack) == 2
+        assert len(app.screen_stack) == 2 and feed_of(app).interest.run_id == "lr-sweep-3"
+        assert "lr-sweep-3 · ◌ queued" in text(app, "head")
         await pilot.press("ctrl+p", *"zzzz", "enter")
         assert isinstance(app.screen, RunScreen)
         await pilot.press("escape", "ctrl+p", *"all gpus", "enter")
         assert overview(app).is_folded
+        await pilot.press("ctrl+p", *"stop the run", "enter")
+        assert isinstance(app.screen, ConfirmScreen)
 
 
 # --- launching

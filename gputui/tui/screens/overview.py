@@ -149,6 +149,15 @@ class OverviewScreen(ActionScreen):
     def do_last(self) -> None:
         self._move(len(self.snapshot.runs))
 
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a run, a second one opens it."""
+        row = self.table.top + event.y - 1
+        if event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
+            self.table = replace(self.table, cursor=self.shown_rows[row].run.run_id)
+            if event.chain == 2:
+                self.do_open()
+            self.paint()
+
     # --- actions
 
     def do_fold(self) -> None:

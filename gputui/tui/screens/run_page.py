@@ -85,7 +85,7 @@ class RunScreen(ActionScreen):
         self._look()
 
     def on_unmount(self) -> None:
-        self.gputui.feed.look_at(Interest())
+        self.gputui.feed.look_away(self.run_id)
 
     def _look(self) -> None:
         self.gputui.feed.look_at(Interest(self.run_id, self.log_label))

@@ -1,0 +1,18 @@
+"""The screen without an agent, as a program: ``python -m tests.tui.screen_app HOME``."""
+
+from __future__ import annotations
+
+import sys
+
+from gputui.config import locate
+from gputui.tui.app import GputuiApp
+from gputui.tui.feed import Feed
+
+if __name__ == "__main__":
+    workspace = locate(sys.argv[1])
+    feed = Feed(workspace)
+    feed.start()
+    app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler")
+    app.run(mouse=False)
+    feed.stop()
+    sys.exit(app.return_value or 0)
