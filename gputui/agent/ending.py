@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gputui.agent.examining import Findings, Task
 from gputui.agent.launching import attempt_dir
 from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.checkpoints import survey
+from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident, classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, collect
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.policy import Plan, PolicyError, decide, parse_policy
+from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.identity import boot_id
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
@@ -25,9 +25,6 @@ from gputui.runs.states import RunState
 from gputui.store import queries
 
 log = logging.getLogger(__name__)
-
-# Valid checkpoints that a decision may choose among: the newest, and one to fall back to.
-CHECKPOINTS_LOOKED_AT = 2
 
 
 class Ending:
@@ -45,29 +42,42 @@ class Ending:
         self._ingest = ingest
         self._wall = wall
 
-    def attempt_ended(
-        self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: list[int]
-    ) -> None:
-        """Write an attempt's end and what follows from it. ``survivors`` are processes that nothing can kill.
-
-        Raises sqlite3.Error with nothing changed.
-        """
+    def task(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]) -> Task:
+        """What is to be looked at. ``survivors`` are processes that nothing can kill. Raises sqlite3.Error."""
         self._drain_metrics(attempt)
+        run, fresh = self._current(attempt)
+        checkpoints = run.spec.checkpoints
+        return Task(
+            folder=attempt_dir(self._workspace, run.run_id, attempt.number),
+            attempt=fresh,
+            exit_record=exit_record,
+            survivors=tuple(survivors),
+            launcher=run.spec.launcher,
+            rebooted=fresh.shim is not None and fresh.shim.boot_id != boot_id(),
+            ended_at=float((exit_record or {}).get("ended_at") or self._wall()),
+            checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
+            checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
+            checkpoints_wanted=policy_of(run).checkpoints_wanted,
+        )
+
+    def attempt_ended(self, task: Task, findings: Findings) -> None:
+        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
+        run, attempt = self._current(task.attempt)
+        match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
+            case "stopped":
+                self._stopped(run, attempt, task.exit_record, task.ended_at)
+            case "succeeded":
+                self._succeeded(run, attempt, task.exit_record, task.ended_at)
+            case "failed":
+                self._failed(run, attempt, task, findings)
+        if task.survivors:
+            self._note_survivors(run, task.survivors, self._wall())
+
+    def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
         run = repository.get_run(self._connection, attempt.run_id)
         fresh = repository.get_attempt(self._connection, attempt.run_id, attempt.number)
         assert run is not None and fresh is not None
-        now = self._wall()
-        ended_at = float((exit_record or {}).get("ended_at") or now)
-        if survivors:
-            self._note_survivors(run, survivors, now)
-        evidence = self._evidence(run, fresh, exit_record, ended_at)
-        match outcome(evidence, stop_intended=fresh.stop_requested is not None):
-            case "stopped":
-                self._stopped(run, fresh, exit_record, ended_at)
-            case "succeeded":
-                self._succeeded(run, fresh, exit_record, ended_at)
-            case "failed":
-                self._failed(run, fresh, exit_record, evidence, ended_at)
+        return run, fresh
 
     # --- the three ends -------------------------------------------------------------------------------------------
 
@@ -104,19 +114,13 @@ class Ending:
                 connection, f"finished{took}{tries}", now=ended_at, run_id=run.run_id, attempt=attempt.number
             )
 
-    def _failed(
-        self,
-        run: RunRecord,
-        attempt: AttemptRecord,
-        exit_record: Mapping[str, Any] | None,
-        evidence: Evidence,
-        ended_at: float,
-    ) -> None:
-        incident = classify(evidence)
-        plan = self._decide(run, attempt, incident, ended_at)
+    def _failed(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+        ended_at = task.ended_at
+        incident = classify(findings.evidence)
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at)
         now = self._wall()
         with transaction(self._connection) as connection:
-            self._close(attempt, "failed", ended_at, exit_record)
+            self._close(attempt, "failed", ended_at, task.exit_record)
             self._settle_last_decision(run.run_id, "met another incident")
             incident_id = self._write_incident(run, attempt, incident, ended_at)
             self._write_decision(run, attempt, incident_id, plan, now)
@@ -151,31 +155,14 @@ class Ending:
 
     # --- what goes into the decision ------------------------------------------------------------------------------
 
-    def _evidence(
-        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
-    ) -> Evidence:
-        return collect(
-            attempt_dir(self._workspace, run.run_id, attempt.number),
-            exit=None if exit_record is None else ExitRecord.from_json(exit_record),
-            launcher=run.spec.launcher,
-            started_at=attempt.started_at,
-            ended_at=ended_at,
-            last_step=attempt.last_step,
-            rebooted=attempt.shim is not None and attempt.shim.boot_id != boot_id(),
-        )
-
-    def _decide(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, ended_at: float) -> Plan:
-        try:
-            policy = parse_policy(run.spec.recovery)
-        except PolicyError as error:
-            log.warning("%s: %s; the standard policy is used", run.run_id, error)
-            policy = parse_policy({"policy": "standard"})
-        folder = checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id))
-        checkpoints = (
-            []
-            if run.spec.checkpoints is None or folder is None
-            else survey(folder, run.spec.checkpoints.pattern, wanted=CHECKPOINTS_LOOKED_AT)
-        )
+    def _decide(
+        self,
+        run: RunRecord,
+        attempt: AttemptRecord,
+        incident: Incident,
+        checkpoints: Sequence[CheckpointInfo],
+        ended_at: float,
+    ) -> Plan:
         attempts = queries.attempts(self._connection, run.run_id)
         transitions = queries.transitions(self._connection, run.run_id)
         past = past_decisions(
@@ -190,7 +177,7 @@ class Ending:
             progress_of(attempts, attempt.number, checkpoints, transitions, ended_at=ended_at),
             run.spec,
             run.params,
-            policy,
+            policy_of(run),
             checkpoints,
             run_id=run.run_id,
             attempt=attempt.number,
@@ -260,7 +247,7 @@ class Ending:
             (outcome, run_id),
         )
 
-    def _note_survivors(self, run: RunRecord, survivors: list[int], now: float) -> None:
+    def _note_survivors(self, run: RunRecord, survivors: Sequence[int], now: float) -> None:
         listed = ", ".join(str(pid) for pid in survivors)
         repository.add_event(
             self._connection,
@@ -269,3 +256,12 @@ class Ending:
             severity="error",
             run_id=run.run_id,
         )
+
+
+def policy_of(run: RunRecord) -> Policy:
+    """The run's policy; the standard one where its specification holds none that this gputui understands."""
+    try:
+        return parse_policy(run.spec.recovery)
+    except PolicyError as error:
+        log.warning("%s: %s; the standard policy is used", run.run_id, error)
+        return parse_policy({"policy": "standard"})

@@ -89,6 +89,7 @@ class Agent:
             self.clock,
             on_start=self.watcher.follow,
             on_end=self.watcher.unfollow,
+            wake=self._wake,
         )
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
@@ -180,6 +181,13 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, ask_to_stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN if not self.options.recording else ask_to_stop)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except OSError:
+            # The pipe is full of wake-ups already, or the loop has ended.
+            return
 
     def _drain_wake(self) -> None:
         try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from gputui.agent import launching
 from gputui.agent.ending import Ending
+from gputui.agent.examining import Examination
 from gputui.agent.recorder import Recorder
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
 from gputui.config import Workspace
@@ -47,7 +48,7 @@ class LiveAttempt:
     shim: ProcessIdentity | None
     pidfd: int | None = None
     sweeping_since: float | None = None
-    killed: bool = False
+    examination: Examination | None = None
 
 
 @dataclass(slots=True)
@@ -62,8 +63,11 @@ class Draining:
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``on_start`` and
-    ``on_end`` are told the runs whose files begin and cease to change."""
+    """All runs of one state directory.
+
+    ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``on_start`` and ``on_end`` are told the runs whose files
+    begin and cease to change; ``wake`` makes the loop turn, from any thread.
+    """
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -74,6 +78,7 @@ class Supervisor:
     clock: Callable[[], float]
     on_start: Callable[[str], None]
     on_end: Callable[[str], None]
+    wake: Callable[[], None]
     live: dict[str, LiveAttempt] = field(default_factory=dict)
     draining: dict[str, Draining] = field(default_factory=dict)
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
@@ -301,8 +306,14 @@ class Supervisor:
         ]
         if left and not self._sweep(live, left):
             return
-        survivors = [process.pid for process in left]
-        self.ending.attempt_ended(live.record, exit_record, survivors)
+        if live.examination is None:
+            task = self.ending.task(live.record, exit_record, [process.pid for process in left])
+            live.examination = Examination(task, self.wake)
+            return
+        findings = live.examination.findings()
+        if findings is None:
+            return
+        self.ending.attempt_ended(live.examination.task, findings)
         del self.live[live.record.run_id]
         self.on_end(live.record.run_id)
         self._begin_draining(live.record)
