@@ -5,7 +5,7 @@ because its time grows with every point and infinities raise.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gputui.charts.axes import AxisKind, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
@@ -81,6 +81,21 @@ def _ends(values: Iterable[float]) -> tuple[float, float]:
     return min(known), max(known)
 
 
+def _axis_value(value: float, log_y: bool) -> float:
+    return math.log10(value) if log_y else value
+
+
+def _unit(low: float, high: float) -> Callable[[float], float]:
+    """Onto 0 … 1. plotext's library computes with differences and aborts the whole process where they overflow, so it
+    never sees a value of the series itself."""
+    extent = high / 2 - low / 2
+
+    def place(value: float) -> float:
+        return min(1.0, max(0.0, (value / 2 - low / 2) / extent)) if extent > 0 else 0.5
+
+    return place
+
+
 def _plotext(
     curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], width: int, height: int, x_label: str, log_y: bool
 ) -> str:
@@ -93,22 +108,24 @@ def _plotext(
     try:
         figure.theme("colorless")
         figure.plot_size(width, height)
-        for marker, path in curves:
-            values = [math.log10(value) if log_y else value for _, value in path]
-            figure.draw(figure.signal([x for x, _ in path], values, marker=marker).lines())
-        x_scale = value_scale(*_ends(x for _, path in curves for x, _ in path))
         kind: AxisKind = "log" if log_y else "linear"
+        x_scale = value_scale(*_ends(x for _, path in curves for x, _ in path))
         y_scale = value_scale(*_ends(value for _, path in curves for _, value in path), kind)
         low, high = round_outward(y_scale.low, y_scale.high, kind)
         x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
         y_ticks = (log_ticks if log_y else linear_ticks)(low, high, max(2, height // 3))
+        across = _unit(x_scale.low, x_scale.high)
+        bottom, top = _axis_value(low, log_y), _axis_value(high, log_y)
+        up = _unit(bottom, top)
+        for marker, path in curves:
+            heights = [up(_axis_value(value, log_y)) for _, value in path]
+            figure.draw(figure.signal([across(x) for x, _ in path], heights, marker=marker).lines())
         # plotext's own logarithm fails on a constant, and its labels have an exponent in every place.
-        place = math.log10 if log_y else float
         x_ruler, y_ruler = figure.ruler("x"), figure.ruler("y")
-        x_ruler.lim(x_scale.low, x_scale.high)
-        x_ruler.ticks(x_ticks, tick_labels(x_ticks))
-        y_ruler.lim(place(low), place(high))
-        y_ruler.ticks([place(tick) for tick in y_ticks], tick_labels(y_ticks))
+        x_ruler.lim(0.0, 1.0)
+        x_ruler.ticks([across(tick) for tick in x_ticks], tick_labels(x_ticks))
+        y_ruler.lim(0.0, 1.0)
+        y_ruler.ticks([up(_axis_value(tick, log_y)) for tick in y_ticks], tick_labels(y_ticks))
         if x_label:
             figure.label(x_label, "x")
         return str(figure.build().string(True))

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,15 @@ def test_any_series_fits(points: list[tuple[float, float]], width: int, height: 
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_values_at_the_ends_of_what_a_float_can_be(log_y: bool) -> None:
+    """Each of these once ended the whole process from inside plotext's library."""
+    extremes = [5e-324, 2.2e-308, 1e-300, 1.0, 1e300, 1.7976931348623157e308]
+    for first in extremes:
+        for second in (*extremes, *(-value for value in extremes)):
+            assert plot_text([("a", [(0.0, first), (1e-300, second), (1e9, first)])], 60, 12, log_y=log_y)
 
 
 def test_a_curve_with_its_labels() -> None:
