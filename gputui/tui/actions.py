@@ -15,14 +15,13 @@ Scope = Literal["overview", "run", "launch"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What decides whether an action is possible: where we are, the run in question, whether this is a mere view."""
+    """What decides whether an action is possible: where we are, the run in question, whether this is a mere view, and
+    in the launch form what is still wrong."""
 
     scope: Scope
     run: RunView | None = None
-    has_runs: bool = False
     is_readonly: bool = False
-    can_launch: bool = True
-    is_wide: bool = False
+    obstacle: str | None = None
 
 
 WhyNot = Callable[[Context], str | None]
@@ -87,7 +86,7 @@ def _can_open_launch(context: Context) -> str | None:
 
 
 def _can_launch(context: Context) -> str | None:
-    return None if context.can_launch else "There is something to correct first."
+    return context.obstacle
 
 
 def _act(

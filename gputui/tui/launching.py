@@ -40,7 +40,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The profiles, the chosen one, its fields and what stands in them."""
+    """The profiles, the chosen one, its fields and what stands in them. In a field just come to (``is_fresh``) what
+    is typed takes the place of what stands there; an editing key changes it instead."""
 
     entries: tuple[ProfileEntry, ...] = ()
     chosen: int = 0
@@ -48,6 +49,7 @@ class Form:
     edits: Mapping[str, LineEdit] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     cursor: int = 0
+    is_fresh: bool = True
 
     @property
     def entry(self) -> ProfileEntry | None:
@@ -78,7 +80,16 @@ class Form:
 
     def move(self, by: int) -> Form:
         """The cursor on another field."""
-        return replace(self, cursor=(self.cursor + by) % len(self.fields)) if self.fields else self
+        if not self.fields:
+            return self
+        return replace(self, cursor=(self.cursor + by) % len(self.fields), is_fresh=True)
+
+    def type(self, text: str) -> Form:
+        """Text typed or pasted into the current field."""
+        item = self.current
+        if item is None:
+            return self
+        return self.edit((LineEdit() if self.is_fresh else self.edits[item.key]).insert(text))
 
     def edit(self, edit: LineEdit) -> Form:
         """The current field with another content, checked at once."""
@@ -90,7 +101,7 @@ class Form:
         problem = self._check(item, edit.text)
         if problem is not None:
             problems[item.key] = problem
-        return replace(self, edits=edits, problems=problems)
+        return replace(self, edits=edits, problems=problems, is_fresh=False)
 
     def overrides(self) -> dict[str, str]:
         """The parameters that differ from the profile, as typed."""
@@ -201,13 +212,14 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     return Plan(spec, (), command, lines, checks)
 
 
-def probe(plan: Plan, environ: Mapping[str, str] | None = None) -> Plan:
+def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
     """The plan with what the training's interpreter says about itself; starts a process and may take seconds."""
     from gputui.profiles.probe import check_interpreter
 
     if plan.spec is None or plan.obstacle is not None:
         return plan
-    slow = check_interpreter(plan.spec, os.environ if environ is None else environ)
+    env = os.environ if environ is None else environ
+    slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())
     names = {result.name for result in slow}
     return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))
 

@@ -334,7 +334,7 @@ class Filler:
         self.attempt("gpt2-124m-1", 1, gpus=(0, 1, 2, 3), last_step=4120)
         self.curve("gpt2-124m-1", 1, 0, 4120, ranks=4, slow_rank=2, total_steps=6000)
         self._recovered_run()
-        self.run("lr-sweep-3", "queued", name="lr-sweep", started_ago=None, waiting_for="2 GPUs, first in line")
+        self.run("lr-sweep-3", "queued", name="lr-sweep", started_ago=None, waiting_for="waits for 2 GPUs, first in line")
         self.run(
             "resnet50-2", "failed", name="resnet50", ended_ago=4000.0, started_ago=9000.0,
             reason="a Python exception on rank 0, three times at step 12: KeyError 'labels'",
@@ -378,7 +378,7 @@ class Filler:
             "vit-b16-1", 1, "cuda_oom", "CUDA ran out of memory on rank 1 at step 4310", seconds_ago=5500, rank=1,
             step=4310, evidence=("error.json: torch.OutOfMemoryError: tried to allocate 2.00 GiB",),
             actions=("batch_size 512 → 384", "grad_accum 1 → 2"), params={"batch_size": 384, "grad_accum": 2},
-            reason="the effective batch stays within 2 %",
+            reason="batch_size 512 → 384 and grad_accum 1 → 2, the effective batch stays within 2 %",
         )  # fmt: skip
         self.attempt(
             "vit-b16-1", 2, "failed", gpus=(6, 7), started_ago=5450.0, ended_ago=633.0, signal=9, resumed_step=4000,
@@ -388,7 +388,7 @@ class Filler:
         self.incident(
             "vit-b16-1", 2, "gpu_lost", "GPU 7 was lost (XID 79) at step 8110", seconds_ago=633, step=8110,
             evidence=("XID 79: GPU has fallen off the bus",), actions=("leave GPU 7 out", "2 → 1 ranks"),
-            reason="the other GPU is healthy",
+            reason="left GPU 7 out and went on with one rank, for the other GPU is healthy",
         )  # fmt: skip
         self.attempt("vit-b16-1", 3, gpus=(6,), started_ago=586.0, resumed_step=8000, last_step=9440)
         self.curve("vit-b16-1", 3, 8000, 9440, every=30, total_steps=90_000)

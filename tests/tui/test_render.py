@@ -241,16 +241,17 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
         " 00:09:24 started on GPU 6, 7",
         " 01:41:04 attempt 1 ended with code 1 after 1 h 32 at step 4 310",
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
-        "          → batch_size 512 → 384, grad_accum 1 → 2: the effective batch stays",
+        "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch stays",
         "            within 2 %",
         " 01:41:54 attempt 2 from step 4 000 on GPU 6, 7",
         " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
-        "          → leave GPU 7 out, 2 → 1 ranks: the other GPU is healthy",
+        "          → left GPU 7 out and went on with one rank, for the other GPU is",
+        "            healthy",
         " 03:02:58 attempt 3 from step 8 000 on GPU 6",
     ]
     short = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, 4, titled=True))
-    assert short[1] == "  … 9 lines before; gputui explain tells all" and len(short) == 4
+    assert short[1] == "  … 10 lines before; gputui explain tells all" and len(short) == 4
 
 
 def test_slow_ranks_are_named() -> None:

@@ -94,7 +94,10 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
          "label" if is_current else "text"),
     ]  # fmt: skip
     changed = form.is_changed(item)
-    if is_current:
+    if is_current and form.is_fresh and form.text(item.key):
+        text = clip(form.text(item.key), value_width)
+        spans += [(text, "selected"), (" " * (value_width - cell_width(text)), "text")]
+    elif is_current:
         spans += form.edits[item.key].spans(value_width)
     else:
         text = clip(form.text(item.key), value_width)

@@ -244,9 +244,8 @@ def _end_of(attempt: AttemptView) -> tuple[float, str, str, list[str]]:
 
 
 def _decision_words(decision: DecisionView) -> str:
-    actions = [clean(action) if isinstance(action, str) else clean(json.dumps(action)) for action in decision.actions]
-    text = ", ".join(actions) or clean(decision.verdict)
-    return f"{text}: {clean(decision.reason)}" if decision.reason else text
+    """What was decided, in the words that recovery itself gave it."""
+    return clean(decision.reason or decision.verdict)
 
 
 # --- the log --------------------------------------------------------------------------------------------------------

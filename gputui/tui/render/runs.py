@@ -121,7 +121,7 @@ def outlook(row: RunRow, now: float) -> Span:
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
             return (f"again in {duration(run.not_before - now)}", "text")
-        return (f"waits for {clean(run.waiting_for)}" if run.waiting_for else "next", "text")
+        return (clean(run.waiting_for) if run.waiting_for else "next", "text")
     if run.state in OVER:
         ended = "" if run.ended_at is None else f"{age(now - run.ended_at)} ago"
         reason = clean(run.reason or "")

@@ -157,7 +157,7 @@ def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
         ([Curve(_bins(kilowatts), "series.2", f"power {watts(_newest(power))}")], YAxis(low=0.0)),
     ]
     if width >= 110:
-        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(_newest(warm))}")], YAxis()))
+        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(_newest(warm))}")], YAxis(low=20.0)))
     each = (width - 1) // len(panes) - 1
     columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
     return [

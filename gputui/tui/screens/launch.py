@@ -54,6 +54,7 @@ class LaunchScreen(ActionScreen):
         self.plan: Plan | None = None
         self._wanted = profile
         self._is_reading = True
+        self._typed_ahead = 0
         self._generation = 0
         self._planned = 0
         self._is_planning = False
@@ -71,8 +72,15 @@ class LaunchScreen(ActionScreen):
         self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
 
     def context(self) -> Context:
-        can_launch = self.form.entry is not None and not self.form.problems
-        return replace(super().context(), can_launch=can_launch and (self.plan is None or self.plan.obstacle is None))
+        return replace(super().context(), obstacle=self._obstacle())
+
+    def _obstacle(self) -> str | None:
+        """What is wrong as far as it is known; None while nothing is."""
+        for key, problem in self.form.problems.items():
+            return f"{key}: {problem}"
+        if self.form.entry is None:
+            return "Reading the profiles…" if self._is_reading else "There is no profile to launch."
+        return self.plan.obstacle if self.plan is not None else None
 
     def draw(self, width: int, height: int) -> None:
         rows = height - self.draw_frame(width)
@@ -90,7 +98,7 @@ class LaunchScreen(ActionScreen):
         self._is_reading = False
         names = [entry.name for entry in message.entries]
         chosen = names.index(self._wanted) if self._wanted in names else 0
-        self._change(Form(message.entries).choose(chosen))
+        self._change(Form(message.entries).choose(chosen + self._typed_ahead))
 
     def _change(self, form: Form) -> None:
         """The form has another content: what it comes to is worked out anew."""
@@ -117,7 +125,7 @@ class LaunchScreen(ActionScreen):
             slow = plan.spec is not None and plan.obstacle is None
             self.post_message(Planned(generation, plan, is_final=not slow))
             if slow:
-                self.post_message(Planned(generation, probe(plan), is_final=True))
+                self.post_message(Planned(generation, probe(plan, workspace), is_final=True))
 
         self._in_thread(work)
 
@@ -139,20 +147,20 @@ class LaunchScreen(ActionScreen):
         item = self.form.current
         if item is None:
             return
-        edit = self.form.edits[item.key]
-        pressed = edit.press(event.key)
-        if pressed is None and event.character is not None and event.is_printable:
-            pressed = edit.insert(event.character)
-        if pressed is not None:
-            event.stop()
-            self.gputui.message = ("", "info")
-            self._change(self.form.edit(pressed))
+        edit = self.form.edits[item.key].press(event.key)
+        if edit is not None:
+            form = self.form.edit(edit)
+        elif event.character is not None and event.is_printable:
+            form = self.form.type(event.character)
+        else:
+            return
+        event.stop()
+        self.gputui.message = ("", "info")
+        self._change(form)
 
     def on_paste(self, event: events.Paste) -> None:
-        item = self.form.current
-        if item is not None:
-            event.stop()
-            self._change(self.form.edit(self.form.edits[item.key].insert(event.text)))
+        event.stop()
+        self._change(self.form.type(event.text))
 
     def do_field_next(self) -> None:
         self._change(self.form.move(1))
@@ -161,12 +169,18 @@ class LaunchScreen(ActionScreen):
         self._change(self.form.move(-1))
 
     def do_profile_next(self) -> None:
-        self.plan = None
-        self._change(self.form.choose(self.form.chosen + 1))
+        self._turn(1)
 
     def do_profile_previous(self) -> None:
+        self._turn(-1)
+
+    def _turn(self, by: int) -> None:
+        """Another profile; keys typed before the profiles were read count too."""
+        if self._is_reading:
+            self._typed_ahead += by
+            return
         self.plan = None
-        self._change(self.form.choose(self.form.chosen - 1))
+        self._change(self.form.choose(self.form.chosen + by))
 
     def do_preview(self) -> None:
         plan = self.plan
@@ -185,10 +199,9 @@ class LaunchScreen(ActionScreen):
 
     def do_start(self) -> None:
         """Launch when all is known to be well; typed ahead of the checks, it waits for them."""
-        plan = self.plan
-        if self.form.problems or (plan is not None and plan.obstacle is not None):
-            problem = next(iter(self.form.problems.values()), None) or (plan.obstacle if plan else "")
-            self.gputui.say(problem or "", "warning")
+        plan, obstacle = self.plan, self._obstacle()
+        if obstacle is not None:
+            self.gputui.say(obstacle, "warning")
             return
         if plan is None or plan.spec is None or self._planned != self._generation:
             self._is_eager = True

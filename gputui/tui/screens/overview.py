@@ -11,7 +11,7 @@ from textual.binding import BindingType
 
 from gputui.charts.chart import Line
 from gputui.store.views import RunView
-from gputui.tui.actions import Context, Scope
+from gputui.tui.actions import Scope
 from gputui.tui.editing import LineEdit
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.gpus import gpu_lines, no_gpu_height
@@ -105,9 +105,6 @@ class OverviewScreen(ActionScreen):
             if row.run.run_id == self.table.cursor:
                 return row.run
         return None
-
-    def context(self) -> Context:
-        return replace(super().context(), has_runs=bool(self.snapshot.runs))
 
     def _keep_cursor(self) -> None:
         """The cursor stays on its run, wherever that moves; when it is gone, on the first."""

@@ -32,6 +32,7 @@ COLOURS: Mapping[str, Style] = {
     "bar2": Style(color="blue"),
     "input": Style(underline=True),
     "caret": Style(reverse=True),
+    "selected": Style(reverse=True),
     "tab": Style(bold=True, underline=True),
     "series.0": Style(color="cyan"),
     "series.1": Style(color="magenta"),
