@@ -55,7 +55,7 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         time.sleep(randomness.random())
         worker = next(
             identity.pid
-            for identity in marked_processes(run_id)
+            for identity in marked_processes(scene.workspace.run_dir(run_id))
             if (variables := environment_of(identity.pid) or {}).get("RANK") == RANK and "LOCAL_RANK" in variables
         )
         died_at = time.time()

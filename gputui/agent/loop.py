@@ -33,7 +33,8 @@ from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
 
-COMMAND_SECONDS = 0.25
+# Whoever writes a command rings the doorbell, which wakes the agent at once; this is for a bell that was not heard.
+COMMAND_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 1.0
 # Lines that arrive together are stored together; one flush per line would be one transaction per line.
 GATHER_SECONDS = 0.05
