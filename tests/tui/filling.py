@@ -334,7 +334,8 @@ class Filler:
         self.attempt("gpt2-124m-1", 1, gpus=(0, 1, 2, 3), last_step=4120)
         self.curve("gpt2-124m-1", 1, 0, 4120, ranks=4, slow_rank=2, total_steps=6000)
         self._recovered_run()
-        self.run("lr-sweep-3", "queued", name="lr-sweep", started_ago=None, waiting_for="waits for 2 GPUs, first in line")
+        waiting = "waits for 2 GPUs, first in line"
+        self.run("lr-sweep-3", "queued", name="lr-sweep", started_ago=None, waiting_for=waiting)
         self.run(
             "resnet50-2", "failed", name="resnet50", ended_ago=4000.0, started_ago=9000.0,
             reason="a Python exception on rank 0, three times at step 12: KeyError 'labels'",

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.tui.app import AgentTold, GputuiApp
+from gputui.tui.feed import Feed
 from gputui.tui.screens.confirm import ConfirmScreen
 from gputui.tui.screens.help import HelpScreen
 from gputui.tui.screens.launch import LaunchScreen
@@ -173,6 +174,37 @@ async def test_what_the_agent_is_doing_is_told(app: GputuiApp) -> None:
         app.post_message(AgentTold(None))
         await pilot.pause()
         assert text(app, "notice") == ""
+
+
+async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.resize_terminal(30, 6)
+        await pilot.pause()
+        assert text(app, "notice").split("\n") == ["This terminal has 30×6 cells;", "gputui needs 40×9."]
+        assert text(app, "gpus") == "" == text(app, "trends")
+        await pilot.resize_terminal(160, 48)
+        await pilot.pause()
+        assert text(app, "notice") == "" and "gpt2-124m r0" in text(app, "gpus")
+        assert "utilisation" in text(app, "trends")
+
+
+async def test_keys_answer_while_the_database_is_locked(workspace: Workspace, filler: Filler) -> None:
+    filler.overnight()
+    feed = Feed(workspace)
+    feed.start()
+    app = GputuiApp(workspace, feed, feed.first(5.0))
+    async with app.run_test(size=SMALL) as pilot:
+        filler.connection.execute("BEGIN IMMEDIATE")  # the agent's write transaction that does not end
+        await pilot.press("s", "y")
+        begin = time.monotonic()
+        for key, wanted in (("j", "gpt2-124m-1"), ("k", "vit-b16-1")):
+            await pilot.press(key)
+            assert overview(app).table.cursor == wanted
+        await pilot.press("enter", "escape", "question_mark", "escape")
+        assert time.monotonic() - begin < 3.0
+        filler.connection.execute("ROLLBACK")
+        await until(pilot, lambda: bool(asked(filler)))
+    feed.stop()
 
 
 @pytest.mark.parametrize("size", [(20, 5), (40, 10), (80, 24), (120, 36), (200, 50), (240, 70)])

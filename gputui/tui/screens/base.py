@@ -9,10 +9,14 @@ from textual.screen import Screen
 
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
+from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.keys import footer_line, message_lines
 from gputui.tui.render.strips import notice_lines
 from gputui.tui.snapshot import Snapshot
 from gputui.tui.widgets.pane import Pane
+
+LEAST_WIDTH, LEAST_HEIGHT = 40, 9
+"""In less than this nothing useful can be shown."""
 
 if TYPE_CHECKING:
     from gputui.tui.app import GputuiApp
@@ -71,9 +75,20 @@ class ActionScreen(Screen[None]):
     def paint(self) -> None:
         """Draw the newest snapshot."""
         width, height = self.app.size
-        if width and height:
-            with self.app.batch_update():
+        if not width or not height:
+            return
+        with self.app.batch_update():
+            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+                self._draw_too_small(width, height)
+            else:
                 self.draw(width, height)
+
+    def _draw_too_small(self, width: int, height: int) -> None:
+        for pane in self.query(Pane):
+            pane.clear()
+        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
+        lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
+        self.notice.show(lines, height=len(lines))
 
     def draw(self, width: int, height: int) -> None:
         """Give every pane its lines for a screen of this size."""

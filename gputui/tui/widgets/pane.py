@@ -55,6 +55,10 @@ class Pane(Widget):
             self._height = height
             self.styles.height = height
 
+    def clear(self) -> None:
+        """Show nothing and take no room."""
+        self.show([], height=0)
+
     @property
     def text(self) -> str:
         """What is shown, without styles."""

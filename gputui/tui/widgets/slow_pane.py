@@ -31,3 +31,7 @@ class SlowPane(Pane):
             return
         self._shape, self._news, self._drawn_at = shape, news, now
         self.show(draw())
+
+    def clear(self) -> None:
+        self._shape = None
+        super().clear()

@@ -1,0 +1,37 @@
+"""What the screen's parts bring along when they are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(name: str) -> set[str]:
+    code = f"import sys, {name}; print(' '.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gputui.store.queries",
+        "gputui.store.json_shapes",
+        "gputui.tui.feed",
+        "gputui.tui.render.gpus",
+        "gputui.tui.render.runs",
+        "gputui.tui.render.run_page",
+        "gputui.tui.render.launch",
+        "gputui.tui.render.keys",
+    ],
+)
+def test_the_lines_are_made_without_textual(name: str) -> None:
+    loaded = modules_after(name)
+    assert not {"textual", "rich", "pydantic", "plotext", "torch"} & loaded
+
+
+def test_the_screen_starts_without_what_only_launching_needs() -> None:
+    loaded = modules_after("gputui.tui.app")
+    assert not {"pydantic", "plotext", "yaml", "psutil", "pynvml", "torch"} & loaded
+    assert not any(name.startswith("gputui.agent") for name in loaded)
