@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+from hypothesis import settings
 
 from gputui.config import Workspace, locate
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from tests.machine import Machine
 
 T = TypeVar("T")
+
+
+# A shared machine's clock says nothing about the code, and a test that fails now and then is broken: the same examples
+# are tried every time.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
