@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test check format bench clean
+.PHONY: run demo test check format bench screenshots clean
 
 run: $(VENV)/.installed
 	@GPUTUI_HOME="$${GPUTUI_HOME:-$(CURDIR)}" $(BIN)/gputui
@@ -27,6 +27,9 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m docs.screenshots
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
