@@ -7,14 +7,12 @@ of the primary key, and JSON that did not change is not parsed again.
 from __future__ import annotations
 
 import difflib
-import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
+from gputui.store import json_columns
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -26,7 +24,6 @@ from gputui.store.views import (
     HostHistory,
     HostView,
     IncidentView,
-    ProcessView,
     RunView,
     TransitionView,
 )
@@ -126,8 +123,8 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float) -> GpuView:
     uuid, position, name, present, sample_state, at = row[:6]
     run_id = row[21]
-    facts = _mapping(row[18])
-    processes = _processes(row[20])
+    facts = json_columns.mapping(row[18])
+    processes = json_columns.processes(row[20])
     age = None if at is None else max(0.0, now - at)
     state: GpuViewState
     if not present or sample_state == "lost":
@@ -140,8 +137,8 @@ def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: f
     total = row[10] if row[10] is not None else facts.get("memory_total_bytes")
     event_at, event_code, event_text = reported or (None, None, None)
     values = [
-        uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], _words(row[17]),
-        facts, _mapping(row[19]), processes, run_id, row[22], ranks[0] if ranks else None, row[23],
+        uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], json_columns.words(row[17]),
+        facts, json_columns.mapping(row[19]), processes, run_id, row[22], ranks[0] if ranks else None, row[23],
         event_at, event_code, event_text,
     ]  # fmt: skip
     return GpuView(*values)
@@ -225,11 +222,28 @@ LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 """
 
 
-def runs(connection: sqlite3.Connection, *, limit: int | None = None, active_only: bool = False) -> list[RunView]:
-    """Runs, newest first; ``active_only`` leaves out those that have ended."""
-    where = f"WHERE r.state NOT IN {OVER_STATES}" if active_only else ""
+def runs(
+    connection: sqlite3.Connection, *, limit: int | None = None, active_only: bool = False, over_only: bool = False
+) -> list[RunView]:
+    """Runs, newest first; ``active_only`` leaves out those that have ended, ``over_only`` the others."""
+    where = f"WHERE r.state {'' if over_only else 'NOT '}IN {OVER_STATES}" if active_only or over_only else ""
     query = f"{_RUNS} {where} ORDER BY r.sequence DESC LIMIT ?"
     return [_run(row) for row in connection.execute(query, (-1 if limit is None else limit,))]
+
+
+def runs_mark(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Moves when a run was added, removed, or went from state to state: what is known of runs that are over holds as
+    long as it does not."""
+    row = connection.execute(
+        "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions)"
+    ).fetchone()
+    return row[0], row[1]
+
+
+def metric_lines(connection: sqlite3.Connection, run_id: str) -> int:
+    """How many lines of metrics are stored of a run."""
+    row = connection.execute("SELECT coalesce(sum(line_count), 0) FROM metric_sources WHERE run_id = ?", (run_id,))
+    return int(row.fetchone()[0])
 
 
 def run(connection: sqlite3.Connection, wanted: str) -> RunView:
@@ -259,8 +273,10 @@ def run(connection: sqlite3.Connection, wanted: str) -> RunView:
 
 
 def _run(row: Any) -> RunView:
-    leased = _list(row[20])
-    return RunView(*[*row[:6], _mapping(row[6]), *row[7:19], tuple(leased or _list(row[19])), row[21]])
+    leased = json_columns.items(row[20])
+    return RunView(
+        *[*row[:6], json_columns.mapping(row[6]), *row[7:19], tuple(leased or json_columns.items(row[19])), row[21]]
+    )
 
 
 def attempts(connection: sqlite3.Connection, run_id: str) -> list[AttemptView]:
@@ -275,8 +291,16 @@ def attempts(connection: sqlite3.Connection, run_id: str) -> list[AttemptView]:
 
 
 def _attempt(row: Any) -> AttemptView:
-    exit_report = _optional_mapping(row[12])
-    values = [*row[:3], _mapping(row[3]), tuple(_list(row[4])), _mapping(row[5]), *row[6:12], exit_report, *row[13:]]
+    exit_report = json_columns.optional_mapping(row[12])
+    values = [
+        *row[:3],
+        json_columns.mapping(row[3]),
+        tuple(json_columns.items(row[4])),
+        json_columns.mapping(row[5]),
+        *row[6:12],
+        exit_report,
+        *row[13:],
+    ]
     return AttemptView(*values)
 
 
@@ -286,7 +310,7 @@ def incidents(
     """Incidents with an id above ``after_id``, oldest first; ``limit`` keeps the newest so many."""
     columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence"
     rows = _newest(connection, "incidents", "incident_id", columns, run_id, limit, after_id)
-    return [IncidentView(*[*row[:8], tuple(_list(row[8]))]) for row in rows]
+    return [IncidentView(*[*row[:8], tuple(json_columns.items(row[8]))]) for row in rows]
 
 
 def decisions(
@@ -298,7 +322,10 @@ def decisions(
         "delay_seconds, reason, outcome"
     )
     rows = _newest(connection, "decisions", "decision_id", columns, run_id, limit, after_id)
-    return [DecisionView(*[*row[:7], tuple(_list(row[7])), _mapping(row[8]), *row[9:]]) for row in rows]
+    return [
+        DecisionView(*[*row[:7], tuple(json_columns.items(row[7])), json_columns.mapping(row[8]), *row[9:]])
+        for row in rows
+    ]
 
 
 def transitions(
@@ -336,53 +363,3 @@ def _newest(
     ).fetchall()
     rows.reverse()
     return rows
-
-
-# --- JSON columns ---------------------------------------------------------------------------------------------------
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-@lru_cache(maxsize=512)
-def _mapping(text: str | None) -> Mapping[str, Any]:
-    value = _parse(text)
-    return MappingProxyType(value) if isinstance(value, dict) else _NOTHING
-
-
-def _optional_mapping(text: str | None) -> Mapping[str, Any] | None:
-    return None if text is None else _mapping(text)
-
-
-@lru_cache(maxsize=512)
-def _list(text: str | None) -> tuple[Any, ...]:
-    value = _parse(text)
-    return tuple(value) if isinstance(value, list) else ()
-
-
-@lru_cache(maxsize=256)
-def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
-    if text is None:
-        return None
-    return tuple(
-        ProcessView(
-            entry["pid"], entry.get("user"), entry.get("command"), entry.get("memory_bytes"), entry.get("run_id"),
-            entry.get("rank"), entry.get("kind"), entry.get("start_ticks"), entry.get("sm_percent"),
-        )
-        for entry in _list(text)
-        if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def _words(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(str(word) for word in _list(text))
-
-
-def _parse(text: str | None) -> Any:
-    """Stored JSON; what cannot be read counts as unknown, so that one bad row never takes a view down."""
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

@@ -25,7 +25,6 @@ from gputui.config import Workspace
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
 from gputui.store.views import RunView
-from gputui.tui import asking
 from gputui.tui.actions import actions_in, find, key_word
 from gputui.tui.display import DisplayLayer
 from gputui.tui.feed import Feed
@@ -185,6 +184,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command for the agent, in a thread: a locked database must not stop the screen."""
+        from gputui.tui import asking
+
         self.ask_by(words, lambda: asking.ask(self.workspace, verb, run_id, args))
 
     def ask_by(self, words: str, write: Callable[[], int]) -> None:

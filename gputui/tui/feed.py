@@ -127,7 +127,7 @@ class Feed:
             if connection is None:
                 return self._pass_time(now, clock, self._newest.trouble)
             version = queries.data_version(connection)
-            is_news = version != self._version or interest != self._interest_read
+            is_news = version != self._version or interest != self._interest_read or self._reader.is_behind
             if is_news and (clock - self._read_at >= APART_SECONDS or interest != self._interest_read):
                 self._newest = self._reader.read(connection, now, interest)
                 self._version, self._interest_read, self._read_at = version, interest, clock

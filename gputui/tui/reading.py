@@ -20,6 +20,9 @@ RUNS_KEPT = 200
 # Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
 
+# A run with more lines than this shows its curve only in the second snapshot: the first must come at once.
+LINES_AT_ONCE = 5000
+
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 
@@ -50,14 +53,20 @@ class SnapshotReader:
         self._host_history: HostHistory | None = None
         self._trackers: dict[str, RunTracker] = {}
         self._over: dict[str, _Over] = {}
+        self._over_runs: list[RunView] = []
+        self._over_mark: tuple[int, int] | None = None
+        self._has_read = False
+        self.is_behind = False
+        """Whether the last snapshot left something out that the next one will hold."""
         self._log = LogReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """One consistent moment of the store. Raises sqlite3.Error."""
         connection.execute("BEGIN")
+        self.is_behind = False
         try:
             self._read_history(connection, now)
-            runs = self._order(queries.runs(connection, limit=RUNS_KEPT))
+            runs = self._runs(connection)
             return Snapshot(
                 at=now,
                 agent=queries.agent(connection),
@@ -71,6 +80,7 @@ class SnapshotReader:
             )
         finally:
             connection.execute("ROLLBACK")
+            self._has_read = True
 
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
@@ -90,15 +100,16 @@ class SnapshotReader:
         self._gpu_history = queries.gpu_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
         self._host_history = queries.host_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
 
-    @staticmethod
-    def _order(runs: list[RunView]) -> list[RunView]:
+    def _runs(self, connection: sqlite3.Connection) -> list[RunView]:
         """Those that run, then those that wait as they wait, then those that are over, newest first."""
-        over = [run for run in runs if run.state in queries.OVER_STATES]
-        queued = [run for run in runs if run.state == "queued"]
-        active = [run for run in runs if run.state != "queued" and run.state not in queries.OVER_STATES]
-        queued.sort(key=lambda run: run.sequence)
-        over.sort(key=lambda run: -(run.ended_at or 0.0))
-        return [*active, *queued, *over]
+        mark = queries.runs_mark(connection)
+        if mark != self._over_mark:
+            self._over_mark = mark
+            self._over_runs = queries.runs(connection, limit=RUNS_KEPT, over_only=True)
+            self._over_runs.sort(key=lambda run: -(run.ended_at or 0.0))
+        active = queries.runs(connection, active_only=True)
+        queued = sorted((run for run in active if run.state == "queued"), key=lambda run: run.sequence)
+        return [*(run for run in active if run.state != "queued"), *queued, *self._over_runs]
 
     def _rows(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> tuple[RunRow, ...]:
         known = {run.run_id for run in runs}
@@ -124,7 +135,9 @@ class SnapshotReader:
         tracker = self._trackers.get(run.run_id)
         if tracker is None:
             tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
-        tracker.read(connection, run.attempt)
+        is_long = not self._has_read and queries.metric_lines(connection, run.run_id) > LINES_AT_ONCE
+        self.is_behind |= is_long
+        tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)
 
     def _page(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> RunPage | None:

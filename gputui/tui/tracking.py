@@ -42,18 +42,22 @@ class RunTracker:
         self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
         self._pace_attempt = -1
 
-    def read(self, connection: sqlite3.Connection, attempt: int) -> None:
-        """Take in what was stored since the last time. Raises sqlite3.Error."""
+    def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
+        """Take in what was stored since the last time; without its curve that is quick, however long the run is.
+        Raises sqlite3.Error."""
         before = self._cursor
-        points = self._curves[LOSS].read(connection, self.run_id)
-        self._cursor = self._curves[LOSS].cursor
+        points: Sequence[Point] = ()
+        if with_curve:
+            points = self._curves[LOSS].read(connection, self.run_id)
+            self._cursor = self._curves[LOSS].cursor
         if before is not None and self._cursor == before and attempt == self._ranks_attempt:
             return
         self._newest = metric_queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
         self._ranks = rank_rows(metric_queries.ranks(connection, self.run_id, attempt))
         self._ranks_attempt = attempt
-        self._note_pace(points, attempt)
+        if with_curve:
+            self._note_pace(points, attempt)
 
     def progress(self, run: RunView) -> Progress:
         """How far the run is."""

@@ -99,6 +99,12 @@ def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sq
     filler.overnight()
     assert [run.run_id for run in queries.runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
     assert [run.run_id for run in queries.runs(reader, active_only=True, limit=2)] == ["lr-sweep-3", "vit-b16-1"]
+    assert [run.run_id for run in queries.runs(reader, over_only=True)] == ["resnet50-2"]
+    mark = queries.runs_mark(reader)
+    assert queries.runs_mark(reader) == mark
+    filler.end("gpt2-124m-1", "succeeded")
+    assert queries.runs_mark(reader) != mark
+    assert queries.metric_lines(reader, "vit-b16-1") > 100 and queries.metric_lines(reader, "lr-sweep-3") == 0
     vit = queries.run(reader, "vit-b16-1")
     assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
     assert vit.params["batch_size"] == 384

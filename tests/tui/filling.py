@@ -246,6 +246,12 @@ class Filler:
             (run_id, self.now - seconds_ago, origin, target, cause),
         )
 
+    def end(self, run_id: str, state: str, seconds_ago: float = 0.0) -> None:
+        """A run comes to its end."""
+        at = self.now - seconds_ago
+        self.connection.execute("UPDATE runs SET state = ?, ended_at = ? WHERE run_id = ?", (state, at, run_id))
+        self.transition(run_id, "running", state, state, seconds_ago)
+
     # --- metrics
 
     def metrics(self, run_id: str, attempt: int, lines: list[dict[str, Any]]) -> None:

@@ -7,17 +7,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.store.commands import CommandAnswer
-from gputui.store.database import open_commander, set_aside
+from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.tui.feed import Feed
-from gputui.tui.reading import Interest
+from gputui.tui.reading import LINES_AT_ONCE, Interest, SnapshotReader
 from gputui.tui.snapshot import Snapshot
-from tests.tui.filling import Filler
+from tests.tui.filling import NOW, Filler
 
 DEADLINE_SECONDS = 10.0
 
@@ -59,6 +60,20 @@ def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Fille
     assert len(snapshot.gpus) == 8
     assert [row.run.run_id for row in snapshot.runs][:2] == ["vit-b16-1", "gpt2-124m-1"]
     assert snapshot.runs[1].progress.total_steps == 6000
+
+
+def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace: Workspace) -> None:
+    filler.run("long-1")
+    filler.attempt("long-1", 1)
+    filler.curve("long-1", 1, 0, LINES_AT_ONCE + 10, every=1, total_steps=10_000)
+    reader = SnapshotReader(workspace)
+    with closing(open_reader(workspace.database)) as connection:
+        first = reader.read(connection, NOW, Interest()).runs[0].progress
+        assert reader.is_behind
+        assert (first.step, first.total_steps, first.losses) == (LINES_AT_ONCE + 10, 10_000, ())
+        second = reader.read(connection, NOW, Interest()).runs[0].progress
+        assert not reader.is_behind
+        assert len(second.losses) > 10 and second.seconds_left is not None
 
 
 def test_a_commit_arrives_soon(feed: Feed, filler: Filler, listener: Listener) -> None:

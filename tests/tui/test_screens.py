@@ -89,7 +89,7 @@ async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Fil
         ):  # fmt: skip
             await pilot.press(key)
             assert overview(app).table.cursor == wanted
-        filler.connection.execute("UPDATE runs SET state = 'failed', ended_at = 1 WHERE run_id = 'vit-b16-1'")
+        filler.end("vit-b16-1", "failed")
         feed_of(app).refresh()
         await pilot.pause()
         assert overview(app).table.cursor == "vit-b16-1"

@@ -1,0 +1,63 @@
+"""JSON columns as values. What did not change is not parsed again; what cannot be read counts as unknown, so that one
+bad row never takes a view down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from gputui.store.views import ProcessView
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@lru_cache(maxsize=512)
+def mapping(text: str | None) -> Mapping[str, Any]:
+    """A JSON object; anything else is empty."""
+    value = _parse(text)
+    return MappingProxyType(value) if isinstance(value, dict) else _NOTHING
+
+
+def optional_mapping(text: str | None) -> Mapping[str, Any] | None:
+    """The same, with None for NULL."""
+    return None if text is None else mapping(text)
+
+
+@lru_cache(maxsize=512)
+def items(text: str | None) -> tuple[Any, ...]:
+    """A JSON list; anything else is empty."""
+    value = _parse(text)
+    return tuple(value) if isinstance(value, list) else ()
+
+
+@lru_cache(maxsize=256)
+def processes(text: str | None) -> tuple[ProcessView, ...] | None:
+    """The processes of a GPU, None where the driver gave no list."""
+    if text is None:
+        return None
+    return tuple(
+        ProcessView(
+            entry["pid"], entry.get("user"), entry.get("command"), entry.get("memory_bytes"), entry.get("run_id"),
+            entry.get("rank"), entry.get("kind"), entry.get("start_ticks"), entry.get("sm_percent"),
+        )
+        for entry in items(text)
+        if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def words(text: str | None) -> tuple[str, ...] | None:
+    """A JSON list of words, None for NULL."""
+    return None if text is None else tuple(str(word) for word in items(text))
+
+
+def _parse(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
