@@ -9,13 +9,14 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.processes import family
 from benchmarks.scene import Scene
 from benchmarks.terminal import Terminal
-from benchmarks.watching import FIRST_FRAME_SECONDS, SIZES, Spans, first_frame_seconds, size_word, watch
+from benchmarks.watching import SIZES, Spans, first_frame_seconds, size_word, watch
 
 ONE_SECOND = {"nvitop": ["--interval", "1"], "nvtop": ["--delay", "10"]}
 """What asks each of them for an update a second; nvtop counts in tenths."""
@@ -26,23 +27,25 @@ def find(name: str) -> str | None:
     return shutil.which(os.environ.get(name.upper()) or name)
 
 
-def measure(idle_seconds: float = 12.0, *, spans: Spans | None = None) -> dict[str, Any]:
+def measure(
+    idle_seconds: float = 12.0, *, spans: Spans | None = None, sizes: Sequence[tuple[int, int]] = SIZES
+) -> dict[str, Any]:
     """For each program: None where it is not installed, else its version and its figures for each size."""
-    spans = spans or Spans(idle_seconds=idle_seconds, keys_seconds=8.0, warm_seconds=2.5)
-    return {name: _measure(name, program, spans) if (program := find(name)) else None for name in ONE_SECOND}
+    spans = spans or Spans(idle_seconds=idle_seconds, keys_seconds=8.0, warm_seconds=1.0)
+    return {name: _measure(name, program, spans, sizes) if (program := find(name)) else None for name in ONE_SECOND}
 
 
-def _measure(name: str, program: str, spans: Spans) -> dict[str, Any]:
+def _measure(name: str, program: str, spans: Spans, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     found: dict[str, Any] = {"version": version.split()[-1] if version.split() else "unknown"}
     with Scene() as scene:
         # A home of its own: whoever runs this keeps their settings out of it, and unchanged.
         environment = {**scene.environment, "HOME": str(scene.folder)}
-        for columns, rows in SIZES:
+        for columns, rows in sizes:
             argv = [program, *ONE_SECOND[name]]
             with Terminal(argv, columns=columns, rows=rows, environment=environment) as terminal:
                 first = first_frame_seconds(terminal)
-                time.sleep(max(0.0, spans.warm_seconds - FIRST_FRAME_SECONDS))
+                time.sleep(spans.warm_seconds)
                 figures = watch(terminal, scene, {name: family([terminal.pid])}, spans)
                 found[size_word(columns, rows)] = {"first_frame_seconds": first, **figures}
     return found

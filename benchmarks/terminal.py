@@ -122,6 +122,14 @@ class Terminal:
                 raise TerminalTimeoutError(f"not on the screen after {timeout_seconds} s:\n{text}")
             self._arrival.wait(max(0.0, min(0.1, deadline - time.monotonic())))
 
+    def wait_for_output(self, timeout_seconds: float) -> None:
+        """Wait until the program has written something.
+
+        Raises TerminalTimeoutError.
+        """
+        if not self._arrival.wait(timeout_seconds):
+            raise TerminalTimeoutError(f"nothing was written within {timeout_seconds} s")
+
     def take_output(self) -> list[tuple[float, bytes]]:
         """What has arrived and was not shown yet, as (monotonic time, bytes). It will not be shown any more."""
         with self._lock:

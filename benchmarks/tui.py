@@ -6,6 +6,7 @@ python -m benchmarks.tui [SECONDS]
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.alone import alone
@@ -15,14 +16,16 @@ from benchmarks.terminal import Terminal
 from benchmarks.watching import SIZES, Spans, size_word, watch
 
 
-def measure(idle_seconds: float = 20.0, *, spans: Spans | None = None) -> dict[str, Any]:
+def measure(
+    idle_seconds: float = 20.0, *, spans: Spans | None = None, sizes: Sequence[tuple[int, int]] = SIZES
+) -> dict[str, Any]:
     """For each size of the terminal: CPU, memory, bytes a second, left alone and with a key a second. The overview is
-    shown, with ten minutes of history in the store."""
+    shown, with history in the store."""
     spans = spans or Spans(idle_seconds=idle_seconds)
     found: dict[str, Any] = {}
     with Scene() as scene:
         agent = scene.start_agent()
-        for columns, rows in SIZES:
+        for columns, rows in sizes:
             with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
                 time.sleep(spans.warm_seconds)
                 groups = {

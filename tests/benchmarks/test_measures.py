@@ -1,0 +1,74 @@
+"""Each benchmark once, as short as it goes: that it measures, not what."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import death, ingest, latency, peers, record, start, tui
+from benchmarks.watching import Spans
+
+BRIEF = Spans(warm_seconds=1.5, idle_seconds=1.2, keys_seconds=1.2)
+SMALL = ((80, 24),)
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+
+
+def test_record() -> None:
+    found = record.measure(1.2, warm_seconds=0.5)
+    assert 0 < found["cpu_percent"] < 100
+    assert found["rss_bytes"] > found["rss_bytes_sampler"] > 5 << 20
+    assert found["nvml_calls_by_function"]["nvmlDeviceGetUtilizationRates"] >= 5
+
+
+def test_screen() -> None:
+    found = tui.measure(spans=BRIEF, sizes=SMALL)["80x24"]
+    assert found["idle"]["bytes_per_second"] > 0
+    assert 0 < found["idle"]["cpu_percent_screen"] < found["idle"]["cpu_percent"]
+    assert found["keys"]["cpu_percent"] > 0
+    assert set(found["rss_bytes_by_process"]) == {"screen", "agent", "sampler"}
+
+
+def test_start() -> None:
+    found = start.measure(1, warm_seconds=0.5, sizes=SMALL)["80x24"]
+    assert 0.02 < found["best_seconds"] <= found["median_seconds"] <= found["worst_seconds"]
+
+
+def test_ingest() -> None:
+    assert ingest.measure(lines=2000, rounds=1)["lines_per_second"] > 0
+
+
+def test_latency() -> None:
+    found = latency.measure(4)
+    assert (found["stored_missing"], found["visible_missing"]) == (0, 0)
+    assert 0 < found["stored_p50_seconds"] <= found["visible_p99_seconds"]
+
+
+@pytest.mark.slow
+def test_death() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    found = death.measure(1)
+    assert found["seconds"] > 0
+    parts = ("until_ended_seconds", "until_started_seconds", "until_first_step_seconds")
+    assert found["seconds"] == pytest.approx(sum(found[name] for name in parts))
+
+
+def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvitop"
+    program.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && echo nvitop 9.9 && exit\n'
+        "echo 'GPU 0  90 %'\n"
+        "while read -r key; do :; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("NVITOP", str(program))
+    monkeypatch.setenv("NVTOP", str(tmp_path / "nothing"))
+    found = peers.measure(spans=BRIEF, sizes=SMALL)
+    assert found["nvtop"] is None
+    assert found["nvitop"]["version"] == "9.9"
+    assert 0 < found["nvitop"]["80x24"]["first_frame_seconds"] < 10
+    assert found["nvitop"]["80x24"]["idle"]["nvml_calls_per_second"] == 0
