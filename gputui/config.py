@@ -72,16 +72,19 @@ class Workspace:
 
 
 def locate(home: str | os.PathLike[str] | None = None, environ: dict[str, str] | None = None) -> Workspace:
-    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else the XDG directories."""
+    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else the XDG directories.
+
+    Symbolic links are followed: a run's processes are known by its folder, whichever way led there.
+    """
     env = dict(os.environ) if environ is None else environ
     chosen = home or env.get("GPUTUI_HOME")
     if chosen:
-        base = Path(chosen).expanduser().absolute()
+        base = Path(os.path.realpath(Path(chosen).expanduser()))
         return Workspace(profiles=base / "profiles", state=base / "state")
     user_home = Path(env.get("HOME") or Path.home())
     config_home = Path(env.get("XDG_CONFIG_HOME") or user_home / ".config")
     state_home = Path(env.get("XDG_STATE_HOME") or user_home / ".local" / "state")
-    return Workspace(profiles=config_home / "gputui" / "profiles", state=state_home / "gputui")
+    return Workspace(profiles=config_home / "gputui" / "profiles", state=Path(os.path.realpath(state_home / "gputui")))
 
 
 def runtime_dir(environ: dict[str, str] | None = None) -> Path:

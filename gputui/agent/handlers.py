@@ -1,7 +1,12 @@
-"""Answering commands: one function per verb, each either done with a result or refused with a sentence."""
+"""Answering commands: one function per verb, each either done with a result or refused with a sentence.
+
+What a command does to the database and its answer are one transaction: an agent that is killed in between is followed
+by one that finds the command either answered or not begun.
+"""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -21,12 +26,11 @@ from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import commands
 from gputui.store.commands import PendingCommand
 
+log = logging.getLogger(__name__)
+
 
 class RefusedError(Exception):
     """The command cannot be carried out; the text says why and what to do. Nothing was changed."""
-
-
-Result = dict[str, Any]
 
 
 def answer_all(supervisor: Supervisor) -> int:
@@ -37,19 +41,30 @@ def answer_all(supervisor: Supervisor) -> int:
         try:
             if handler is None:
                 raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
-            result = handler(supervisor, command)
+            handler(supervisor, command)
+        except sqlite3.OperationalError:
+            raise
         except RefusedError as error:
-            commands.give_answer(
-                supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=str(error)
-            )
-        else:
-            commands.give_answer(
-                supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result
-            )
+            refuse(supervisor, command, str(error))
+        except Exception as error:
+            # A command that cannot be understood must not end this agent, and the next, and the one after.
+            log.exception("command %d (%s) failed", command.command_id, command.verb)
+            refuse(supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more")
     return len(waiting)
 
 
-def run(supervisor: Supervisor, command: PendingCommand) -> Result:
+def refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> None:
+    commands.give_answer(supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=reason)
+
+
+def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
+    """Answer with the run's state. Belongs into the transaction of what was done."""
+    found = repository.get_run(supervisor.connection, run_id)
+    result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state)}
+    commands.give_answer(supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result)
+
+
+def run(supervisor: Supervisor, command: PendingCommand) -> None:
     """Queue a new run."""
     try:
         ticket, spec = read_ticket(supervisor.workspace, str(command.args.get("ticket") or ""))
@@ -69,20 +84,26 @@ def run(supervisor: Supervisor, command: PendingCommand) -> Result:
     except OSError as error:
         raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
     try:
-        enter_run(supervisor, spec, run_id=run_id, sequence=sequence, name=name, folder=folder, actor=command.actor)
+        enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
     except sqlite3.Error:
         # The command stays and is tried again, under a folder of its own.
         shutil.rmtree(folder)
         raise
-    ticket.unlink()
+    ticket.unlink(missing_ok=True)
     supervisor.needs_schedule = True
-    return {"id": run_id, "state": RunState.QUEUED}
 
 
 def enter_run(
-    supervisor: Supervisor, spec: RunSpec, *, run_id: str, sequence: int, name: str, folder: Path, actor: str
+    supervisor: Supervisor,
+    command: PendingCommand,
+    spec: RunSpec,
+    *,
+    run_id: str,
+    sequence: int,
+    name: str,
+    folder: Path,
 ) -> None:
-    """The rows of a new run. Raises sqlite3.Error with nothing changed."""
+    """The rows of a new run, and the answer. Raises sqlite3.Error with nothing changed."""
     now = supervisor.wall()
     with transaction(supervisor.connection) as connection:
         repository.insert_run(
@@ -93,34 +114,45 @@ def enter_run(
             spec=redact_spec(spec),
             params=redact_params(spec.params),
             now=now,
-            actor=actor,
+            actor=command.actor,
         )
         open_metrics(supervisor.ingest, run_id, spec, folder)
-        repository.add_event(connection, f"launched by {actor}", now=now, run_id=run_id)
+        repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
+        done(supervisor, command, run_id)
 
 
-def stop(supervisor: Supervisor, command: PendingCommand) -> Result:
+def stop(supervisor: Supervisor, command: PendingCommand) -> None:
     """Stop a run: checkpoint and leave, or at once with ``now``."""
     target = find(supervisor, command)
     if target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state} already")
-    supervisor.stop(target, intent="stop", actor=command.actor, now_at_once=bool(command.args.get("now")))
-    return state_of(supervisor, target.run_id)
+    supervisor.stop(
+        target,
+        intent="stop",
+        actor=command.actor,
+        now_at_once=bool(command.args.get("now")),
+        note=lambda: done(supervisor, command, target.run_id),
+    )
 
 
-def restart(supervisor: Supervisor, command: PendingCommand) -> Result:
+def restart(supervisor: Supervisor, command: PendingCommand) -> None:
     """Begin again from the start with the parameters as launched; a run that is active is stopped first."""
     target = find(supervisor, command)
     if target.state.has_attempt:
-        supervisor.stop(target, intent="restart", actor=command.actor, now_at_once=False)
+        supervisor.stop(
+            target,
+            intent="restart",
+            actor=command.actor,
+            now_at_once=False,
+            note=lambda: done(supervisor, command, target.run_id),
+        )
     elif target.state.is_over:
         requeue(supervisor, target, params=dict(target.spec.params), resume_from=None, command=command)
     else:
-        raise RefusedError(f"{target.run_id} is {target.state}: it has not begun")
-    return state_of(supervisor, target.run_id)
+        raise RefusedError(f"{target.run_id} is {target.state} and will start by itself; gputui stop ends that")
 
 
-def resume(supervisor: Supervisor, command: PendingCommand) -> Result:
+def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     """Go on from the newest checkpoint that validates, with parameters changed by ``set``."""
     target = find(supervisor, command)
     if not target.state.is_over:
@@ -132,14 +164,15 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> Result:
     unknown = [name for name in changes if name not in target.params]
     if unknown:
         raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
+    if redact_params(changes) != changes:
+        raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
     found = newest_valid(folder, target.spec.checkpoints.pattern)
     if found is None:
         raise RefusedError(f"no valid checkpoint in {folder}; gputui restart begins the run again")
     requeue(supervisor, target, params={**target.params, **changes}, resume_from=str(found.path), command=command)
-    return state_of(supervisor, target.run_id)
 
 
-def remove(supervisor: Supervisor, command: PendingCommand) -> Result:
+def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     """Forget a run that is over: its rows and its folder."""
     target = find(supervisor, command)
     if not target.state.is_over or target.run_id in supervisor.draining:
@@ -154,11 +187,11 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> Result:
         repository.release_leases(connection, target.run_id)
         connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
         connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
+        done(supervisor, command, target.run_id)
     supervisor.ingest.forget(target.run_id)
-    return {"id": target.run_id, "state": "removed"}
 
 
-HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], Result]] = {
+HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "run": run,
     "stop": stop,
     "restart": restart,
@@ -172,11 +205,6 @@ def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
     if found is None:
         raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
     return found
-
-
-def state_of(supervisor: Supervisor, run_id: str) -> Result:
-    found = repository.get_run(supervisor.connection, run_id)
-    return {"id": run_id, "state": None if found is None else str(found.state)}
 
 
 def requeue(
@@ -193,6 +221,7 @@ def requeue(
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
         where = f" from {Path(resume_from).name}" if resume_from else " from the start"
         repository.add_event(connection, f"{command.verb} by {command.actor}{where}", now=now, run_id=target.run_id)
+        done(supervisor, command, target.run_id)
     supervisor.needs_schedule = True
 
 

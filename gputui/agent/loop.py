@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from gputui.agent import handlers, rebuilding
 from gputui.agent.lock import AgentLock
@@ -73,7 +72,6 @@ class Agent:
         self.clock = time.monotonic
         self.started_at = self.wall()
         self.stopping = False
-        self._opened_anew: Path | None = None
         self.connection = self._open_store()
         self.selector = selectors.DefaultSelector()
         self.recorder = Recorder(self.connection, workspace.runs, self.wall)
@@ -113,8 +111,7 @@ class Agent:
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._introduce(ready=False)
-        if self._opened_anew is not None:
-            rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+        rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
         self.watcher.start()
         self.supervisor.adopt()
         self.supervisor.repeat_stops()
@@ -262,15 +259,15 @@ class Agent:
         try:
             return open_writer(path)
         except StoreCorruptError as error:
-            self._opened_anew = set_aside(path, self.wall())
+            aside = set_aside(path, self.wall())
             connection = open_writer(path)
             repository.add_event(
                 connection,
-                f"the database was damaged and set aside as {self._opened_anew.name}; a new one was begun",
+                f"the database was damaged and set aside as {aside.name}; a new one was begun",
                 now=self.wall(),
                 severity="error",
             )
-            log.error("%s; set aside as %s", error, self._opened_anew)
+            log.error("%s; set aside as %s", error, aside)
             return connection
 
     def _introduce(self, *, ready: bool) -> None:

@@ -1,4 +1,5 @@
-"""After the database was lost: runs are told again from their folders, so that those alive are not orphaned."""
+"""Runs that the database does not know, because it was lost or set aside, are told again from their folders, so that
+those alive are not orphaned."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.identity import marked_processes
 from gputui.runs.redaction import redact_launch, redact_params, redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
@@ -23,8 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def rebuild(connection: sqlite3.Connection, workspace: Workspace, ingest: MetricsIngest, now: float) -> int:
-    """Enter every run folder that the database does not know. Runs come back in the state of their newest attempt:
-    its end, if there was one, is then noticed as after any adoption. Returns how many were entered."""
+    """Enter every run folder that the database does not know. A run comes back as its newest attempt left it: one
+    that has ended stays so, for what was decided then, or asked for by a person, is lost; one that has not is adopted
+    like any other. Returns how many were entered."""
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
     folders = sorted(
         (entry for entry in workspace.runs.iterdir() if entry.is_dir() and entry.name not in known),
@@ -35,8 +38,13 @@ def rebuild(connection: sqlite3.Connection, workspace: Workspace, ingest: Metric
         try:
             _enter(connection, ingest, folder, now)
             entered += 1
-        except (SpecError, OSError, ValueError, KeyError, TypeError) as error:
+        except (SpecError, OSError, ValueError, KeyError, TypeError, AttributeError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
+    if entered:
+        noun = "run was" if entered == 1 else "runs were"
+        repository.add_event(
+            connection, f"{entered} {noun} read back from the run folders", now=now, severity="warning"
+        )
     return entered
 
 
@@ -83,8 +91,26 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
                     ended_at=float((record["exit"] or {}).get("ended_at") or now),
                     exit_record=record["exit"],
                 )
-        repository.take_leases(connection, folder.name, tuple(newest["gpus"]), now)
         repository.move(connection, run, RunState.STARTING, cause="read back from its folder", now=now)
+        if newest["exit"] is None:
+            repository.take_leases(connection, folder.name, tuple(newest["gpus"]), now)
+        else:
+            _end(connection, _get(connection, folder.name), newest, now)
+
+
+def _end(connection: sqlite3.Connection, run: RunRecord, newest: dict[str, Any], now: float) -> None:
+    ended = newest["exit"]
+    if ended.get("stop_requested"):
+        state, cause = RunState.STOPPED, "stopped"
+    elif ended.get("code") == 0:
+        state, cause = RunState.SUCCEEDED, "finished"
+    else:
+        state, cause = RunState.FAILED, "failed; why was lost with the database"
+    ended_at = float(ended.get("ended_at") or now)
+    repository.end_attempt(
+        connection, run.run_id, int(newest["attempt"]), state=state, ended_at=ended_at, exit_record=ended
+    )
+    repository.move(connection, run, state, cause=cause, now=ended_at)
 
 
 def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
@@ -94,7 +120,8 @@ def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
 
 
 def _attempts(folder: Path) -> list[dict[str, Any]]:
-    """The attempts that left a plan, in order, each with its exit record or None."""
+    """The attempts that were begun, in order, each with its exit record or None. A plan of which nothing came was
+    written by an agent that was killed right after."""
     found = []
     for entry in (folder / "attempts").iterdir() if (folder / "attempts").is_dir() else ():
         plan = entry / "attempt.json"
@@ -102,5 +129,7 @@ def _attempts(folder: Path) -> list[dict[str, Any]]:
             record = json.loads(plan.read_text("utf-8"))
             ended = entry / "exit.json"
             record["exit"] = json.loads(ended.read_text("utf-8")) if ended.exists() else None
-            found.append(record)
+            begun = (entry / "started.json").exists() or marked_processes(folder, int(entry.name))
+            if record["exit"] is not None or begun:
+                found.append(record)
     return sorted(found, key=lambda record: int(record["attempt"]))

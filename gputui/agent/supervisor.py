@@ -25,9 +25,10 @@ from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
-from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
+from gputui.runs.identity import ProcessIdentity, environment_of, is_alive, marked_processes, send_signal
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,9 @@ class Supervisor:
                     )
                 continue
             shim = record.shim or launching.find_shim(self.workspace, run.run_id, record.number)
-            ended = (launching.attempt_dir(self.workspace, run.run_id, record.number) / "exit.json").exists()
-            rebooted = record.shim is not None and record.shim.boot_id != boot_id()
-            if shim is None and not ended and not rebooted:
+            folder = launching.attempt_dir(self.workspace, run.run_id, record.number)
+            begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
+            if shim is None and not begun:
                 # Its starter died between the row and the shim; the shim itself refuses to run twice.
                 self._spawn(record)
             else:
@@ -149,8 +150,10 @@ class Supervisor:
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 
-    def stop(self, run: RunRecord, *, intent: str, actor: str, now_at_once: bool) -> None:
-        """Ask a run to end; what follows is noticed like any other end."""
+    def stop(
+        self, run: RunRecord, *, intent: str, actor: str, now_at_once: bool, note: Callable[[], None] = lambda: None
+    ) -> None:
+        """Ask a run to end; what follows is noticed like any other end. ``note`` writes within the transaction."""
         now = self.wall()
         live = self.live.get(run.run_id)
         with transaction(self.connection):
@@ -167,6 +170,7 @@ class Supervisor:
                 )
                 repository.release_leases(self.connection, run.run_id)
                 repository.add_event(self.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
+            note()
         if live is not None:
             self._signal_stop(live, now_at_once)
         self.needs_schedule = True
@@ -255,6 +259,9 @@ class Supervisor:
                 self.connection, self.ingest, self.workspace, start.run, start.uuids, indices, self.wall()
             )
         except launching.LaunchError as error:
+            if not (self.workspace.run_dir(start.run.run_id) / SPEC_FILE).exists():
+                self._give_up(start.run, "its folder is gone; launch it again")
+                return
             text = f"cannot start: {error}; trying again"
             if start.run.waiting_for != text:
                 repository.set_waiting_for(self.connection, start.run.run_id, text)
@@ -264,8 +271,20 @@ class Supervisor:
         }
         self._spawn(record)
 
+    def _give_up(self, run: RunRecord, why: str) -> None:
+        now = self.wall()
+        with transaction(self.connection):
+            repository.move(self.connection, run, RunState.FAILED, cause=why, now=now)
+            repository.release_leases(self.connection, run.run_id)
+            repository.add_event(self.connection, why, now=now, severity="error", run_id=run.run_id)
+
     def _spawn(self, record: AttemptRecord) -> None:
-        shim = launching.spawn_shim(self.workspace, record)
+        try:
+            shim = launching.spawn_shim(self.workspace, record)
+        except OSError as error:
+            # Noticed like a shim that was lost at once: the policy tells how often that is tried again.
+            log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
+            shim = None
         if shim is not None:
             repository.set_shim(self.connection, record.run_id, record.number, shim)
         self._watch(record, shim)

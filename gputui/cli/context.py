@@ -114,7 +114,9 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=None if not sys.stdout.isatty() else 2, ensure_ascii=False))
+    # Standard output is None where it was closed.
+    for_a_person = sys.stdout is not None and sys.stdout.isatty()
+    click.echo(json.dumps(value, indent=2 if for_a_person else None, ensure_ascii=False))
 
 
 def print_json_list(values: Iterable[Any]) -> None:

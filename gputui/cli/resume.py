@@ -8,6 +8,7 @@ import click
 
 from gputui.cli.acting import act
 from gputui.cli.context import EXIT_USAGE, Session, fail
+from gputui.runs.redaction import redact_params
 from gputui.runs.spec import Scalar
 
 
@@ -26,6 +27,9 @@ def command(session: Session, run: str, changes: tuple[str, ...], as_json: bool)
         texts = split_assignments(changes)
         values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
         wanted: dict[str, Scalar] = {name: values[name] for name in texts}
+        # What a command says is stored; a secret must not be.
+        if redact_params(wanted) != wanted:
+            fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
     except ParameterError as error:
         fail(str(error).replace("\n", "; "), EXIT_USAGE)
     act(session, "resume", view.run_id, as_json, set=wanted)

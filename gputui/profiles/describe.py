@@ -11,7 +11,7 @@ from gputui.gpu.model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sizes import format_size
 from gputui.runs.command import Launch, build_launch, substitute, values_for
-from gputui.runs.redaction import redact_launch, redact_params
+from gputui.runs.redaction import redact_argv, redact_launch, redact_params
 from gputui.runs.spec import RunSpec
 
 RUN_ID = "RUN"
@@ -84,6 +84,6 @@ def _metrics(spec: RunSpec) -> str:
 def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
     if spec.checkpoints is None:
         return "none; a new attempt begins from the start"
-    resume = shlex.join(spec.checkpoints.resume)
+    resume = shlex.join(redact_argv(spec.checkpoints.resume))
     how = f"resumed with {resume}" if resume else "resumed by $GPUTUI_CHECKPOINT"
     return f"{substitute(spec.checkpoints.directory, values)}/{spec.checkpoints.pattern}, {how}"

@@ -20,6 +20,12 @@ START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
+# What torchrun tells its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"): an
+# agent started by a rank would pass it on to runs that have nothing to do with it.
+RANK_MARKS = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 
 
 class AgentUnreachableError(Exception):
@@ -82,7 +88,11 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise AgentUnreachableError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
     # An agent started from inside a run would carry that run's mark and be swept away with it.
-    environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in RUN_MARKS and name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
+    }
     try:
         return subprocess.Popen(
             [

@@ -100,6 +100,9 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         args=None if spec.args is None else redact_argv(spec.args),
         params=redact_params(spec.params),
         env=redact(spec.env),
+        checkpoints=None
+        if spec.checkpoints is None
+        else replace(spec.checkpoints, resume=redact_argv(spec.checkpoints.resume)),
     )
 
 

@@ -1,0 +1,148 @@
+"""Commands: what they do and their answer are one thing, and no row can bring the agent down."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import sqlite3
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.agent import handlers
+from gputui.agent.recorder import Recorder
+from gputui.agent.supervisor import Supervisor
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.runs.spec import CheckpointSpec, RunSpec
+from gputui.runs.submission import submit_run
+from gputui.store import commands
+from gputui.store.database import open_writer
+
+NOW = 1_790_000_000.0
+SPEC = RunSpec(
+    name="demo",
+    launcher="python",
+    program=("x.py",),
+    python=sys.executable,
+    workdir="/",
+    params={"steps": 5, "api_key": "quite-a-secret"},
+    checkpoints=CheckpointSpec("{run_dir}/checkpoints", "*.pt", ("--resume", "{checkpoint}", "--api-key", "hush-hush")),
+)
+
+
+def make(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
+    return Supervisor(
+        connection,
+        workspace,
+        MetricsIngest(connection),
+        Recorder(connection, workspace.runs, lambda: NOW),
+        selectors.DefaultSelector(),
+        lambda: NOW,
+        lambda: 0.0,
+        on_start=lambda _run: None,
+        on_end=lambda _run: None,
+        wake=lambda: None,
+    )
+
+
+@pytest.fixture
+def supervisor(workspace: Workspace) -> Iterator[Supervisor]:
+    connection = open_writer(workspace.database)
+    yield make(workspace, connection)
+    connection.close()
+
+
+def launch(supervisor: Supervisor) -> int:
+    return submit_run(supervisor.workspace, supervisor.connection, SPEC, name=None, actor="me", now=NOW)
+
+
+def move(supervisor: Supervisor, state: str) -> None:
+    supervisor.connection.execute("UPDATE runs SET state = ?", (state,))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("place", ["enter_run", "give_answer"])
+def test_an_agent_killed_around_the_answer_launches_one_run(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    command_id = launch(supervisor)
+    owner = handlers if place == "enter_run" else commands
+    original = getattr(owner, place)
+
+    def then_die(*args: object, **options: object) -> None:
+        original(*args, **options)
+        raise Killed
+
+    monkeypatch.setattr(owner, place, then_die)
+    with pytest.raises(Killed):
+        handlers.answer_all(supervisor)
+    monkeypatch.undo()
+    handlers.answer_all(supervisor)
+    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "done"
+    assert answer.result is not None and answer.result["state"] == "queued"
+
+
+@pytest.mark.parametrize(("verb", "state"), [("restart", "queued"), ("stop", "stopped"), ("rm", "removed")])
+def test_a_command_is_answered_in_the_transaction_of_what_it_does(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, verb: str, state: str
+) -> None:
+    launch(supervisor)
+    handlers.answer_all(supervisor)
+    if verb != "stop":
+        move(supervisor, "failed")
+    command_id = commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    original = commands.give_answer
+    inside = []
+
+    def look(connection: sqlite3.Connection, *args: object, **options: object) -> None:
+        inside.append(connection.in_transaction)
+        original(connection, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commands, "give_answer", look)
+    handlers.answer_all(supervisor)
+    assert inside == [True]
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and (answer.state, answer.result) == ("done", {"id": "demo-1", "state": state})
+
+
+@pytest.mark.parametrize("verb", [*handlers.HANDLERS, "nonsense"])
+@pytest.mark.parametrize("args", ['{"set": 5}', '{"set": ["steps"]}', "[]", "garbage", '{"ticket": 5, "name": []}'])
+def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: str) -> None:
+    launch(supervisor)
+    handlers.answer_all(supervisor)
+    move(supervisor, "failed")
+    supervisor.connection.execute(
+        "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, 'demo-1', ?, 'me')",
+        (NOW, verb, args),
+    )
+    assert handlers.answer_all(supervisor) == 1
+    assert handlers.answer_all(supervisor) == 0
+
+
+def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    handlers.answer_all(supervisor)
+    move(supervisor, "failed")
+    command_id = commands.submit(
+        supervisor.connection, "resume", "demo-1", {"set": {"api_key": "another"}}, "me", now=NOW
+    )
+    handlers.answer_all(supervisor)
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "secret" in (answer.reason or "")
+    stored = json.dumps(supervisor.connection.execute("SELECT spec, params FROM runs").fetchall())
+    assert "quite-a-secret" not in stored and "hush-hush" not in stored
+
+
+def test_a_command_counts_though_the_bell_cannot_be_rung(workspace: Workspace, supervisor: Supervisor) -> None:
+    workspace.runs.rmdir()
+    command_id = commands.submit(
+        supervisor.connection, "stop", "demo-1", {}, "me", now=NOW, doorbell=workspace.doorbell
+    )
+    assert [command.command_id for command in commands.pending(supervisor.connection)] == [command_id]

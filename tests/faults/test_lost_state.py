@@ -1,0 +1,111 @@
+"""What a person or a broken disk takes away: the database, a run's folder, the end of a pipe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputui.config import locate
+from gputui.runs.identity import is_alive
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+
+def lose_database(machine: Machine) -> None:
+    machine.kill_agent()
+    for path in machine.workspace.state.glob("gputui.db*"):
+        path.unlink()
+
+
+def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machine: Machine) -> None:
+    """Two runs that are over had the same GPU; a third one is alive on it; a fourth failed for good."""
+    machine.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
+    profile = machine.profile()
+    for name in ("a", "b"):
+        machine.gputui("run", profile, "--gpus", "1", "--name", name, "--set", "steps=5", "--wait")
+    machine.gputui("run", profile, "--name", "stopped", "--set", "steps=100000")
+    wait_until(lambda: machine.steps("stopped-1"), what="a step")
+    machine.gputui("stop", "stopped-1")
+    machine.wait_for("stopped-1", "stopped")
+    failing = machine.profile(
+        "failing", f"name: failing\nlauncher: command\ncommand: {sys.executable} -c 1/0\ngpus: 0\nrecovery: off\n"
+    )
+    machine.gputui("run", failing, "--wait", code=1)
+    machine.gputui("run", profile, "--gpus", "1", "--name", "alive", "--set", "steps=100000")
+    wait_until(lambda: machine.steps("alive-1"), what="a step")
+    shim = machine.shim("alive-1")
+    lose_database(machine)
+    machine.gputui("agent", "start")
+    assert is_alive(shim)
+    states = {run["id"]: (run["state"], run["attempt"]) for run in machine.json("ps")}
+    assert states.pop("alive-1")[0] in ("starting", "running")
+    assert states == {
+        "a-1": ("succeeded", 1),
+        "b-1": ("succeeded", 1),
+        "stopped-1": ("stopped", 1),
+        "failing-1": ("failed", 1),
+    }
+    assert machine.rows("SELECT run_id FROM leases") == [("alive-1",)]
+    machine.gputui("stop", "alive-1", "--now")
+    machine.wait_for("alive-1", "stopped")
+    assert not is_alive(shim)
+
+
+def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> None:
+    profile = machine.profile()
+    machine.gputui("run", profile, "--set", "steps=100000")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    os.kill(shim.pid, 9)
+    for process in machine.marked("steps-1"):
+        os.kill(process.pid, 9)
+    # As an agent leaves it that is killed between the attempt's row and its shim.
+    folder = machine.workspace.run_dir("steps-1")
+    subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
+        check=True,
+    )  # fmt: skip
+    folder.rename(machine.folder / "elsewhere")
+    machine.gputui("agent", "start")
+    machine.gputui("run", profile, "--set", "steps=5", "--name", "other", "--wait")
+    machine.wait_for("steps-1", "failed")
+    assert "folder is gone" in machine.json("show", "steps-1")["reason"]
+
+
+def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> None:
+    """Its shim's name was never stored, and the shim is dead: the next attempt gets a folder of its own."""
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")
+    wait_until(lambda: len(machine.steps("steps-1")) > 12, what="some steps")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    os.kill(shim.pid, 9)
+    for process in machine.marked("steps-1"):
+        os.kill(process.pid, 9)
+    subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
+        check=True,
+    )  # fmt: skip
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "succeeded")
+    assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
+
+
+@pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["agent", "status", "--json"]])
+def test_standard_output_may_be_closed(machine: Machine, words: list[str]) -> None:
+    line = " ".join([sys.executable, "-m", "gputui", "--home", str(machine.folder / "home"), *words, ">&-"])
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_home_is_the_same_by_whichever_way_one_comes(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("home")
+    assert locate(tmp_path / "link", {}) == locate(tmp_path / "home", {})
+    xdg = {"HOME": "/h", "XDG_STATE_HOME": str(tmp_path / "link"), "XDG_CONFIG_HOME": "/c"}
+    assert locate(None, xdg).state == tmp_path / "home" / "gputui"
