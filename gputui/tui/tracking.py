@@ -67,8 +67,8 @@ class RunTracker:
         total_steps = int(total) if total is not None and total > 0 else None
         pace = self._steps_per_second()
         left = None
-        if run.state == "running" and pace and step is not None and total_steps is not None:
-            left = max(0, total_steps - step) / pace
+        if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
+            left = (total_steps - step) / pace
         times = [rank.at for rank in self._ranks.values() if rank.at is not None]
         loss = self._curves[LOSS]
         return Progress(

@@ -310,6 +310,7 @@ def test_small_helpers() -> None:
     assert wrap("abcdefghij", 4) == ["abcd", "efgh", "ij"]
     assert wrap("one two", 5, indent=2) == ["one", "  two"]
     assert wrap("", 5) == []
+    assert wrap("at step 14 310 of 20", 13) == ["at step", "14 310 of 20"]
     assert text_of([between([("left", "text")], [("right", "text")], 12)]) == ["left   right"]
     assert text_of([fitting([[("aaa", "text")], [("bbbbbbb", "text")], [("c", "text")]], 5)]) == ["aaac"]
     assert text_of([rule("T", 12, "note")]) == [" T ─────────"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,6 +14,9 @@ from gputui.charts.raster import Span
 Row = TypeVar("Row")
 
 GAP = 2
+
+# A space inside a number in groups of three is no place to break a line.
+_BREAKS = re.compile(r"(?<![0-9]) | (?![0-9]{3}(?![0-9]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +140,11 @@ def rule(title: str, width: int, note: str = "") -> Line:
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Words over several lines of at most ``width`` cells, all but the first set in by ``indent``; a word longer than
     a line is cut into pieces."""
-    if width < 1:
+    if width < 1 or not text.strip():
         return []
     lines: list[str] = []
     line = ""
-    for word in text.split():
+    for word in _BREAKS.split(" ".join(text.split())):
         margin = " " * (indent if lines else 0)
         candidate = f"{line} {word}" if line.strip() else margin + word
         if cell_width(candidate) <= width or not line.strip():

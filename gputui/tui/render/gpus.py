@@ -12,6 +12,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, age, byte_rate, bytes_text, gibibytes, percent, short_number
 from gputui.store.views import GpuView, ProcessView
 from gputui.tui.render.columns import Column, Placed, fit_line, head_line, place, row_line, wrap
+from gputui.tui.render.histories import thinned
 from gputui.tui.render.words import clock, is_alarming, is_hot
 from gputui.tui.snapshot import RankRow, Snapshot
 
@@ -209,17 +210,7 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
 
 
 def _history(row: GpuRow, width: int) -> list[Span]:
-    return [(sparkline(_last(row.utilizations, width), width, 0.0, 100.0), "bar")]
-
-
-def _last(values: Sequence[float | None], width: int) -> Sequence[float | None]:
-    """The newest values, thinned by means to ``width`` when there are more, so that all of the span is seen."""
-    if len(values) <= width:
-        return values
-    size = len(values) // width
-    cut = values[len(values) - size * width :]
-    groups = [[v for v in cut[i : i + size] if v is not None] for i in range(0, len(cut), size)]
-    return [sum(group) / len(group) if group else None for group in groups]
+    return [(sparkline(thinned(row.utilizations, width), width, 0.0, 100.0), "bar")]
 
 
 def _clock(row: GpuRow, width: int) -> list[Span]:

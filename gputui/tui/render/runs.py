@@ -12,6 +12,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, age, count, duration, metric_value
 from gputui.store.views import EventView
 from gputui.tui.render.columns import Column, Placed, clip_line, fit_line, place, row_line, rule
+from gputui.tui.render.histories import thinned
 from gputui.tui.render.words import OVER, SEVERITY_GLYPHS, SEVERITY_STYLES, moment, run_sign, run_state_text
 from gputui.tui.snapshot import Progress, RunRow
 
@@ -108,7 +109,7 @@ def _loss(shown: _Shown, width: int) -> list[Span]:
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
-    return [(sparkline(shown.row.progress.losses, width), "series.0")]
+    return [(sparkline(thinned(shown.row.progress.losses, width), width), "series.0")]
 
 
 def _remark(shown: _Shown, width: int) -> list[Span]:

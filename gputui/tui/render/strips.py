@@ -13,6 +13,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
 from gputui.store.views import GpuView, HostView
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
+from gputui.tui.render.histories import History, mean_history, newest, peak_history, sum_history
 from gputui.tui.render.words import clock, is_hot, run_sign
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Snapshot
 
@@ -150,14 +151,14 @@ def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
     busy = mean_history([each.utilization_percent for each in histories])
     kilowatts = [None if value is None else value / 1000 for value in power]
-    memory = Curve(_bins(full), "series.1", f"memory {percent(_newest(full))}")
-    utilization = Curve(_bins(busy), "series.0", f"utilisation {percent(_newest(busy))}")
+    memory = Curve(_bins(full), "series.1", f"memory {percent(newest(full))}")
+    utilization = Curve(_bins(busy), "series.0", f"utilisation {percent(newest(busy))}")
     panes = [
         ([memory, utilization], YAxis(low=0.0, high=100.0)),
-        ([Curve(_bins(kilowatts), "series.2", f"power {watts(_newest(power))}")], YAxis(low=0.0)),
+        ([Curve(_bins(kilowatts), "series.2", f"power {watts(newest(power))}")], YAxis(low=0.0)),
     ]
     if width >= 110:
-        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(_newest(warm))}")], YAxis(low=20.0)))
+        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(newest(warm))}")], YAxis(low=20.0)))
     each = (width - 1) // len(panes) - 1
     columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
     return [
@@ -200,39 +201,6 @@ def _traffic(host: HostView) -> list[str]:
     return words
 
 
-# --- histories ------------------------------------------------------------------------------------------------------
-
-History = Sequence[float | None]
-
-
-def mean_history(histories: Sequence[History]) -> list[float | None]:
-    """The mean of several histories, bucket by bucket, over those that know the value."""
-    return [sum(known) / len(known) if known else None for known in _known(histories)]
-
-
-def sum_history(histories: Sequence[History]) -> list[float | None]:
-    """Their sum; a bucket that one of them does not know counts it as its value before."""
-    return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
-
-
-def peak_history(histories: Sequence[History]) -> list[float | None]:
-    """Their highest value."""
-    return [max(known) if known else None for known in _known(histories)]
-
-
-def _known(histories: Sequence[History]) -> list[list[float]]:
-    return [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
-
-
-def _held(history: History) -> list[float | None]:
-    held: list[float | None] = []
-    last: float | None = None
-    for value in history:
-        last = value if value is not None else last
-        held.append(last)
-    return held
-
-
 def _bins(history: History) -> list[Bin]:
     seconds = HISTORY_SECONDS / HISTORY_BUCKETS
     bins: list[Bin] = []
@@ -245,10 +213,6 @@ def _bins(history: History) -> list[Bin]:
         bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
         gap = False
     return bins
-
-
-def _newest(history: History) -> float | None:
-    return next((value for value in reversed(history) if value is not None), None)
 
 
 def _sum(values: Iterable[float | None]) -> int | None:

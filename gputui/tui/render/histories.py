@@ -1,0 +1,54 @@
+"""Short histories: equally wide buckets of time, oldest first, None where nothing is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+History = Sequence[float | None]
+
+
+def mean_history(histories: Sequence[History]) -> list[float | None]:
+    """The mean of several histories, bucket by bucket, over those that know the value."""
+    return [sum(known) / len(known) if known else None for known in _known(histories)]
+
+
+def sum_history(histories: Sequence[History]) -> list[float | None]:
+    """Their sum; a bucket that one of them does not know counts it as its value before."""
+    return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
+
+
+def peak_history(histories: Sequence[History]) -> list[float | None]:
+    """Their highest value."""
+    return [max(known) if known else None for known in _known(histories)]
+
+
+def _known(histories: Sequence[History]) -> list[list[float]]:
+    return [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
+
+
+def _held(history: History) -> list[float | None]:
+    held: list[float | None] = []
+    last: float | None = None
+    for value in history:
+        last = value if value is not None else last
+        held.append(last)
+    return held
+
+
+def newest(history: History) -> float | None:
+    """The last known value."""
+    return next((value for value in reversed(history) if value is not None), None)
+
+
+def thinned(history: History, width: int) -> History:
+    """At most ``width`` values for the whole span: means of equally many finite ones."""
+    if width < 1 or len(history) <= width:
+        return history
+    edges = [number * len(history) // width for number in range(width + 1)]
+    groups = [
+        [value for value in history[start:end] if value is not None and math.isfinite(value)]
+        for start, end in itertools.pairwise(edges)
+    ]
+    return [sum(group) / len(group) if group else None for group in groups]
