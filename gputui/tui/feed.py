@@ -59,6 +59,7 @@ class Feed:
         self._opened_at = float("-inf")
         self._version: int | None = None
         self._read_at = float("-inf")
+        self._is_due = False
         self._interest = Interest()
         self._interest_read = Interest()
         self._watched: set[int] = set()
@@ -114,24 +115,33 @@ class Feed:
             self._has_looked.set()
             if is_new and self._show is not None:
                 self._show(self._newest)
-            self._wake.wait(LOOK_SECONDS)
+            self._wake.wait(self._pause())
             self._wake.clear()
         self._close()
+
+    def _pause(self) -> float:
+        """How long to sleep: news that came too soon after the last snapshot is read as soon as it may be."""
+        if not self._is_due:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
 
     def _turn(self) -> bool:
         """Look once; whether there is a new snapshot."""
         now, clock = self._wall(), self._clock()
         interest = self._interest
+        self._is_due = False
         try:
             connection = self._open(clock)
             if connection is None:
                 return self._pass_time(now, clock, self._newest.trouble)
+            self._answer(connection)
             version = queries.data_version(connection)
-            is_news = version != self._version or interest != self._interest_read or self._reader.is_behind
-            if is_news and (clock - self._read_at >= APART_SECONDS or interest != self._interest_read):
+            is_other = interest != self._interest_read
+            is_news = is_other or version != self._version or self._reader.is_behind
+            self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
+            if is_news and not self._is_due:
                 self._newest = self._reader.read(connection, now, interest)
                 self._version, self._interest_read, self._read_at = version, interest, clock
-                self._answer(connection)
                 return True
             return self._pass_time(now, clock, self._newest.trouble if is_news else None)
         except StoreMissingError:

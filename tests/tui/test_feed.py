@@ -165,8 +165,9 @@ def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, fille
     commander = open_commander(workspace.database)
     command_id = commands.submit(commander, "stop", "vit-b16-1", {}, "me", now=time.time())
     commander.close()
-    feed.watch(command_id)
     commands.give_answer(filler.connection, command_id, "refused", now=time.time(), reason="it is over")
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    feed.watch(command_id)  # the answer came before anybody waited for it
     answer = listener.answers.get(timeout=DEADLINE_SECONDS)
     assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
 
