@@ -25,6 +25,18 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+# What starts whole runs comes last, so that a slip in a small thing is told in seconds.
+LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def lateness(item: pytest.Item) -> tuple[bool, int]:
+        place = item.path.relative_to(Path(__file__).parent).parts[0]
+        return item.get_closest_marker("slow") is not None, LATE.index(place) if place in LATE else -1
+
+    items.sort(key=lateness)
+
+
 @pytest.fixture(autouse=True)
 def private_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No test sees the developer's own home, runs or terminal settings."""
