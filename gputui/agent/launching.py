@@ -15,6 +15,7 @@ from gputui.agent.rundirs import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository, shim
+from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.command import build_launch
 from gputui.runs.identity import ProcessIdentity, identify, marked_processes
 from gputui.runs.redaction import redact_launch, restore
@@ -129,7 +130,7 @@ def lock_files(uuids: Sequence[str]) -> list[str]:
 def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity | None:
     """Start the attempt's shim: own session, no standard input, nothing inherited. None when it ended at once."""
     folder = attempt_dir(workspace, attempt.run_id, attempt.number)
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
     environment |= {
         "GPUTUI_RUN_ID": attempt.run_id,
         "GPUTUI_RUN_DIR": str(workspace.run_dir(attempt.run_id)),

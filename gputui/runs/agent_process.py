@@ -20,6 +20,8 @@ START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
+# By this mark a shim knows an agent that was started from inside its run, and leaves it alone.
+AGENT_MARK = "GPUTUI_AGENT"
 # What torchrun tells its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"): an
 # agent started by a rank would pass it on to runs that have nothing to do with it.
 RANK_MARKS = (
@@ -92,7 +94,7 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
         name: value
         for name, value in os.environ.items()
         if name not in RUN_MARKS and name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
-    }
+    } | {AGENT_MARK: "1"}
     try:
         return subprocess.Popen(
             [

@@ -58,9 +58,22 @@ def stat_of(pid: int) -> tuple[int, str, int] | None:
     return int(fields[1]), fields[0], int(fields[19])
 
 
-def descendants() -> set[int]:
-    """Every living process below this one. As a subreaper the shim inherits what its descendants leave behind, so
-    the parent chain is complete however often they forked or called setsid."""
+def is_of_another(pid: int, run_dir: bytes) -> bool:
+    """Whether a process is an agent that was started from inside this run, or of a run which that agent started:
+    they hang below this shim, and are none of its business."""
+    try:
+        marks = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(
+        mark.startswith(b"GPUTUI_AGENT=") or (mark.startswith(b"GPUTUI_RUN_DIR=") and mark[15:] != run_dir)
+        for mark in marks
+    )
+
+
+def descendants(run_dir: bytes) -> set[int]:
+    """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
+    what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -77,7 +90,10 @@ def descendants() -> set[int]:
         if pid == own or pid in found:
             found.update(chain)
     found.discard(own)
-    return found
+    others = {pid for pid in found if is_of_another(pid, run_dir)}
+    while below := {pid for pid in found - others if parents[pid] in others}:
+        others |= below
+    return found - others
 
 
 def signal_all(pids: set[int], number: int) -> None:
@@ -143,6 +159,7 @@ class Shim:
         self.directory = directory
         self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
         self.grace = float(self.plan["grace_seconds"])
+        self.run_dir = os.fsencode(self.plan["env"]["GPUTUI_RUN_DIR"])
         self.status: int | None = None
         self.child = 0
         self.stop_requested = False
@@ -214,6 +231,9 @@ class Shim:
                 preexec_fn=restore_signals,
             )
         self.child = process.pid
+        # Only `reap` may ask how a child ended. A Popen that does not know asks once more when it is forgotten, and
+        # would take the status of a command that has ended by then.
+        process.returncode = 0
         own, child = stat_of(os.getpid()), stat_of(self.child)
         write_record(
             self.directory / "started.json",
@@ -235,10 +255,10 @@ class Shim:
             self.reap()
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
-                signal_all(descendants(), signal.SIGTERM)
+                signal_all(self.descendants(), signal.SIGTERM)
             if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
                 self.forced = True
-                signal_all(descendants(), signal.SIGKILL)
+                signal_all(self.descendants(), signal.SIGKILL)
                 self.kill_at = time.monotonic() + 1.0
         return self.sweep()
 
@@ -246,7 +266,7 @@ class Shim:
         """Ask what is left to end, then kill it."""
         began = time.monotonic()
         asked = False
-        while left := descendants():
+        while left := self.descendants():
             waited = time.monotonic() - began
             if waited > UNKILLABLE_SECONDS:
                 return sorted(left)
@@ -258,6 +278,9 @@ class Shim:
             self.wait_for_signal(0.05)
             self.reap()
         return []
+
+    def descendants(self) -> set[int]:
+        return descendants(self.run_dir)
 
     def wait_for_signal(self, timeout: float | None) -> None:
         """Sleep until a signal arrives or ``timeout`` seconds passed, and note what it asks for."""
@@ -288,6 +311,8 @@ class Shim:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                if self.child and self.status is None:
+                    raise RuntimeError("somebody else has taken the command's exit status") from None
                 return
             if pid == 0:
                 return

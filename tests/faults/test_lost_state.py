@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputui.config import locate
-from gputui.runs.identity import is_alive
+from gputui.runs.identity import environment_of, is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -109,3 +109,26 @@ def test_a_home_is_the_same_by_whichever_way_one_comes(tmp_path: Path) -> None:
     assert locate(tmp_path / "link", {}) == locate(tmp_path / "home", {})
     xdg = {"HOME": "/h", "XDG_STATE_HOME": str(tmp_path / "link"), "XDG_CONFIG_HOME": "/c"}
     assert locate(None, xdg).state == tmp_path / "home" / "gputui"
+
+
+def test_an_agent_started_from_inside_a_run_outlives_it_with_its_runs(machine: Machine) -> None:
+    """The run's shim ends everything below it but what belongs to somebody else."""
+    (machine.folder / "other").mkdir()
+    other = Machine(machine.folder / "other")
+    try:
+        inner = other.profile()
+        outer = machine.profile(
+            "outer",
+            f"name: outer\nlauncher: command\ngpus: 0\nrecovery: off\nenv: {{RANK: '0', WORLD_SIZE: '2'}}\n"
+            f"command: {sys.executable} -m gputui --home {other.folder / 'home'} run {inner} --set steps=100000\n",
+        )
+        machine.gputui("run", outer, "--wait")
+        agent, shim = wait_until(other.agent), other.shim("steps-1")
+        machine.wait_for("outer-1", "succeeded")
+        assert is_alive(agent) and is_alive(shim)
+        environment = environment_of(shim.pid) or {}
+        assert "RANK" not in environment and "GPUTUI_AGENT" not in environment
+        other.gputui("stop", "steps-1")
+        other.wait_for("steps-1", "stopped")
+    finally:
+        other.close()

@@ -87,6 +87,12 @@ def test_a_death_by_signal_is_told_apart(attempt: Attempt) -> None:
     assert (ended["code"], ended["signal"]) == (None, signal.SIGKILL)
 
 
+def test_the_end_of_a_command_that_ends_at_once_is_not_lost(attempt: Attempt) -> None:
+    """It is over while the shim still writes down that it began."""
+    attempt.start("", argv=["/bin/sh", "-c", "exit 3"])
+    assert attempt.ended()["code"] == 3
+
+
 def test_a_command_that_cannot_start_is_said(attempt: Attempt) -> None:
     attempt.start("", argv=["/does/not/exist"])
     ended = attempt.ended()
