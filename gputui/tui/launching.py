@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
-from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.runs.command import format_value
 from gputui.runs.spec import RunSpec
-from gputui.store.views import GpuView
 from gputui.tui.editing import LineEdit
 from gputui.tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
     from gputui.profiles.checks import CheckResult
-    from gputui.profiles.gpu_checks import GpuSituation
     from gputui.profiles.loading import ProfileEntry
 
 GPUS = "GPUs"
@@ -181,7 +178,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import quick_checks
     from gputui.profiles.resolve import ResolveError, resolve
-    from gputui.recovery.policy import PolicyError, parse_policy
+    from gputui.profiles.situation import situation_of
 
     env = os.environ if environ is None else environ
     entry = form.entry
@@ -190,7 +187,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     if entry.profile is None:
         return Plan(problems=tuple(clean(line) for line in str(entry.error).splitlines()))
     gpus_item = form.fields[0]
-    situation = situation_of(snapshot)
+    situation = situation_of(snapshot.agent, snapshot.gpus)
     try:
         spec = resolve(
             entry.profile,
@@ -199,11 +196,8 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
             inventory=None if situation is None else situation.facts,
             environ=env,
         )
-        parse_policy(spec.recovery)
     except ResolveError as error:
         return Plan(problems=tuple(clean(line) for line in error.problems))
-    except PolicyError as error:
-        return Plan(problems=(clean(f"recovery: {error}"),))
     gpus = () if situation is None else likely_gpus(spec.gpus, situation)
     launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
     lines = tuple(describe(spec, launch, situation))
@@ -222,43 +216,3 @@ def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = 
     slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())
     names = {result.name for result in slow}
     return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))
-
-
-def situation_of(snapshot: Snapshot) -> GpuSituation | None:
-    """The GPUs of a snapshot as the checks want them; None when no agent has looked yet."""
-    from gputui.profiles.gpu_checks import GpuSituation
-
-    agent = snapshot.agent
-    if agent is None or (agent.source is None and agent.gpu_problem is None):
-        return None
-    facts, samples, slow, holders = [], {}, {}, {}
-    for gpu in snapshot.gpus:
-        facts.append(
-            GpuFacts(**{**_known(GpuFacts, gpu.facts), "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name})
-        )
-        samples[gpu.uuid] = GpuSample(
-            gpu.uuid,
-            state="lost" if gpu.state == "lost" else "error" if gpu.state == "error" else "ok",
-            memory_used_bytes=gpu.memory_used_bytes,
-            memory_total_bytes=gpu.memory_total_bytes,
-        )
-        slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
-        holder = holder_of(gpu)
-        if holder is not None:
-            holders[gpu.uuid] = holder
-    return GpuSituation(facts, samples, slow, holders)
-
-
-def holder_of(gpu: GpuView) -> str | None:
-    """Who has a GPU, in a few words; None when it is free."""
-    if gpu.run_id is not None:
-        return clean(gpu.run_id)
-    if gpu.processes:
-        process = max(gpu.processes, key=lambda each: each.memory_bytes or 0)
-        return f"a process of {clean(process.user)}" if process.user else f"process {process.pid}"
-    return None
-
-
-def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}

@@ -9,8 +9,9 @@ from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.units import gibibytes
+from gputui.profiles.situation import holder_of
 from gputui.store.views import GpuView
-from gputui.tui.launching import GPUS, Field, Form, Plan, holder_of
+from gputui.tui.launching import GPUS, Field, Form, Plan
 from gputui.tui.render.columns import between, fit_line, fitting, rule, wrap
 from gputui.tui.render.words import clock
 
