@@ -197,6 +197,11 @@ class Replay:
         self._output = output
         self._size = (columns, rows)
 
+    @property
+    def final_text(self) -> str:
+        """What the screen shows at the end."""
+        return "\n".join(self._final())
+
     def first_complete(self, share: float = 0.97) -> float:
         """When the screen first showed what it shows at the end: text in every line that has text in the end, and in
         at least ``share`` of the cells that have. Which text is not compared, because figures move on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -13,7 +14,8 @@ from benchmarks.terminal import KEY_DOWN, KEY_UP, Replay, Terminal
 
 SIZES = ((80, 24), (200, 50))
 KEYS = (KEY_DOWN, KEY_DOWN, KEY_DOWN, KEY_UP, KEY_UP, KEY_UP)
-SETTLED_SECONDS = 1.2
+SETTLED_SECONDS = 0.8
+"""Before the second of two updates a second apart, with which some programs begin to draw curves."""
 LONGEST_START_SECONDS = 20.0
 
 
@@ -45,12 +47,18 @@ def watch(terminal: Terminal, scene: Scene, groups: dict[str, list[int]], spans:
     }
 
 
-def first_frame_seconds(terminal: Terminal, settled_seconds: float = SETTLED_SECONDS) -> float:
-    """From the start of the program to its first complete screen; so long after its first output the screen counts as
-    settled."""
+def first_frame_seconds(terminal: Terminal, words: Sequence[str] = ()) -> float:
+    """From the start of the program to its first complete screen. SETTLED_SECONDS after its first output its screen
+    counts as settled.
+
+    Raises ValueError when one of ``words`` is not on the settled screen.
+    """
     terminal.wait_for_output(LONGEST_START_SECONDS)
-    time.sleep(settled_seconds)
+    time.sleep(SETTLED_SECONDS)
     replay = Replay(terminal.take_output(), columns=terminal.columns, rows=terminal.rows)
+    missing = [word for word in words if word not in replay.final_text]
+    if missing:
+        raise ValueError(f"{missing[0]!r} is not on the screen:\n{replay.final_text}")
     return replay.first_complete() - terminal.started_at
 
 
