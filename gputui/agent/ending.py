@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gputui.agent.examining import Findings, Task
@@ -20,11 +21,17 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.identity import boot_id
+from gputui.runs.redaction import redact, redact_params
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import queries
 
 log = logging.getLogger(__name__)
+
+# Hiding every occurrence of a shorter text would spoil the evidence and protect nothing.
+SHORTEST_SECRET = 6
 
 
 class Ending:
@@ -54,10 +61,11 @@ class Ending:
             survivors=tuple(survivors),
             launcher=run.spec.launcher,
             rebooted=fresh.shim is not None and fresh.shim.boot_id != boot_id(),
-            ended_at=float((exit_record or {}).get("ended_at") or self._wall()),
+            ended_at=when if isinstance(when := (exit_record or {}).get("ended_at"), float) else self._wall(),
             checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
+            secrets=secrets_of(self._workspace.run_dir(run.run_id) / SPEC_FILE),
         )
 
     def attempt_ended(self, task: Task, findings: Findings) -> None:
@@ -265,3 +273,17 @@ def policy_of(run: RunRecord) -> Policy:
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
         return parse_policy({"policy": "standard"})
+
+
+def secrets_of(spec_path: Path) -> tuple[str, ...]:
+    """The texts of a run's specification that are never stored: a script may print them in its last words."""
+    try:
+        spec = read_spec(spec_path)
+    except SpecError:
+        return ()
+    shown = {**redact(spec.env), **redact_params(spec.params)}
+    return tuple(
+        value
+        for name, value in {**spec.env, **spec.params}.items()
+        if isinstance(value, str) and len(value) >= SHORTEST_SECRET and shown[name] != value
+    )

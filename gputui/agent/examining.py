@@ -11,6 +11,7 @@ from typing import Any
 
 from gputui.recovery.checkpoints import CheckpointInfo, survey
 from gputui.recovery.evidence import Evidence, ExitRecord, collect
+from gputui.runs.redaction import REDACTED
 from gputui.runs.repository import AttemptRecord
 
 
@@ -28,6 +29,7 @@ class Task:
     checkpoint_folder: Path | None
     checkpoint_pattern: str
     checkpoints_wanted: int
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,27 @@ def examine(task: Task) -> Findings:
         last_step=task.attempt.last_step,
         rebooted=task.rebooted,
     )
+    if task.secrets:
+        evidence = Evidence.from_json(without(task.secrets, evidence.to_json()))
     ended_well = record is not None and record.clean and not record.stop_requested
     if task.checkpoint_folder is None or ended_well or task.attempt.stop_requested is not None:
         return Findings(evidence, ())
     return Findings(
         evidence, tuple(survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted))
     )
+
+
+def without(secrets: tuple[str, ...], value: Any) -> Any:
+    """Plain data with every occurrence of these texts replaced."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, REDACTED)
+        return value
+    if isinstance(value, dict):
+        return {name: without(secrets, item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without(secrets, item) for item in value]
+    return value
 
 
 class Examination:

@@ -175,7 +175,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     """Forget a run that is over: its rows and its folder."""
     target = find(supervisor, command)
-    if not target.state.is_over or target.run_id in supervisor.draining:
+    if not target.state.is_over or target.run_id in supervisor.draining.entries:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
     folder = supervisor.workspace.run_dir(target.run_id)
     try:

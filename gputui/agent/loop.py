@@ -40,6 +40,7 @@ GATHER_SECONDS = 0.05
 PUMP_BUDGET_BYTES = 8 << 20
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
+TICKET_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,10 @@ class Agent:
         self.clock = time.monotonic
         self.started_at = self.wall()
         self.stopping = False
+        self.replaced = False
         self.connection = self._open_store()
+        self._store_inode = workspace.database.stat().st_ino
+        forget_old_tickets(workspace, self.wall())
         self.selector = selectors.DefaultSelector()
         self.recorder = Recorder(self.connection, workspace.runs, self.wall)
         self.ingest = MetricsIngest(self.connection)
@@ -133,9 +137,7 @@ class Agent:
         while not self.stopping:
             now = self.clock()
             due = min(next_commands, next_housekeeping, now + 1.0 if pump_at is None else pump_at)
-            wall_due = self.supervisor.next_due()
-            if wall_due is not None:
-                due = min(due, now + max(0.0, wall_due - self.wall()))
+            due = min(due, self.supervisor.next_due() or due)
             for key, _ in self.selector.select(max(0.0, due - now)):
                 if key.fd == self._wake_read:
                     self._drain_wake()
@@ -229,6 +231,11 @@ class Agent:
 
     def _housekeeping(self, now: float, started: float) -> None:
         self._watch_sampler(now)
+        # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
+        self.supervisor.needs_schedule = True
+        if not self._store_is_ours():
+            log.error("%s was replaced or removed; starting over with what is there", self.workspace.database)
+            self.replaced = self.stopping = True
         if self.on_second is not None:
             self.on_second(self)
         if self.options.duration_seconds is not None and now - started >= self.options.duration_seconds:
@@ -248,6 +255,13 @@ class Agent:
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?",
                 (health.state, None if health.state == "ok" else health.for_seconds, self.wall()),
             )
+
+    def _store_is_ours(self) -> bool:
+        """Whether the database that is written to is still the file that everybody else opens."""
+        try:
+            return self.workspace.database.stat().st_ino == self._store_inode
+        except FileNotFoundError:
+            return False
 
     def _heartbeat(self) -> None:
         self.connection.execute("UPDATE agent SET heartbeat_at = ?", (self.wall(),))
@@ -306,8 +320,20 @@ class Agent:
         log.info("agent ended")
 
 
-def describe_corruption(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
-    """Leave a mark so that the next agent checks the whole file, and say so."""
+def forget_old_tickets(workspace: Workspace, now: float) -> None:
+    """Specifications whose command was withdrawn lie in the inbox; they may hold secrets."""
+    for path in (workspace.state / "inbox").glob("*.json*"):
+        try:
+            if now - path.stat().st_mtime > TICKET_SECONDS:
+                path.unlink()
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", path, error)
+
+
+def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
+    """Why the agent ends. Where the file may be damaged, a mark is left so that the next one checks all of it."""
+    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+        return f"{workspace.database}: {error}; free some disk space, or end the program that holds it"
     suspect_mark(workspace.database).touch()
     return f"{workspace.database}: {error}; the next start will check it and set it aside if it is damaged"
 

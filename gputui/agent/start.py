@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from gputui.agent.lock import AgentLock, AgentRunningError
-from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_corruption, log_to_stderr
+from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_failure, log_to_stderr
 from gputui.agent.reporting import record_line, record_shape
 from gputui.config import Workspace
 from gputui.runs.agent_process import anybody_looks, spawn_agent, stop_agent
@@ -98,9 +98,11 @@ def _run(
     try:
         agent.run()
     except sqlite3.DatabaseError as error:
-        print(f"gputui: {describe_corruption(workspace, error)}", file=sys.stderr)  # noqa: T201
+        print(f"gputui: {describe_failure(workspace, error)}", file=sys.stderr)  # noqa: T201
         return 1
     lock.release()
+    if agent.replaced and workspace.state.is_dir():
+        spawn_agent(workspace)
     return 0
 
 

@@ -12,11 +12,12 @@ import os
 import selectors
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gputui.agent import launching
+from gputui.agent.draining import Draining
 from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
 from gputui.agent.recorder import Recorder
@@ -35,10 +36,11 @@ log = logging.getLogger(__name__)
 TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 
-# A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
-# (other processes come and go), or after the deadline.
-RELEASED_WITHIN_BYTES = 512 << 20
-RELEASE_DEADLINE_SECONDS = 15.0
+# A run that raised something unforeseen is left alone so long.
+TROUBLE_SECONDS = 30.0
+
+# The intent of a stop that gives no grace, as it is noted in the attempt's row.
+KILL = "kill"
 
 
 @dataclass(slots=True)
@@ -50,16 +52,6 @@ class LiveAttempt:
     pidfd: int | None = None
     sweeping_since: float | None = None
     examination: Examination | None = None
-
-
-@dataclass(slots=True)
-class Draining:
-    """GPUs whose attempt has ended and whose memory must be back before anything else starts on them."""
-
-    run_id: str
-    baseline_bytes: dict[str, int | None]
-    ended_at: float
-    deadline: float
 
 
 @dataclass(slots=True)
@@ -81,13 +73,16 @@ class Supervisor:
     on_end: Callable[[str], None]
     wake: Callable[[], None]
     live: dict[str, LiveAttempt] = field(default_factory=dict)
-    draining: dict[str, Draining] = field(default_factory=dict)
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
     needs_schedule: bool = True
+    recover_at: dict[str, float] = field(default_factory=dict)
+    troubled_until: dict[str, float] = field(default_factory=dict)
     ending: Ending = field(init=False)
+    draining: Draining = field(init=False)
 
     def __post_init__(self) -> None:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
+        self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
 
     # --- adoption -------------------------------------------------------------------------------------------------
 
@@ -115,38 +110,36 @@ class Supervisor:
                 self._watch(record, shim)
                 if shim is not None and record.shim is None:
                     repository.set_shim(self.connection, run.run_id, record.number, shim)
-        for run_id in {holder for holder in repository.leases(self.connection).values() if holder not in self.live}:
-            holder_run = repository.get_run(self.connection, run_id)
-            if (holder_run is None or holder_run.state.is_over) and not self._marked(run_id):
-                repository.release_leases(self.connection, run_id)
+        for uuid, run_id in repository.leases(self.connection).items():
+            holder = repository.get_run(self.connection, run_id)
+            if run_id not in self.live and (holder is None or holder.state.is_over):
+                self.draining.begin(run_id, {uuid: None})
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Everything that may have become due. Called often; does nothing when nothing changed."""
         for live in list(self.live.values()):
-            self._check(live)
-        self._drain()
+            self._check_guarded(live)
+        if self.draining.turn():
+            self.needs_schedule = True
         self._wake_recovering()
         if self.needs_schedule:
             self.needs_schedule = False
             self._schedule()
 
     def next_due(self) -> float | None:
-        """Wall-clock time of the next thing that is only a matter of time, or None."""
-        if self.draining or any(live.sweeping_since is not None for live in self.live.values()):
-            return self.wall() + 0.1
-        row = self.connection.execute(
-            "SELECT min(not_before) FROM runs WHERE state = ?", (RunState.RECOVERING,)
-        ).fetchone()
-        return None if row[0] is None else float(row[0])
+        """Monotonic time of the next thing that is only a matter of time, or None."""
+        if self.draining.entries or any(live.sweeping_since is not None for live in self.live.values()):
+            return self.clock() + 0.1
+        return min(self.recover_at.values(), default=None)
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
         states = [state for state in RunState if not state.is_over]
         marks = ", ".join("?" * len(states))
         row = self.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
-        return bool(row[0]) or bool(self.live) or bool(self.draining)
+        return bool(row[0]) or bool(self.live) or bool(self.draining.entries)
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 
@@ -158,7 +151,8 @@ class Supervisor:
         live = self.live.get(run.run_id)
         with transaction(self.connection):
             if live is not None:
-                repository.request_stop(self.connection, run.run_id, live.record.number, intent)
+                noted = KILL if now_at_once else intent
+                repository.request_stop(self.connection, run.run_id, live.record.number, noted)
                 if run.state is not RunState.STOPPING:
                     repository.move(self.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
                     repository.add_event(
@@ -180,7 +174,7 @@ class Supervisor:
         for run in repository.runs_in(self.connection, [RunState.STOPPING]):
             live = self.live.get(run.run_id)
             if live is not None:
-                self._signal_stop(live, at_once=False)
+                self._signal_stop(live, at_once=live.record.stop_requested == KILL)
 
     def occupants(self) -> list[Occupant]:
         """Our ranks on their GPUs, for the simulated source."""
@@ -208,7 +202,7 @@ class Supervisor:
         if inventory is None:
             return None
         holders = repository.leases(self.connection)
-        draining = {uuid for entry in self.draining.values() for uuid in entry.baseline_bytes}
+        draining = self.draining.uuids()
         standings = []
         for gpu in inventory.gpus:
             sample = self.recorder.fast.get(gpu.uuid)
@@ -306,7 +300,30 @@ class Supervisor:
         if live.shim is not None:
             send_signal(live.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
 
+    def _check_guarded(self, live: LiveAttempt) -> None:
+        """What nobody foresaw in one run's files must not end the agent of all the others."""
+        run_id = live.record.run_id
+        if self.clock() < self.troubled_until.get(run_id, 0.0):
+            return
+        try:
+            self._check(live)
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            log.exception("%s cannot be looked after", run_id)
+            self.troubled_until[run_id] = self.clock() + TROUBLE_SECONDS
+            repository.add_event(
+                self.connection,
+                f"cannot be looked after: {error}; trying again in {TROUBLE_SECONDS:.0f} s, see agent.log",
+                now=self.wall(),
+                severity="error",
+                run_id=run_id,
+            )
+
     def _check(self, live: LiveAttempt) -> None:
+        if live.examination is not None:
+            self._finish_ending(live, live.examination)
+            return
         folder = launching.attempt_dir(self.workspace, live.record.run_id, live.record.number)
         if live.record.started_at is None:
             self._note_start(live, folder)
@@ -325,14 +342,14 @@ class Supervisor:
         ]
         if left and not self._sweep(live, left):
             return
-        if live.examination is None:
-            task = self.ending.task(live.record, exit_record, [process.pid for process in left])
-            live.examination = Examination(task, self.wake)
-            return
-        findings = live.examination.findings()
+        task = self.ending.task(live.record, exit_record, [process.pid for process in left])
+        live.examination = Examination(task, self.wake)
+
+    def _finish_ending(self, live: LiveAttempt, examination: Examination) -> None:
+        findings = examination.findings()
         if findings is None:
             return
-        self.ending.attempt_ended(live.examination.task, findings)
+        self.ending.attempt_ended(examination.task, findings)
         del self.live[live.record.run_id]
         self.on_end(live.record.run_id)
         self._begin_draining(live.record)
@@ -341,7 +358,7 @@ class Supervisor:
     def _note_start(self, live: LiveAttempt, folder: Any) -> None:
         started = read_record(folder / "started.json")
         if started is not None:
-            at = float(started.get("at") or self.wall())
+            at = number_in(started, "at") or self.wall()
             repository.set_attempt_started(self.connection, live.record.run_id, live.record.number, at)
             refreshed = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
             if refreshed is not None:
@@ -373,48 +390,25 @@ class Supervisor:
             launching.wait_for_shim_gone(live.shim.pid, 0.5)
 
     def _begin_draining(self, record: AttemptRecord) -> None:
-        if record.gpus:
-            baseline = self.baselines.pop(record.run_id, {})
-            self.draining[record.run_id] = Draining(
-                record.run_id,
-                {uuid: baseline.get(uuid) for uuid in record.gpus},
-                self.wall(),
-                self.clock() + RELEASE_DEADLINE_SECONDS,
-            )
-
-    def _drain(self) -> None:
-        for entry in list(self.draining.values()):
-            late = self.clock() > entry.deadline
-            if not late and not self._memory_is_back(entry):
-                continue
-            del self.draining[entry.run_id]
-            run = repository.get_run(self.connection, entry.run_id)
-            if run is None or run.state.is_over:
-                repository.release_leases(self.connection, entry.run_id)
-            self.needs_schedule = True
-
-    def _memory_is_back(self, entry: Draining) -> bool:
-        if self.recorder.fast_at <= entry.ended_at:
-            return False
-        for uuid, baseline in entry.baseline_bytes.items():
-            sample = self.recorder.fast.get(uuid)
-            if sample is None or sample.memory_used_bytes is None or baseline is None:
-                continue
-            if sample.memory_used_bytes > baseline + RELEASED_WITHIN_BYTES:
-                return False
-        return True
+        baseline = self.baselines.pop(record.run_id, {})
+        self.draining.begin(record.run_id, {uuid: baseline.get(uuid) for uuid in record.gpus})
 
     def _wake_recovering(self) -> None:
-        now = self.wall()
-        due = self.connection.execute(
-            "SELECT run_id FROM runs WHERE state = ? AND (not_before IS NULL OR not_before <= ?)",
-            (RunState.RECOVERING, now),
-        ).fetchall()
-        for (run_id,) in due:
+        """End the waits that are over. A wait is counted by the monotonic clock from the moment it is first seen, so
+        that a wall clock that is set back does not prolong it."""
+        waiting: dict[str, float | None] = dict(
+            self.connection.execute(
+                "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
+            ).fetchall()
+        )
+        self.recover_at = {run_id: due for run_id, due in self.recover_at.items() if run_id in waiting}
+        for run_id, not_before in waiting.items():
+            left = max(0.0, (not_before or 0.0) - self.wall())
+            due = self.recover_at.setdefault(run_id, self.clock() + left)
             run = repository.get_run(self.connection, run_id)
-            if run is not None:
+            if run is not None and min(due, self.clock() + left) <= self.clock():
                 with transaction(self.connection):
-                    repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=now)
+                    repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
                 self.needs_schedule = True
 
 
@@ -434,3 +428,9 @@ def read_record(path: Any) -> dict[str, Any] | None:
 def free_disk_bytes(workspace: Workspace) -> int:
     status = os.statvfs(workspace.state)
     return status.f_bavail * status.f_frsize
+
+
+def number_in(record: Mapping[str, Any], name: str) -> float | None:
+    """A number of a record, or None where there is something else."""
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -74,9 +74,9 @@ class Session:
             yield
         except (OSError, sqlite3.Error) as error:
             words = error.strerror if isinstance(error, OSError) else str(error)
-            fail(
-                f"cannot write {self.workspace.state}: {words}; free some disk space or check permissions", EXIT_REFUSED
-            )
+            locked = "locked" in str(words)
+            remedy = "another program holds it, try again" if locked else "free some disk space or check permissions"
+            fail(f"cannot write {self.workspace.state}: {words}; {remedy}", EXIT_REFUSED)
 
     def commander(self) -> sqlite3.Connection:
         try:

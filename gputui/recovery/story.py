@@ -11,6 +11,9 @@ from gputui.charts.units import duration
 from gputui.runs.states import RunState
 from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView, TransitionView
 
+# The actor of what nobody asked for.
+AGENT = "agent"
+
 
 def tell(
     run: RunView,
@@ -120,7 +123,9 @@ def _stopped(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str
     asked = [
         move
         for move in transitions
-        if move.to_state in (RunState.STOPPING, RunState.STOPPED) and attempt.created_at <= move.at <= ended
+        if move.to_state in (RunState.STOPPING, RunState.STOPPED)
+        and move.actor != AGENT
+        and attempt.created_at <= move.at <= ended
     ]
     who = asked[0].actor if asked else "a person"
     if attempt.ended_at is None:

@@ -235,3 +235,48 @@ def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine, spoiled:
     machine.gputui("agent", "start")
     machine.wait_for("steps-1", "succeeded")
     assert_each_step_once(machine, "steps-1", 30)
+
+
+def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine: Machine) -> None:
+    script = machine.folder / "leaky.py"
+    script.write_text("import os\nraise RuntimeError('refused: ' + os.environ['MY_API_KEY'] + os.environ['OTHER'])\n")
+    profile = machine.profile(
+        "leaky",
+        "name: leaky\nlauncher: python\nscript: leaky.py\ngpus: 0\nrecovery: off\n"
+        f"python: {sys.executable}\nenv: {{MY_API_KEY: planted-123, OTHER: harmless}}\n",
+    )
+    machine.gputui("run", profile, "--wait", code=1)
+    story = machine.gputui("explain", "leaky-1")
+    assert "refused" in story and "harmless" in story
+    machine.gputui("agent", "stop")
+    kept = [path for path in machine.workspace.state.glob("*") if path.is_file()]
+    assert any(path.name == "gputui.db" for path in kept)
+    assert [path.name for path in kept if b"planted-123" in path.read_bytes()] == []
+
+
+def test_a_database_that_was_deleted_under_the_agent_is_begun_anew(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.1")
+    wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
+    first, shim = wait_until(machine.agent), machine.shim("steps-1")
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{machine.workspace.database}{suffix}").unlink()
+    wait_until(lambda: not is_alive(first), what="the end of the agent that wrote to nowhere")
+    wait_until(machine.agent, what="its successor")
+    assert is_alive(shim)
+    machine.wait_for("steps-1", "succeeded")
+    assert_each_step_once(machine, "steps-1", 50)
+
+
+def test_trouble_with_one_run_is_not_the_end_of_the_others(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--name", "odd", "--set", "steps=100000")
+    machine.wait_for("odd-1", "running")
+    odd = machine.workspace.run_dir("odd-1") / "attempts" / "1"
+    agent = wait_until(machine.agent)
+    os.kill(machine.shim("odd-1").pid, signal.SIGSTOP)
+    (odd / "exit.json").mkdir()
+    machine.gputui("run", machine.profile(), "--name", "even", "--wait")
+    assert machine.agent() == agent
+    (odd / "exit.json").rmdir()
+    os.kill(machine.shim("odd-1").pid, signal.SIGCONT)
+    machine.gputui("stop", "odd-1", "--now")
+    machine.wait_for("odd-1", "stopped")
