@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import secrets
 import shutil
 import sys
 import tempfile
@@ -14,7 +16,14 @@ from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
 from gputui.runs.agent_process import AgentUnreachableError, stop_agent
 
 DEMO_STOP_SECONDS = 40.0
-DEMO_SCENARIO = "# Simulated GPUs; faults may be added here while the demo runs.\ngpus: 8\nmemory: 80GiB\nfaults: []\n"
+# The seed makes the GPUs of each demo its own: leases count across all homes of a user.
+DEMO_SCENARIO = """\
+# Simulated GPUs; faults may be added here while the demo runs.
+gpus: 8
+memory: 80GiB
+seed: {seed}
+faults: []
+"""
 
 
 def open_screen(session: Session, *, demo: bool, readonly: bool) -> int:
@@ -31,8 +40,12 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool) -> int:
         workspace.create()
     except OSError as error:
         fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
+    # What is imported stays; looking for garbage among it would only delay the first frame.
+    gc.disable()
     from gputui.tui.app import run
 
+    gc.freeze()
+    gc.enable()
     return run(workspace, readonly=readonly, demo=demo)
 
 
@@ -41,7 +54,7 @@ def open_demo(*, readonly: bool) -> int:
     home = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(home)
     workspace.create()
-    workspace.scenario.write_text(DEMO_SCENARIO, "utf-8")
+    workspace.scenario.write_text(DEMO_SCENARIO.format(seed=secrets.randbelow(1 << 31)), "utf-8")
     workspace.scenario.chmod(PRIVATE_FILE_MODE)
     try:
         return show(workspace, readonly=readonly, demo=True)
