@@ -117,11 +117,9 @@ def _text(loss: int) -> str:
 
 
 def _shown_loss(lines: list[str]) -> str | None:
-    for line in lines:
-        words = line.split()
-        if words[:1] == ["loss"] and len(words) > 1:
-            return words[1]
-    return None
+    """The newest loss, as the head of the page tells it."""
+    words = lines[0].split() if lines else []
+    return words[words.index("loss") + 1] if "loss" in words[:-1] else None
 
 
 def _appearances(terminal: Terminal, steps: dict[str, int]) -> list[tuple[float, int]]:

@@ -21,10 +21,10 @@ from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.snapshot import Snapshot
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.15
 """How often the store is asked whether anything was committed."""
 
-APART_SECONDS = 0.35
+APART_SECONDS = 0.25
 """Two snapshots are at least this far apart, however often something is committed."""
 
 CLOCK_SECONDS = 1.0

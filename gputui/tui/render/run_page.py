@@ -9,7 +9,7 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, bytes_text, count, duration, percent, short_number
+from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, percent, short_number
 from gputui.store.views import AttemptView, DecisionView, GpuView, IncidentView
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule, wrap
 from gputui.tui.render.runs import outlook
@@ -18,7 +18,7 @@ from gputui.tui.snapshot import LogTail, RankRow, RunPage, RunRow
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int) -> Line:
-    """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left``."""
+    """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left · loss 1.902``."""
     run, progress = page.run, page.progress
     sign = run_sign(run.state)
     parts: list[list[Span]] = [
@@ -30,6 +30,9 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int) -> 
         parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
     words, style = outlook(RunRow(run, progress), now)
     parts.append([(" · ", "dim"), (words, style)] if words else [])
+    if progress.loss is not None:
+        # The head is painted with every snapshot, the curves less often: the newest value is here first.
+        parts.append([(" · ", "dim"), (f"loss {metric_value(progress.loss)}", "text")])
     parts.append([(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")])
     if progress.steps_per_second:
         parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
