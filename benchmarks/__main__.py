@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import death, ingest, latency, peers, record, start, table, tui
+from benchmarks.alone import end_tidily
 from benchmarks.fakenvml.build import BuildError
 from benchmarks.processes import machine_load
 from benchmarks.scene import GPUS, PROCESSES_EACH
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is named {unknown[0]}; there are {', '.join(BENCHMARKS)}")
+    end_tidily()
     began_at = time.monotonic()
     print(
         f"{GPUS} GPUs with {GPUS * PROCESSES_EACH} processes, NVML faked; {os.cpu_count()} cores, "
