@@ -71,7 +71,7 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
     is killed at random moments and another one is started."""
     chance = random.Random(20261121)
     machine.gputui("agent", "start")
-    killed_agents = 0
+    killed_agents = killed_ranks = 0
     for pair in range(REPETITIONS // 2):
         names = [f"digits-{pair}-{number}" for number in range(2)]
         for name in names:
@@ -85,7 +85,8 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
             assert time.monotonic() < deadline, machine.rows("SELECT run_id, state, reason, waiting_for FROM runs")
             if not rank_killed and len(machine.steps(victim)) > chance.randint(8, 30):
                 ranks = machine.ranks(victim)
-                if len(ranks) == 2:
+                # Not in the last steps: a rank that is about to end may have ended by the time it is hit.
+                if len(ranks) == 2 and len(machine.steps(victim)) < STEPS * 3 // 4:
                     os.kill(ranks[chance.randint(0, 1)], signal.SIGKILL)
                     rank_killed = True
             if time.monotonic() > agent_dies_at:
@@ -97,8 +98,12 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
         for name in names:
             assert machine.state(f"{name}-1") == "succeeded", machine.gputui("explain", f"{name}-1")
             assert_complete(machine, f"{name}-1", STEPS)
+        killed_ranks += rank_killed
         if rank_killed:
             kinds = machine.rows("SELECT kind FROM incidents WHERE run_id = ?", victim)
             assert kinds == [("killed",)]
-            assert max(run_steps(machine, victim)) == 2
+            assert len(machine.json("show", victim)["attempts"]) == 2
+    print(f"{killed_agents} agents and {killed_ranks} ranks were killed")
+    # A run may end before its victim is found; most do not.
     assert killed_agents >= REPETITIONS // 2
+    assert killed_ranks >= REPETITIONS // 5
