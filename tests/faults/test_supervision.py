@@ -267,7 +267,7 @@ def test_a_database_that_was_deleted_under_the_agent_is_begun_anew(machine: Mach
     assert_each_step_once(machine, "steps-1", 50)
 
 
-def test_trouble_with_one_run_is_not_the_end_of_the_others(machine: Machine) -> None:
+def test_an_odd_thing_in_one_runs_folder_holds_up_no_other_run(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--name", "odd", "--set", "steps=100000")
     machine.wait_for("odd-1", "running")
     odd = machine.workspace.run_dir("odd-1") / "attempts" / "1"

@@ -383,11 +383,12 @@ class TestDescribe:
         assert "\x1b" not in "".join(describe(spec, preview_launch(spec, runs=Path("/r"))))
 
 
-def test_the_quick_ones_are_quick_and_start_nothing(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_ones_start_no_process(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", forbidden)
-    quick_checks(spec, state=Path("/tmp"), environ={"PATH": ""})
+    results = quick_checks(spec, state=Path("/tmp"), environ={"PATH": ""})
+    assert {"program", "workdir", "disk"} <= {result.name for result in results}
