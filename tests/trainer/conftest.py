@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.ranks import Ranks
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -34,3 +36,17 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "checkpoints"
     made.mkdir()
     return made
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two gloo ranks, shared by all tests of the session."""
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four gloo ranks, shared by all tests of the session."""
+    with Ranks(4) as ranks:
+        yield ranks

@@ -3,20 +3,20 @@
 Without torchrun's environment there is one process and no group, and every exchange is the identity.
 """
 
-import contextlib
+from __future__ import annotations
+
+import dataclasses
 import datetime
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
@@ -26,22 +26,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks."""
+    """This process's place among the ranks that work together.
+
+    `group` is None for the default group and where there is none. With CUDA it has two backends: NCCL for tensors on the
+    device and gloo for those on the host, so that agreeing on something does not wait for the device.
+    """
 
     rank: int
     size: int
     device: torch.device
     backend: str  # nccl, gloo, or empty for a single process without a group
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def sum(self, *values: float | Tensor) -> list[float]:
-        """The sums over all ranks, in one exchange."""
-        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
+        """The sums over all ranks, in one exchange on the device; waits for it."""
+        return self._sum(values, self.device)
+
+    def vote(self, *values: float) -> list[float]:
+        """The sums over all ranks, in one exchange between hosts; does not wait for the device."""
+        return self._sum(values, torch.device("cpu"))
+
+    def _sum(self, values: tuple[float | Tensor, ...], device: torch.device) -> list[float]:
+        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
         if self.backend:
-            dist.all_reduce(packed)
+            dist.all_reduce(packed, group=self.group)
         result: list[float] = packed.tolist()
         return result
 
@@ -49,15 +61,26 @@ class World:
         """Rank 0's value, on every rank."""
         box = [value]
         if self.backend:
-            dist.broadcast_object_list(box, src=0, device=self.device)
+            dist.broadcast_object_list(box, src=0, group=self.group, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Everybody's values by rank, on every rank."""
         everybody: list[Any] = [value] * self.size
         if self.backend:
-            dist.all_gather_object(everybody, value)
+            dist.all_gather_object(everybody, value, group=self.group)
         return everybody
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come here."""
+        self.vote(0)
+
+    def part(self, size: int) -> World | None:
+        """The first `size` ranks as a world of their own; None on the others. All ranks call it (collective)."""
+        if size == self.size:
+            return self
+        group = dist.new_group(list(range(size)))
+        return dataclasses.replace(self, size=size, group=group) if self.rank < size else None
 
 
 def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> World:
@@ -72,20 +95,20 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
         torch.cuda.set_device(device)
     if "RANK" not in environment:
         return World(rank=0, size=1, device=device, backend="")
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    cuda = device.type == "cuda"
     timeout = datetime.timedelta(seconds=settings.timeout)
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     # torchrun keeps one store over its restarts: without a prefix a new attempt reads the addresses of the one before.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
-        backend,
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=dist.PrefixStore(f"attempt{attempt}", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if cuda else None,
     )
-    return World(rank=rank, size=size, device=device, backend=backend)
+    return World(rank=rank, size=size, device=device, backend="nccl" if cuda else "gloo")
 
 
 def leave() -> None:
@@ -113,56 +136,3 @@ _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemo
 def lost_a_peer(error: BaseException) -> bool:
     """Whether an error says that another rank went away: a consequence, not a cause."""
     return isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)) is not None
-
-
-class GradientExchange:
-    """Wraps a model for DDP, and measures the exchange of gradients where that can be done from the host (gloo).
-
-    `rounds` counts exchanged buckets since the start. `seconds` is how long the last backward waited for the others
-    after its own gradients were ready: long on the fast ranks and short on the slow one.
-    """
-
-    def __init__(self, model: nn.Module, world: World) -> None:
-        self.rounds = 0
-        self._ready = self._done = 0.0
-        self.measured = world.backend == "gloo" and world.size > 1
-        self.model: nn.Module = model
-        if not world.backend:
-            return
-        wrapped = DistributedDataParallel(
-            model,
-            device_ids=[world.device] if world.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-        if self.measured:
-            wrapped.register_comm_hook(dist.group.WORLD, self._average)
-        self.model = wrapped
-
-    def only_if(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of a micro batch: all but the last add up gradients without exchanging them."""
-        if last or not isinstance(self.model, DistributedDataParallel):
-            return contextlib.nullcontext()
-        no_sync: contextlib.AbstractContextManager[None] = self.model.no_sync()
-        return no_sync
-
-    @property
-    def seconds(self) -> float:
-        return max(0.0, self._done - self._ready)
-
-    def _average(
-        self,
-        group: dist.ProcessGroup,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[Tensor]:
-        # DDP compares these annotations at run time: in this module they must not be strings.
-        self.rounds += 1
-        self._ready = time.perf_counter()
-
-        buffer = bucket.buffer().div_(group.size())
-
-        def finished(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-            self._done = time.perf_counter()
-            return future.value()[0]
-
-        exchanged: torch.futures.Future[list[Tensor]] = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-        return exchanged.then(finished)

@@ -1,0 +1,227 @@
+"""Every setting of the trainer: its type, default, limits and meaning, declared once.
+
+The settings are flat, so that a flag, a key of a YAML file, an override of a phase and a name in a checkpoint are all the
+same word; the classes only group them for help texts and documentation. This module imports no torch: a wrong setting
+is answered at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Task = Literal["classify", "lm", "mlm", "contrastive"]
+DataSource = Literal["auto", "digits", "cifar10", "images", "parquet", "tokens", "text", "stdlib", "synthetic"]
+Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
+Recompute = Literal["none", "selective", "full"]
+
+_LATER = Path()  # a path that depends on the task and the environment
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RunSettings(_Group):
+    """What is trained, for how long, and where its files go"""
+
+    task: Task = Field("classify", description="what to train")
+    steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
+    phases: tuple[dict[str, Any], ...] = Field(
+        (), description="parts of the run, each with a name, its own steps and any settings that differ in it"
+    )
+    phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
+    seed: int = Field(0, ge=0, description="decides the initial weights, the order of the data, augmentation and dropout")
+    deterministic: bool = Field(
+        True, description="same seed, same result, also on GPUs (where it costs some speed)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")
+    timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
+    # Just less than torchrun waits before it kills.
+    stop_timeout: float = Field(25.0, gt=0, description="seconds that a step may still take after a stop signal")
+    output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
+    inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40; see docs/trainer.md")
+
+
+class ModelSettings(_Group):
+    """The network"""
+
+    model: str = Field("auto", description="a name, a Hugging Face config.json, or package.module:function")
+    model_options: dict[str, Any] = Field(
+        {}, description="keys of the model's configuration to change, or arguments of the function"
+    )
+    weights: Path | None = Field(None, description="folder with model.safetensors to start from, for fine-tuning")
+    width: int = Field(16, ge=8, description="channels (cnn) or embedding size (bytes, a multiple of 32)")
+    depth: int = Field(2, ge=1, description="residual blocks of cnn and bytes")
+    dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped in training")
+    context: int = Field(128, ge=8, description="tokens that a language model sees at once")
+    embedding_size: int = Field(64, ge=2, description="size of the vectors that contrastive learning compares")
+    temperature: float = Field(0.1, gt=0, description="contrastive: how sharply similarities are compared")
+    hard_negatives: int = Field(
+        0, ge=0, description="contrastive: compare each view with only so many most similar others; 0: with all"
+    )
+    mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of tokens to be predicted")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share of the target spread over all classes")
+
+
+class DataSettings(_Group):
+    """The data and how it is read"""
+
+    data: DataSource = Field("auto", description="auto is digits for images and stdlib for text")
+    data_dir: Path | None = Field(None, description="where the data lies; see docs/trainer.md for the layout of each kind")
+    data_column: str = Field("", description="parquet: the column with text, tokens or encoded images; default: found by type")
+    label_column: str = Field("label", description="parquet: the column with the class")
+    image_size: int = Field(0, ge=0, description="images are resized to this many pixels a side; 0: as they are")
+    augment: bool = Field(False, description="random crops and flips of training images")
+    synthetic_samples: int = Field(4096, ge=2, description="synthetic: samples in the training set")
+    num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: reading happens in the training process")
+    prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
+    pin_memory: bool = Field(True, description="page-locked host memory for batches, with CUDA")
+    persistent_workers: bool = Field(True, description="keep the workers when the order of reading changes")
+    cache_bytes: int = Field(0, ge=0, description="memory per reading process for samples already read; 0: none")
+    max_broken_samples: int = Field(100, ge=0, description="unreadable samples per rank that are skipped before the run fails")
+
+
+class ParallelSettings(_Group):
+    """How the ranks work together"""
+
+    parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
+    tensor_parallel: int = Field(1, ge=1, description="ranks that share every layer between them; with parallel fsdp")
+    ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="ddp: mebibytes of gradients exchanged at once")
+    static_graph: bool = Field(False, description="ddp: the same parameters are used in every step")
+    gradient_as_bucket_view: bool = Field(True, description="ddp: gradients live in the exchange buffers")
+    find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
+    broadcast_buffers: bool = Field(True, description="ddp: rank 0's batch statistics are everybody's")
+    sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
+    compress_gradients: Literal["none", "fp16", "bf16"] = Field("none", description="ddp: exchange gradients in half precision")
+    reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
+    cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
+    average_every: int = Field(8, ge=1, description="local_sgd: steps between averages of the weights")
+
+
+class PrecisionSettings(_Group):
+    """Numbers and memory"""
+
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="bf16 and fp16 use autocast")
+    tf32: bool = Field(True, description="TF32 for fp32 matrix products on GPUs (never when deterministic)")
+    loss_scale: float = Field(65536.0, gt=0, description="fp16: first scale of the loss")
+    loss_scale_growth: float = Field(2.0, gt=1, description="fp16: factor after loss_scale_interval good steps")
+    loss_scale_backoff: float = Field(0.5, gt=0, lt=1, description="fp16: factor after gradients that are not finite")
+    loss_scale_interval: int = Field(2000, ge=1, description="fp16: good steps before the scale grows")
+    channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
+    gradient_checkpointing: Recompute = Field(
+        "none", description="recompute activations in backward to save memory: selective (every other block) or full"
+    )
+    memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
+    expandable_segments: bool = Field(False, description="let CUDA's allocator grow its segments, against fragmentation")
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
+        "off", description="torch.compile and its mode; reduce-overhead uses CUDA graphs"
+    )
+
+
+class OptimizerSettings(_Group):
+    """Steps of the optimizer"""
+
+    batch_size: int | Literal["auto"] = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
+    max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
+    oom_retries: int = Field(0, ge=0, description="times that a CUDA out of memory is answered with smaller micro batches")
+    grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd is with Nesterov momentum")
+    lr: float = Field(2e-3, gt=0, description="peak learning rate")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay after the warm-up")
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
+    final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
+    weight_decay: float = Field(0.01, ge=0, description="for matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the gradient's mean")
+    beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the gradient's square")
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
+    grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
+    reset_optimizer: bool = Field(False, description="forget the optimizer's state when this phase begins")
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none")
+
+    @field_validator("batch_size")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"must be at least 1 or auto, got {value}")
+        return value
+
+
+class CheckpointSettings(_Group):
+    """Saving and going on"""
+
+    checkpoint_dir: Path = Field(_LATER, description="default: OUTPUT_DIR/checkpoints")
+    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
+    epoch_checkpoints: bool = Field(False, description="also save every epoch, as phase_PHASE/epoch_EPOCH.pt")
+    best_checkpoint: bool = Field(False, description="also keep the best so far by best_metric, as best_model.pt")
+    best_metric: str = Field("val/loss", description="what best means; loss and perplexity the lower, all others the higher")
+    keep: int = Field(3, ge=1, description="newest checkpoints to keep")
+    async_checkpoints: bool = Field(False, description="write checkpoints in the background")
+    gzip_checkpoints: bool = Field(False, description="compress checkpoints (slow; names then end in .pt.gz)")
+    sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
+    resume: str = Field("", description="a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none")
+
+
+class TelemetrySettings(_Group):
+    """What can be seen from outside"""
+
+    metrics: Path = Field(_LATER, description="JSON lines; default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
+    log_every: int = Field(10, ge=1, description="steps between lines on standard output")
+    rank_metrics_every: int = Field(10, ge=0, description="steps between the timings of each further rank; 0: none")
+    validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
+    validate_samples: int = Field(0, ge=0, description="held-out samples used; 0: all")
+    histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
+    trace_every: int = Field(0, ge=0, description="steps between Chrome traces of one step, in OUTPUT_DIR/traces; 0: none")
+    bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on what limits the speed; 0: none")
+    text_log: bool = Field(False, description="OUTPUT_DIR/logs/trainer.log, a new file every day")
+    tensorboard: bool = Field(False, description="also write to OUTPUT_DIR/tensorboard")
+    mlflow: str = Field("", description="also write to this MLflow tracking URI, such as sqlite:///mlflow.db")
+    wandb: bool = Field(False, description="also write an offline Weights & Biases run to OUTPUT_DIR/wandb")
+
+
+class Settings(
+    TelemetrySettings,
+    CheckpointSettings,
+    OptimizerSettings,
+    PrecisionSettings,
+    ParallelSettings,
+    DataSettings,
+    ModelSettings,
+    RunSettings,
+):
+    """What a run does. Times are in seconds; paths are as given."""
+
+
+# In the order in which people read them.
+GROUPS: tuple[type[_Group], ...] = (
+    RunSettings,
+    ModelSettings,
+    DataSettings,
+    ParallelSettings,
+    PrecisionSettings,
+    OptimizerSettings,
+    CheckpointSettings,
+    TelemetrySettings,
+)
+
+# Where a task wants something other than the defaults above, which suit images of digits.
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "classify": {},
+    "contrastive": {"augment": True},
+    "lm": {
+        "steps": 200,
+        "batch_size": 8,
+        "lr": 3e-3,
+        "weight_decay": 0.1,
+        "width": 128,
+        "dropout": 0.0,
+        "validate_every": 100,
+    },
+    "mlm": {"steps": 200, "batch_size": 8, "lr": 5e-4, "weight_decay": 0.1, "validate_every": 100},
+}
+
+# Settings that a checkpoint's weights depend on: another value cannot load them.
+SHAPE_SETTINGS = ("task", "model", "model_options", "width", "depth", "context", "embedding_size")

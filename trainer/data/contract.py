@@ -1,0 +1,76 @@
+"""What data is to the rest of the trainer: samples that can be had by number.
+
+Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.sampler`; reading ahead is
+`trainer.data.feed`; turning raw samples into what a task learns from is the task's `transform`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trainer.errors import TrainerError
+
+Indices = npt.NDArray[np.int64]
+
+# A batch: named tensors that all have the samples along their first dimension.
+Fields = dict[str, Tensor]
+
+# Raw fields and the positions of their samples in the run to what the task learns from. Runs on the CPU, possibly in a
+# reading process; whatever it draws at random is a function of (seed, position), so that a resumed run draws the same.
+Transform = Callable[[Fields, Indices], Fields]
+
+
+class BrokenSample(TrainerError):
+    """A sample cannot be read; training may go on with another one."""
+
+    def __init__(self, index: int, where: str, reason: str) -> None:
+        super().__init__(f"sample {index} ({where}) cannot be read: {reason}")
+        self.index = index
+
+
+class Split(Protocol):
+    """Raw samples by number, in any order. Picklable, and safe to use in several processes after a fork.
+
+    Images come as ``{"image": uint8 [n, channels, height, width], "label": int64 [n]}``, text as
+    ``{"tokens": int64 [n, context + 1]}``.
+    """
+
+    @property
+    def blocks(self) -> tuple[int, ...] | None:
+        """Lengths of the runs of samples that are best read together, in order; None where any order costs the same."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Indices) -> Fields:
+        """These samples, stacked. Raises BrokenSample for the first one that cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Images:
+    """Training and held-out images. `shape` is (channels, height, width) of every one."""
+
+    train: Split
+    held_out: Split
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1."""
+
+    train: Split
+    held_out: Split
+    context: int
+    vocabulary: int
+
+
+Data = Images | Text

@@ -1,0 +1,50 @@
+"""What every task is to the training loop: a module from a batch to a loss, and what is measured on held-out data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from trainer.data.contract import Fields, Transform
+
+
+class Objective(nn.Module):
+    """A model together with what it is trained for.
+
+    `model` maps one input tensor to one output tensor, whatever library it comes from. `forward` takes a transformed
+    batch on the model's device and returns the mean loss [] over its samples. The batch mean of a loss over several
+    ranks' batches of one size must be the loss of the joined batch.
+    """
+
+    # Whether forward itself talks to other ranks (contrastive learning does): a rank that fails in it cannot be settled.
+    exchanges = False
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @abstractmethod
+    def forward(self, fields: Fields) -> Tensor: ...
+
+    @abstractmethod
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        """Sums over the samples of a held-out batch, among them ``loss`` and ``count``; no gradients."""
+
+    @abstractmethod
+    def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …"""
+
+    @abstractmethod
+    def transform(self, *, training: bool) -> Transform:
+        """From raw samples to the fields that `forward` and `measure` take; picklable."""
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens that are learnt from in a sample; 0 where samples are not made of tokens."""
+        return 0
+
+    def flops_per_sample(self) -> float | None:
+        """Floating-point operations of forward and backward for one sample, recomputation not counted; None: unknown."""
+        return None
