@@ -28,8 +28,8 @@ T = TypeVar("T")
 class World:
     """This process's place among the ranks that work together.
 
-    `group` is None for the default group and where there is none. With CUDA it has two backends: NCCL for tensors on the
-    device and gloo for those on the host, so that agreeing on something does not wait for the device.
+    `group` is None for the default group and where there is none. With CUDA it has two backends, NCCL for tensors on
+    the device and gloo for those on the host, so that agreeing on something does not wait for the device.
     """
 
     rank: int
@@ -81,6 +81,62 @@ class World:
             return self
         group = dist.new_group(list(range(size)))
         return dataclasses.replace(self, size=size, group=group) if self.rank < size else None
+
+    def patient(self) -> World:
+        """The same ranks in a gloo group whose exchanges may wait for as long as a run lasts (collective).
+
+        For ranks that have nothing to do for a while: a peer that dies still ends their waiting at once.
+        """
+        if not self.backend:
+            return self
+        return dataclasses.replace(
+            self, backend="gloo", group=dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
+        )
+
+    def share(self, state: Any) -> Any:
+        """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).
+
+        Tensors travel one at a time, between hosts.
+        """
+        if not self.backend:
+            return state
+        tensors: list[Tensor] = []
+        plan = self.from_main(_without_tensors(state, tensors) if self.is_main else None)
+        received: list[Tensor] = []
+        for number, (shape, dtype) in enumerate(self.from_main([(tuple(t.shape), t.dtype) for t in tensors])):
+            tensor = tensors[number].contiguous() if self.is_main else torch.empty(shape, dtype=dtype)
+            if tensor.numel():
+                dist.broadcast(tensor.view(-1).view(torch.uint8), src=0, group=self.group)
+            received.append(tensor)
+        return _with_tensors(plan, received)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for the tensor of this number."""
+
+    number: int
+
+
+def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(state, Tensor):
+        tensors.append(state.detach().cpu())
+        return _Place(len(tensors) - 1)
+    if isinstance(state, dict):
+        return {key: _without_tensors(value, tensors) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_without_tensors(value, tensors) for value in state)
+    return state
+
+
+def _with_tensors(plan: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(plan, _Place):
+        return tensors[plan.number]
+    if isinstance(plan, dict):
+        return {key: _with_tensors(value, tensors) for key, value in plan.items()}
+    if isinstance(plan, list | tuple):
+        return type(plan)(_with_tensors(value, tensors) for value in plan)
+    return plan
 
 
 def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> World:

@@ -1,0 +1,31 @@
+"""How fast a GPU can multiply matrices at best, to say which share of that a run uses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# Dense matrix products per second in floating-point operations, without sparsity: NVIDIA's data sheets and architecture
+# white papers (fp32 means TF32 where it is used). The first name found in the device's name counts.
+_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("B200", {"half": 2250e12, "tf32": 1100e12, "fp32": 75e12}),
+    ("GH200", {"half": 989e12, "tf32": 494e12, "fp32": 67e12}),
+    ("H200", {"half": 989e12, "tf32": 494e12, "fp32": 67e12}),
+    ("H100 PCIe", {"half": 756e12, "tf32": 378e12, "fp32": 51e12}),
+    ("H100 NVL", {"half": 835e12, "tf32": 417e12, "fp32": 60e12}),
+    ("H100", {"half": 989e12, "tf32": 494e12, "fp32": 67e12}),
+    ("A100", {"half": 312e12, "tf32": 156e12, "fp32": 19.5e12}),
+    ("A6000", {"half": 155e12, "tf32": 77.4e12, "fp32": 38.7e12}),
+    ("L40S", {"half": 362e12, "tf32": 183e12, "fp32": 91.6e12}),
+    ("RTX 5090", {"half": 209.5e12, "tf32": 104.8e12, "fp32": 104.8e12}),
+    ("RTX 4090", {"half": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12}),
+    ("RTX 3090", {"half": 71e12, "tf32": 35.6e12, "fp32": 35.6e12}),
+    ("V100", {"half": 125e12, "tf32": 15.7e12, "fp32": 15.7e12}),
+)
+
+
+def peak_flops(device_name: str, arithmetic: Literal["half", "tf32", "fp32"]) -> float | None:
+    """Peak operations per second of a GPU by its name, such as ``NVIDIA H200``; None where it is not in the table."""
+    for name, peaks in _PEAKS:
+        if name in device_name:
+            return peaks[arithmetic]
+    return None
