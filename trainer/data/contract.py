@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,15 @@ class Split(Protocol):
 
     def read(self, indices: Indices) -> Fields:
         """These samples, stacked. Raises BrokenSample for the first one that cannot be read."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A split that fetches in the background what it is told will be read next."""
+
+    def expect(self, indices: Indices) -> None:
+        """These samples come after those that are read now. Returns at once, and never raises for a broken sample."""
         ...
 
 
