@@ -1,4 +1,4 @@
-"""The settings: `schema` declares them, `sources` reads them from flags, YAML and environment, `phases` unfolds them."""
+"""Settings: `schema` declares them, `sources` reads them from flags, YAML and environment, `phases` unfolds them."""
 
 from trainer.config.schema import Settings
 

@@ -1,27 +1,46 @@
 """Every setting of the trainer: its type, default, limits and meaning, declared once.
 
-The settings are flat, so that a flag, a key of a YAML file, an override of a phase and a name in a checkpoint are all the
-same word; the classes only group them for help texts and documentation. This module imports no torch: a wrong setting
-is answered at once.
+The settings are flat, so that a flag, a key of a YAML file, an override of a phase and a name in a checkpoint are all
+the same word; the classes only group them for help texts and documentation. This module imports no torch: a wrong
+setting is answered at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainer import faults
 
 Task = Literal["classify", "lm", "mlm", "contrastive"]
 DataSource = Literal["auto", "digits", "cifar10", "images", "parquet", "tokens", "text", "stdlib", "synthetic"]
 Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
 Recompute = Literal["none", "selective", "full"]
+BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 _LATER = Path()  # a path that depends on the task and the environment
+
+# pydantic's type of the errors that are raised here; their context has the setting's name and the problem.
+PROBLEM = "setting"
+
+
+def problem(name: str, text: str) -> PydanticCustomError:
+    """The error for a setting that does not fit the others; `text` continues its name."""
+    return PydanticCustomError(PROBLEM, "{name}{problem}", {"name": name, "problem": text})
 
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        number = cls.model_fields[info.field_name or ""].annotation in (int, float, BatchSize)
+        return str(value).lower() if number and isinstance(value, bool) else value
 
 
 class RunSettings(_Group):
@@ -33,16 +52,24 @@ class RunSettings(_Group):
         (), description="parts of the run, each with a name, its own steps and any settings that differ in it"
     )
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
-    seed: int = Field(0, ge=0, description="decides the initial weights, the order of the data, augmentation and dropout")
-    deterministic: bool = Field(
-        True, description="same seed, same result, also on GPUs (where it costs some speed)"
+    seed: int = Field(
+        0, ge=0, description="decides the initial weights, the order of the data, augmentation and dropout"
     )
+    deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")
     timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
     # Just less than torchrun waits before it kills.
     stop_timeout: float = Field(25.0, gt=0, description="seconds that a step may still take after a stop signal")
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
     inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40; see docs/trainer.md")
+
+    @field_validator("inject", mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            return value
+        return tuple(str(fault) for text in texts for fault in faults.parse(text))
 
 
 class ModelSettings(_Group):
@@ -70,18 +97,26 @@ class DataSettings(_Group):
     """The data and how it is read"""
 
     data: DataSource = Field("auto", description="auto is digits for images and stdlib for text")
-    data_dir: Path | None = Field(None, description="where the data lies; see docs/trainer.md for the layout of each kind")
-    data_column: str = Field("", description="parquet: the column with text, tokens or encoded images; default: found by type")
+    data_dir: Path | None = Field(
+        None, description="where the data lies; see docs/trainer.md for the layout of each kind"
+    )
+    data_column: str = Field(
+        "", description="parquet: the column with text, tokens or encoded images; default: found by type"
+    )
     label_column: str = Field("label", description="parquet: the column with the class")
     image_size: int = Field(0, ge=0, description="images are resized to this many pixels a side; 0: as they are")
     augment: bool = Field(False, description="random crops and flips of training images")
     synthetic_samples: int = Field(4096, ge=2, description="synthetic: samples in the training set")
-    num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: reading happens in the training process")
+    num_workers: int = Field(
+        0, ge=0, description="processes per rank that read ahead; 0: reading happens in the training process"
+    )
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="page-locked host memory for batches, with CUDA")
     persistent_workers: bool = Field(True, description="keep the workers when the order of reading changes")
     cache_bytes: int = Field(0, ge=0, description="memory per reading process for samples already read; 0: none")
-    max_broken_samples: int = Field(100, ge=0, description="unreadable samples per rank that are skipped before the run fails")
+    max_broken_samples: int = Field(
+        100, ge=0, description="unreadable samples per rank that are skipped before the run fails"
+    )
 
 
 class ParallelSettings(_Group):
@@ -96,10 +131,18 @@ class ParallelSettings(_Group):
     find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
     broadcast_buffers: bool = Field(True, description="ddp: rank 0's batch statistics are everybody's")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
-    compress_gradients: Literal["none", "fp16", "bf16"] = Field("none", description="ddp: exchange gradients in half precision")
+    compress_gradients: Literal["none", "fp16", "bf16"] = Field(
+        "none", description="ddp: exchange gradients in half precision"
+    )
     reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
     cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
     average_every: int = Field(8, ge=1, description="local_sgd: steps between averages of the weights")
+
+
+# Settings with words for on and off, which true and false stand for: supervisors know no other words, and YAML reads
+# off as false.
+SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "full"), "compile": ("off", "default")}
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 class PrecisionSettings(_Group):
@@ -116,18 +159,28 @@ class PrecisionSettings(_Group):
         "none", description="recompute activations in backward to save memory: selective (every other block) or full"
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
-    expandable_segments: bool = Field(False, description="let CUDA's allocator grow its segments, against fragmentation")
+    expandable_segments: bool = Field(
+        False, description="let CUDA's allocator grow its segments, against fragmentation"
+    )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off", description="torch.compile and its mode; reduce-overhead uses CUDA graphs"
     )
+
+    @field_validator(*SWITCHES, mode="before")
+    @classmethod
+    def _switched(cls, value: Any, info: ValidationInfo) -> Any:
+        word = _TRUTH.get(str(value).lower())
+        return value if word is None else SWITCHES[info.field_name or ""][word]
 
 
 class OptimizerSettings(_Group):
     """Steps of the optimizer"""
 
-    batch_size: int | Literal["auto"] = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
+    batch_size: BatchSize = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
-    oom_retries: int = Field(0, ge=0, description="times that a CUDA out of memory is answered with smaller micro batches")
+    oom_retries: int = Field(
+        0, ge=0, description="times that a CUDA out of memory is answered with smaller micro batches"
+    )
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd is with Nesterov momentum")
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
@@ -140,14 +193,9 @@ class OptimizerSettings(_Group):
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
     reset_optimizer: bool = Field(False, description="forget the optimizer's state when this phase begins")
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none")
-
-    @field_validator("batch_size")
-    @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"must be at least 1 or auto, got {value}")
-        return value
+    ema: float = Field(
+        0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none"
+    )
 
 
 class CheckpointSettings(_Group):
@@ -157,12 +205,16 @@ class CheckpointSettings(_Group):
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     epoch_checkpoints: bool = Field(False, description="also save every epoch, as phase_PHASE/epoch_EPOCH.pt")
     best_checkpoint: bool = Field(False, description="also keep the best so far by best_metric, as best_model.pt")
-    best_metric: str = Field("val/loss", description="what best means; loss and perplexity the lower, all others the higher")
+    best_metric: str = Field(
+        "val/loss", description="what best means; loss and perplexity the lower, all others the higher"
+    )
     keep: int = Field(3, ge=1, description="newest checkpoints to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     gzip_checkpoints: bool = Field(False, description="compress checkpoints (slow; names then end in .pt.gz)")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
-    resume: str = Field("", description="a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none")
+    resume: str = Field(
+        "", description="a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none"
+    )
 
 
 class TelemetrySettings(_Group):
@@ -174,38 +226,15 @@ class TelemetrySettings(_Group):
     validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
     validate_samples: int = Field(0, ge=0, description="held-out samples used; 0: all")
     histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
-    trace_every: int = Field(0, ge=0, description="steps between Chrome traces of one step, in OUTPUT_DIR/traces; 0: none")
+    trace_every: int = Field(
+        0, ge=0, description="steps between Chrome traces of one step, in OUTPUT_DIR/traces; 0: none"
+    )
     bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on what limits the speed; 0: none")
     text_log: bool = Field(False, description="OUTPUT_DIR/logs/trainer.log, a new file every day")
     tensorboard: bool = Field(False, description="also write to OUTPUT_DIR/tensorboard")
     mlflow: str = Field("", description="also write to this MLflow tracking URI, such as sqlite:///mlflow.db")
     wandb: bool = Field(False, description="also write an offline Weights & Biases run to OUTPUT_DIR/wandb")
 
-
-class Settings(
-    TelemetrySettings,
-    CheckpointSettings,
-    OptimizerSettings,
-    PrecisionSettings,
-    ParallelSettings,
-    DataSettings,
-    ModelSettings,
-    RunSettings,
-):
-    """What a run does. Times are in seconds; paths are as given."""
-
-
-# In the order in which people read them.
-GROUPS: tuple[type[_Group], ...] = (
-    RunSettings,
-    ModelSettings,
-    DataSettings,
-    ParallelSettings,
-    PrecisionSettings,
-    OptimizerSettings,
-    CheckpointSettings,
-    TelemetrySettings,
-)
 
 # Where a task wants something other than the defaults above, which suit images of digits.
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -222,6 +251,77 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "mlm": {"steps": 200, "batch_size": 8, "lr": 5e-4, "weight_decay": 0.1, "validate_every": 100},
 }
+
+
+class Settings(
+    TelemetrySettings,
+    CheckpointSettings,
+    OptimizerSettings,
+    PrecisionSettings,
+    ParallelSettings,
+    DataSettings,
+    ModelSettings,
+    RunSettings,
+):
+    """What a run does. Times are in seconds; paths are as given. The defaults are those of the task."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_task_defaults(cls, given: Any) -> Any:
+        task = given.get("task") if isinstance(given, dict) else None
+        return {**TASK_DEFAULTS[task], **given} if isinstance(task, str) and task in TASK_DEFAULTS else given
+
+    @field_validator("data_dir", "weights", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for name, text in self._contradictions():
+            raise problem(name, text)
+        return self
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        task, parallel = self.task, self.parallel
+        text = task in ("lm", "mlm")
+        if self.data not in ("auto", "parquet", "synthetic") and (self.data in ("tokens", "text", "stdlib")) != text:
+            yield "data", f" {self.data} is {'no text' if text else 'text'}: it does not suit --task {task}"
+        if task == "lm" and self.model in ("auto", "bytes") and self.width % 32:
+            yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
+        if not text and self.model in ("auto", "cnn") and self.width % 8:
+            yield "width", f" must be a multiple of 8 for --task {task}, got {self.width}"
+        if self.hard_negatives and task != "contrastive":
+            yield "hard_negatives", f" needs --task contrastive, not {task}"
+        if self.label_smoothing and task != "classify":
+            yield "label_smoothing", f" needs --task classify, not {task}"
+        if self.tensor_parallel > 1 and not (text and parallel == "fsdp"):
+            yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
+        if self.ranks % self.tensor_parallel:
+            yield "ranks", f" must be a multiple of --tensor-parallel {self.tensor_parallel}, got {self.ranks}"
+        for name in ("cpu_offload", "sharded_checkpoints"):
+            if getattr(self, name) and parallel != "fsdp":
+                yield name, f" needs --parallel fsdp, not {parallel}"
+        if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
+            yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
+        if self.device == "cpu":
+            if self.precision == "fp16":
+                yield "precision", " fp16 needs a CUDA GPU; use bf16 or fp32 with --device cpu"
+            if self.sync_batchnorm:
+                yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
+
+
+# In the order in which people read them.
+GROUPS: tuple[type[_Group], ...] = (
+    RunSettings,
+    ModelSettings,
+    DataSettings,
+    ParallelSettings,
+    PrecisionSettings,
+    OptimizerSettings,
+    CheckpointSettings,
+    TelemetrySettings,
+)
 
 # Settings that a checkpoint's weights depend on: another value cannot load them.
 SHAPE_SETTINGS = ("task", "model", "model_options", "width", "depth", "context", "embedding_size")
