@@ -1,0 +1,154 @@
+"""The order's promises: every sample once an epoch, the same however it is cut, and no two ranks on one sample."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from trainer.data.contract import Fields, Indices
+from trainer.data.sampler import BlockSampler, Order, Sampler, micro_start, order_for
+from trainer.errors import TrainerError
+
+sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
+seeds = st.integers(0, 2**70)
+lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([8192, 8200])), min_size=1, max_size=12).filter(any)
+orders: st.SearchStrategy[Order] = st.one_of(
+    st.builds(Sampler, sizes, seeds), st.builds(lambda blocks, seed: BlockSampler(tuple(blocks), seed), lengths, seeds)
+)
+
+
+class Numbers:
+    """A split whose contents do not matter."""
+
+    def __init__(self, size: int, blocks: tuple[int, ...] | None = None) -> None:
+        self.blocks = blocks
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, indices: Indices) -> Fields:
+        raise NotImplementedError
+
+
+@limits(deadline=None)
+@given(order=orders, epoch=st.integers(0, 1000))
+def test_every_epoch_holds_every_sample_once(order: Order, epoch: int) -> None:
+    assert sorted(order.indices(epoch * order.size, order.size).tolist()) == list(range(order.size))
+
+
+@limits(deadline=None)
+@given(order=orders, start=st.integers(0, 50_000), cuts=st.lists(st.integers(1, 200), max_size=5), again=st.randoms())
+def test_samples_depend_on_their_position_alone(
+    order: Order, start: int, cuts: list[int], again: random.Random
+) -> None:
+    whole = order.indices(start, sum(cuts)).tolist()
+    places = np.cumsum([0, *cuts])[:-1].tolist()
+    shuffled = list(zip(places, cuts, strict=True))
+    again.shuffle(shuffled)
+    fresh: Order = pickle.loads(pickle.dumps(order))
+    for place, count in shuffled:
+        assert fresh.indices(start + place, count).tolist() == whole[place : place + count]
+
+
+def test_epochs_and_seeds_differ_and_look_shuffled() -> None:
+    builders: list[Callable[[int], Order]] = [
+        lambda seed: Sampler(1437, seed),
+        lambda seed: BlockSampler((437, 1000), seed),
+    ]
+    for build in builders:
+        first = build(0).indices(0, 1437)
+        for other in (build(0).indices(1437, 1437), build(1).indices(0, 1437)):
+            assert (first == other).mean() < 0.02
+        assert (np.diff(first) == 1).mean() < 0.02
+
+
+def test_runs_of_earlier_versions_go_on_in_their_order() -> None:
+    assert Sampler(12, 7).indices(6, 12).tolist() == [0, 6, 2, 5, 7, 10, 0, 10, 4, 5, 11, 8]
+    assert BlockSampler((4, 3, 5), 7).indices(6, 12).tolist() == [10, 9, 0, 3, 2, 1, 7, 8, 10, 9, 11, 2]
+
+
+def test_an_unblocked_order_mixes_everything() -> None:
+    order = Sampler(1437, 0)
+    first, second = order.indices(0, 1437), order.indices(1437, 1437)
+    assert abs(np.corrcoef(first, np.arange(1437))[0, 1]) < 0.1
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+@limits(deadline=None)
+@given(blocks=lengths, seed=seeds, epoch=st.integers(0, 50))
+def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed: int, epoch: int) -> None:
+    order = BlockSampler(tuple(blocks), seed)
+    block_of = np.repeat(np.arange(len(blocks)), blocks)
+    taken = block_of[order.indices(epoch * order.size, order.size)]
+    visits = taken[np.flatnonzero(np.diff(taken, prepend=-1))].tolist()
+    assert sorted(visits) == [number for number, length in enumerate(blocks) if length]
+
+
+def test_blocks_come_in_another_order_in_another_epoch() -> None:
+    order = BlockSampler((10,) * 50, 0)
+    block_of = np.repeat(np.arange(50), 10)
+    epochs = {tuple(block_of[order.indices(epoch * 500, 500)].tolist()) for epoch in range(5)}
+    assert len(epochs) == 5
+
+
+@limits(deadline=None)
+@given(
+    ranks=st.integers(1, 5),
+    batch=st.integers(1, 9),
+    accum=st.integers(1, 4),
+    steps=st.integers(1, 6),
+    seed=st.integers(0, 9),
+    blocked=st.booleans(),
+)
+def test_no_sample_is_seen_by_two_ranks(
+    ranks: int, batch: int, accum: int, steps: int, seed: int, blocked: bool
+) -> None:
+    total = ranks * batch * accum * steps
+    order: Order = BlockSampler((total // 3, total - total // 3), seed) if blocked else Sampler(total, seed)
+    seen: list[int] = []
+    consumed = 0
+    for _ in range(steps):
+        for micro in range(accum):
+            for rank in range(ranks):
+                seen += order.indices(micro_start(consumed, micro, rank, ranks, batch), batch).tolist()
+        consumed += ranks * batch * accum
+    assert sorted(seen) == list(range(total))
+
+
+@limits(deadline=None)
+@given(
+    order=orders,
+    ranks=st.integers(1, 6),
+    batch=st.integers(1, 9),
+    accum=st.integers(1, 4),
+    consumed=st.integers(0, 10_000),
+)
+def test_a_step_is_the_same_samples_whatever_the_number_of_ranks(
+    order: Order, ranks: int, batch: int, accum: int, consumed: int
+) -> None:
+    alone = order.indices(consumed, ranks * batch * accum).tolist()
+    joined: list[int] = []
+    for micro in range(accum):
+        for rank in range(ranks):
+            joined += order.indices(micro_start(consumed, micro, rank, ranks, batch), batch).tolist()
+    assert joined == alone
+
+
+def test_the_order_of_a_split_follows_its_blocks() -> None:
+    assert order_for(Numbers(9), 3) == Sampler(9, 3)
+    assert isinstance(order_for(Numbers(9, (4, 5)), 3), BlockSampler)
+    assert order_for(Numbers(9, (4, 5)), 3).size == 9
+    assert order_for(Numbers(9, (4, 5)), 3).indices(0, 0).tolist() == Sampler(9, 3).indices(0, 0).tolist() == []
+
+
+def test_a_split_without_samples_is_refused() -> None:
+    with pytest.raises(TrainerError, match="no samples to train on"):
+        order_for(Numbers(0), 0)
