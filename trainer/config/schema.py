@@ -49,7 +49,8 @@ class RunSettings(_Group):
     task: Task = Field("classify", description="what to train")
     steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
     phases: tuple[dict[str, Any], ...] = Field(
-        (), description="parts of the run, each with a name, its own steps and any settings that differ in it"
+        (),
+        description="parts of the run, each with a name, its steps and what differs in it, as values or as shares: x0.5",
     )
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
     seed: int = Field(

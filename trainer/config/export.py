@@ -1,0 +1,57 @@
+"""Settings for others to read: checkpoints, people and editors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainer.config.phases import RUN_WIDE
+from trainer.config.schema import SWITCHES, Settings
+
+_FACTOR = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of the run's own value, such as x0.5"}
+
+
+def as_plain(settings: Settings) -> dict[str, Any]:
+    """All settings as numbers, text, lists and dictionaries: what a checkpoint stores. `Settings` takes it back."""
+    return settings.model_dump(mode="json")
+
+
+def as_json(settings: Settings) -> str:
+    """All settings as indented JSON, which ``--config`` reads back."""
+    return json.dumps(as_plain(settings), indent=2)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a settings file, with descriptions, for editors that complete and check YAML."""
+    schema = Settings.model_json_schema()
+    settings: dict[str, Any] = schema["properties"]
+    del settings["phase"]
+    for one in settings.values():
+        one.pop("title", None)
+    for name in SWITCHES:
+        del settings[name]["type"]
+        settings[name]["enum"] += [True, False]
+    settings["inject"]["anyOf"] = [{"type": "string"}, {"type": "array", "items": settings["inject"].pop("items")}]
+    del settings["inject"]["type"]
+    overrides = {name: _or_share(one) for name, one in settings.items() if name not in RUN_WIDE}
+    settings["phases"]["items"] = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "description": "used in metrics and file names"}, **overrides},
+        "required": ["name", "steps"],
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Settings of python -m trainer",
+    }
+
+
+def _or_share(setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting as a phase may give it: numbers also as a share."""
+    kinds = setting.get("anyOf", [setting])
+    if not any(kind.get("type") in ("integer", "number") for kind in kinds):
+        return setting
+    outer = ("description", "default")
+    inner = [{key: value for key, value in kind.items() if key not in outer} for kind in kinds]
+    return {"description": setting["description"], "anyOf": [*inner, _FACTOR]}

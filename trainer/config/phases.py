@@ -1,0 +1,159 @@
+"""A run's phases, each as complete settings of its own.
+
+A phase is written as a name, its steps, and whatever settings differ from the run's::
+
+    batch_size: 64
+    steps: 1000
+    phases:
+      - {name: cold, steps: x0.2, lr: x0.1}
+      - {name: hard, steps: x0.8, hard_negatives: 16, batch_size: x0.5, grad_accum: 2}
+
+A number may be a share of the run's own, written ``x0.5`` (whole numbers are rounded, to no less than their limit). A
+change that is made to the run's batch size or learning rate then carries into the phases. Steps are either all numbers
+or all shares that add up to 1. Warm-up and decay of the learning rate belong to a phase: each one has its own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.config.problems import first, nearest
+from trainer.config.schema import SHAPE_SETTINGS, Settings
+from trainer.errors import SettingsError
+
+# What cannot change in the middle of a run: what the weights and the order of the data depend on, and what is set up
+# once for all.
+RUN_WIDE = frozenset(
+    (
+        *SHAPE_SETTINGS,
+        *("weights", "data", "data_dir", "data_column", "label_column", "image_size", "synthetic_samples"),
+        *("phases", "phase", "seed", "deterministic", "device", "timeout", "stop_timeout", "expandable_segments"),
+        *("output_dir", "checkpoint_dir", "metrics", "resume", "keep", "best_checkpoint", "best_metric"),
+        *("inject", "text_log", "tensorboard", "mlflow", "wandb"),
+    )
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SHARE = re.compile(r"x(\d+\.?\d*|\.\d+)")
+
+# From a phase's index and key to the beginning of a message, such as "run.yaml:7: ".
+Where = Callable[[int, str], str]
+
+
+def unfold(settings: Settings, where: Where = lambda index, key: "") -> tuple[Settings, ...]:
+    """The settings of each phase in order, with `phase` as its name; the settings themselves where there are no phases.
+
+    `steps` is then the length of the phase, and the run's length is their sum. Raises SettingsError naming the phase;
+    `where` adds the place.
+    """
+    if not settings.phases:
+        return (settings,)
+    names = _names(settings, where)
+    unfolded: list[Settings] = []
+    for index, (name, steps) in enumerate(zip(names, _lengths(settings, names, where), strict=True)):
+        changes: dict[str, Any] = {"phase": name, "phases": (), "steps": steps}
+        for key, value in settings.phases[index].items():
+            if key not in ("name", "steps"):
+                try:
+                    changes[key] = _value(settings, key, value)
+                except ValueError as error:
+                    raise SettingsError(f"{where(index, key)}phase {name}: {error}") from None
+        try:
+            one = Settings.model_validate(settings.model_dump() | changes)
+        except ValidationError as error:
+            problem = first(error)
+            place = where(index, problem.name)
+            raise SettingsError(f"{place}phase {name}: {problem.name}{problem.text}") from None
+        if unfolded and unfolded[-1].optimizer != one.optimizer and not one.reset_optimizer:
+            place = where(index, "optimizer")
+            raise SettingsError(f"{place}phase {name}: another optimizer than before needs reset_optimizer: true")
+        unfolded.append(one)
+    return tuple(unfolded)
+
+
+def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
+    """The index of the phase that a step of the run belongs to, and that phase's first and last step.
+
+    Steps count from 1; a step before the first or after the last belongs to the first or the last phase.
+    """
+    ends = list(itertools.accumulate(phase.steps for phase in phases))
+    index = min(bisect.bisect_left(ends, step), len(ends) - 1)
+    return index, ends[index] - phases[index].steps + 1, ends[index]
+
+
+def _names(settings: Settings, where: Where) -> list[str]:
+    names: list[str] = []
+    for index, phase in enumerate(settings.phases):
+        name, place = phase.get("name"), f"{where(index, 'name')}phase {index + 1}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            found = "it has no name" if name is None else f"got {name!r}"
+            raise SettingsError(f"{place}: a name is made of letters, digits, dots and dashes; {found}")
+        if name in names:
+            raise SettingsError(f"{place}: {name} is the name of another phase already")
+        names.append(name)
+    return names
+
+
+def _lengths(settings: Settings, names: Sequence[str], where: Where) -> list[int]:
+    """The steps of each phase."""
+    given = [phase.get("steps") for phase in settings.phases]
+    shares = [share for share in map(_share, given) if share is not None]
+    if len(shares) == len(given):
+        return _shared_out(settings.steps, shares, names, where(0, "steps"))
+    lengths: list[int] = []
+    for index, (name, steps) in enumerate(zip(names, given, strict=True)):
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            found = "there are none" if steps is None else f"got {steps!r}"
+            raise SettingsError(
+                f"{where(index, 'steps')}phase {name}: steps must be a whole number of at least 1, or a share such as"
+                f" x0.5 in every phase; {found}"
+            )
+        lengths.append(steps)
+    return lengths
+
+
+def _shared_out(steps: int, shares: Sequence[float], names: Sequence[str], place: str) -> list[int]:
+    """Whole numbers of steps in these shares, whose sum is exactly `steps`."""
+    total = math.fsum(shares)
+    if abs(total - 1) > 1e-3:
+        raise SettingsError(f"{place}the phases' shares of the steps must add up to 1, got {total:g}")
+    ends = [round(steps * part / total) for part in itertools.accumulate(shares)]
+    ends[-1] = steps
+    lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+    for name, length in zip(names, lengths, strict=True):
+        if length < 1:
+            raise SettingsError(f"{place}phase {name}: there are too few steps for its share, {steps} in all")
+    return lengths
+
+
+def _value(settings: Settings, key: str, value: Any) -> Any:
+    """What a phase wants a setting to be. Raises ValueError with the rest of the message."""
+    if key not in Settings.model_fields:
+        near = nearest(key)
+        raise ValueError(f"unknown setting {key}" + (f"; did you mean {near}?" if near else ""))
+    if key in RUN_WIDE:
+        raise ValueError(f"{key} is the same for the whole run and cannot be set in a phase")
+    share, own = _share(value), getattr(settings, key)
+    if share is None:
+        return value
+    if isinstance(own, bool) or not isinstance(own, int | float):
+        raise ValueError(f"{key} {value} is a share of a number, but the run's own is {own}")
+    return max(_least(key), math.floor(share * own + 0.5)) if isinstance(own, int) else share * own
+
+
+def _share(value: Any) -> float | None:
+    found = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return float(found[1]) if found else None
+
+
+def _least(name: str) -> int:
+    """The lower limit of a whole number; the batch size, which may be a word, has its limit elsewhere."""
+    limits = [getattr(limit, "ge", None) for limit in Settings.model_fields[name].metadata]
+    return max((int(limit) for limit in limits if limit is not None), default=1)
