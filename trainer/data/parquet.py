@@ -1,0 +1,142 @@
+"""Parquet files on disk: which there are, which rows of them are held out, and reading some rows of one row group."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Settings
+from trainer.data.places import HELD_OUT_NAMES, data_place
+from trainer.errors import SettingsError, TrainerError
+
+_HELD_OUT_ONE_IN = 10
+
+
+class DamagedError(Exception):
+    """A row group cannot be read; the message says why."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows `start` to `stop` - 1 of one row group."""
+
+    path: Path
+    group: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.path}, row group {self.group}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What there is: the rows to train on and those held out, the footers of all files, and the schema of the first."""
+
+    folder: Path
+    train: tuple[Span, ...]
+    held_out: tuple[Span, ...]
+    footers: tuple[tuple[Path, Any], ...]
+    schema: Any
+
+    def column(self, name: str, wanted: str, fits: Callable[[Any], bool]) -> str:
+        """A column that all files have: the one of this name, or where that is empty the only one whose type fits.
+
+        `wanted` says in words what fits.
+        """
+        fitting = [field.name for field in self.schema if fits(field.type)]
+        there = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
+        if name and name not in fitting:
+            raise SettingsError(f"{self.folder} has no column {name} with {wanted}; its columns are {there}")
+        if not name and len(fitting) != 1:
+            found = f"{len(fitting)} columns ({', '.join(fitting)})" if fitting else "no column"
+            raise SettingsError(f"{self.folder} has {found} with {wanted}; name one with --data-column out of {there}")
+        name = name or fitting[0]
+        kind = self.schema.field(name).type
+        for path, footer in self.footers:
+            schema = footer.schema.to_arrow_schema()
+            if name not in schema.names or schema.field(name).type != kind:
+                raise TrainerError(f"{path} has no column {name} of type {kind}, as the files before it have")
+        return name
+
+
+def layout(settings: Settings) -> Layout:
+    """The Parquet files of --data-dir, from their footers alone.
+
+    Either train/*.parquet and val/ (or validation/, test/), or train*.parquet and val*.parquet (or test*), as Hugging
+    Face writes them, or any *.parquet. Where nothing is marked as held out, every tenth row group is, or, with fewer
+    than ten of them, the last tenth of the rows of each.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise TrainerError("--data parquet is read with pyarrow: pip install 'gputui[train]'")
+    folder = data_place(settings, "*.parquet files")
+    if (folder / "train").is_dir():
+        train = sorted((folder / "train").glob("*.parquet"))
+        others = [sorted((folder / name).glob("*.parquet")) for name in HELD_OUT_NAMES]
+    elif train := sorted(folder.glob("train*.parquet")):
+        others = [sorted(folder.glob(f"{name}*.parquet")) for name in HELD_OUT_NAMES]
+    else:
+        train, others = sorted(folder.glob("*.parquet")), []
+    if not train:
+        raise TrainerError(f"no *.parquet files in {folder} or {folder / 'train'}")
+    held_out = next((paths for paths in others if paths), [])
+    footers = tuple((path, _footer(path)) for path in (*train, *held_out))
+    train_spans, held_out_spans = _spans(footers[: len(train)]), _spans(footers[len(train) :])
+    if not held_out:
+        train_spans, held_out_spans = _divided(train_spans)
+    if not train_spans or not held_out_spans:
+        raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
+    return Layout(folder, tuple(train_spans), tuple(held_out_spans), footers, footers[0][1].schema.to_arrow_schema())
+
+
+def read_rows(span: Span, columns: Sequence[str]) -> Any:
+    """These columns of the span's rows as a pyarrow table. Raises DamagedError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # Nothing of pyarrow's is shared between calls or processes, and no memory is mapped: a file that is cut while
+        # it is read ends in an error, not in a signal.
+        with parquet.ParquetFile(span.path, page_checksum_verification=True) as file:
+            table = file.read_row_group(span.group, columns=list(columns), use_threads=False)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DamagedError(" ".join(str(error).split())) from error
+    if table.num_rows < span.stop:
+        raise DamagedError(f"it has {table.num_rows} rows and had at least {span.stop} at first")
+    return table.slice(span.start, span.stop - span.start)
+
+
+def unreadable(span: Span, error: DamagedError) -> TrainerError:
+    """What to say where a row group has to be read before training can begin."""
+    return TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again")
+
+
+def _footer(path: Path) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_metadata(path)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {reason}") from error
+
+
+def _spans(footers: Sequence[tuple[Path, Any]]) -> list[Span]:
+    spans = []
+    for path, footer in footers:
+        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        spans += [Span(path, group, 0, count) for group, count in enumerate(rows) if count]
+    return spans
+
+
+def _divided(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    if len(spans) >= _HELD_OUT_ONE_IN:
+        held_out = list(spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN])
+        return [span for number, span in enumerate(spans, 1) if number % _HELD_OUT_ONE_IN], held_out
+    cuts = [span.stop - max(1, span.stop // _HELD_OUT_ONE_IN) for span in spans]
+    train = [Span(span.path, span.group, 0, cut) for span, cut in zip(spans, cuts, strict=True) if cut]
+    return train, [Span(s.path, s.group, cut, s.stop) for s, cut in zip(spans, cuts, strict=True) if cut]

@@ -1,0 +1,173 @@
+"""Encoded images and their classes in the rows of Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.config import Settings
+from trainer.data.contract import BrokenSample, Fields, Images, Indices
+from trainer.data.parquet import DamagedError, Layout, Span, layout, read_rows, unreadable
+from trainer.data.parts import Parts
+from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
+from trainer.data.rowgroups import RowGroups
+
+_UNKNOWN = -1  # the class of a row that has none
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a row has its image (in `struct`, under "bytes", or directly) and its class."""
+
+    image: str
+    in_struct: bool
+    label: str
+
+    def load(self, span: Span) -> tuple[Any, npt.NDArray[np.int64]]:
+        """The encoded images, as a pyarrow column, and the classes of a span. Raises DamagedError."""
+        import pyarrow
+        from pyarrow import compute
+
+        table = read_rows(span, [f"{self.image}.bytes" if self.in_struct else self.image, self.label])
+        images, labels = table.column(self.image), table.column(self.label)
+        try:
+            if self.in_struct:
+                images = compute.struct_field(images, "bytes")
+            return images, compute.fill_null(compute.cast(labels, pyarrow.int64()), _UNKNOWN).to_numpy()
+        except pyarrow.ArrowException as error:
+            raise DamagedError(str(error)) from error
+
+
+class ImageRows:
+    """One sample per row. Row groups are read whole, so samples of the same group are best read together."""
+
+    def __init__(self, spans: Sequence[Span], columns: Columns, size: int, shape: Shape, classes: int) -> None:
+        """`size` is the side that images are resized to, 0 for none; `shape` is that of every image then."""
+        self._spans = tuple(spans)
+        self._parts = Parts([span.stop - span.start for span in spans])
+        self._columns = columns
+        self._size = size
+        self._shape = shape
+        self._classes = classes
+        self._groups = RowGroups(self._load)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self._parts.lengths
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def expect(self, indices: Indices) -> None:
+        self._groups.expect(self._parts.numbers(indices))
+
+    def read(self, indices: Indices) -> Fields:
+        images = torch.empty((len(indices), *self._shape), dtype=torch.uint8)
+        labels = np.empty(len(indices), dtype=np.int64)
+        following = self._parts.numbers(indices)[1:]
+        for number, places, offsets in self._parts.split(indices):
+            span = self._spans[number]
+            try:
+                contents, classes = self._groups.get(number)
+            except DamagedError as error:
+                raise BrokenSample(int(indices[places[0]]), str(span), str(error)) from error
+            self._groups.expect(following[:1])  # is read while these are decoded
+            following = following[1:]
+            labels[places] = classes[offsets]
+            for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):
+                try:
+                    images[place] = self._decode(contents[offset].as_py(), int(labels[place]))
+                except UndecodableError as error:
+                    where = f"{span}, row {span.start + offset}"
+                    raise BrokenSample(int(indices[place]), where, str(error)) from error
+        return {"image": images, "label": torch.from_numpy(labels)}
+
+    def _decode(self, content: bytes | None, label: int) -> torch.Tensor:
+        if content is None:
+            raise UndecodableError("it has no image")
+        if not 0 <= label < self._classes:
+            found = "it has no class" if label == _UNKNOWN else f"its class is {label}"
+            raise UndecodableError(f"{found}; classes are 0 .. {self._classes - 1}")
+        return decode(content, self._size, self._shape)
+
+    def _load(self, number: int) -> tuple[Any, npt.NDArray[np.int64]]:
+        return self._columns.load(self._spans[number])
+
+
+def parquet_images(settings: Settings) -> Images:
+    """The rows of --data-dir's Parquet files: an image (bytes of a file, or a struct with them) and a whole number.
+
+    Names of the classes are those that Hugging Face's `datasets` left in the files; without them the classes are
+    numbered up to the largest that occurs. Raises TrainerError where there is no such column or no image can be read.
+    """
+    from pyarrow import types
+
+    require_pillow("parquet")
+    files = layout(settings)
+    image = files.column(settings.data_column, "images (binary, or a struct with bytes)", _holds_images)
+    label = files.column(settings.label_column, "classes as whole numbers", types.is_integer)
+    columns = Columns(image, types.is_struct(files.schema.field(image).type), label)
+    classes = _class_names(files, label)
+    size = settings.image_size
+    shape = first_shape(_contents(files.train[0], columns), size, str(files.train[0]))
+    train, held_out = (ImageRows(spans, columns, size, shape, len(classes)) for spans in (files.train, files.held_out))
+    return Images(train=train, held_out=held_out, shape=shape, classes=classes)
+
+
+def _holds_images(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _holds_images(kind.field(place).type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _contents(span: Span, columns: Columns) -> Iterator[Callable[[], bytes]]:
+    try:
+        images, _ = columns.load(span)
+    except DamagedError as error:
+        raise unreadable(span, error) from error
+    for image in images:
+        yield partial(bytes, image.as_py() or b"")
+
+
+def _class_names(files: Layout, label: str) -> tuple[str, ...]:
+    try:
+        written = json.loads((files.schema.metadata or {})[b"huggingface"])
+        names = written["info"]["features"][label]["names"]
+        return tuple(map(str, names))
+    except (KeyError, TypeError, ValueError):  # not written by `datasets`, or not as a class
+        return tuple(map(str, range(_largest_label(files, label) + 1)))
+
+
+def _largest_label(files: Layout, label: str) -> int:
+    """From the statistics in the footers; where a row group has none, from the column itself."""
+    from pyarrow import compute
+
+    largest = 0
+    for path, footer in files.footers:
+        for group in range(footer.num_row_groups):
+            row_group = footer.row_group(group)
+            chunks = [row_group.column(place) for place in range(row_group.num_columns)]
+            statistics = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == label)
+            if statistics is not None and statistics.has_min_max:
+                largest = max(largest, statistics.max)
+            elif row_group.num_rows:
+                span = Span(path, group, 0, row_group.num_rows)
+                largest = max(largest, compute.max(_readable(span, [label]).column(label)).as_py() or 0)
+    return int(largest)
+
+
+def _readable(span: Span, columns: Sequence[str]) -> Any:
+    try:
+        return read_rows(span, columns)
+    except DamagedError as error:
+        raise unreadable(span, error) from error

@@ -1,0 +1,193 @@
+"""Text, or tokens, in the rows of Parquet files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.config import Settings
+from trainer.data.contract import BrokenSample, Fields, Indices, Text
+from trainer.data.parquet import DamagedError, Span, layout, read_rows, unreadable
+from trainer.data.parts import Parts, out_of_range, windows_in
+from trainer.data.rowgroups import RowGroups
+from trainer.data.text import VOCABULARY as BYTES
+from trainer.errors import TrainerError
+
+COUNTS_FILE = ".token_counts.json"
+_COUNTING_THREADS = 4
+
+Counts = tuple[int, int]  # tokens, and the largest of them
+
+
+@dataclass(frozen=True)
+class TokenColumn:
+    """A column whose rows are one stream: strings with a newline between two of them, or lists of tokens as they are.
+
+    Rows without a value hold nothing.
+    """
+
+    name: str
+    of_strings: bool
+
+    def load(self, span: Span) -> npt.NDArray[Any]:
+        """The tokens of a span: uint8 for strings. Raises DamagedError."""
+        import pyarrow
+        from pyarrow import compute
+
+        column = read_rows(span, [self.name]).column(self.name)
+        try:
+            if not self.of_strings:
+                tokens = compute.list_flatten(column)
+                if tokens.null_count:
+                    raise DamagedError(f"{tokens.null_count} tokens have no value")
+                return np.asarray(tokens.to_numpy())
+            rows = column.drop_null().cast(pyarrow.large_binary()).combine_chunks()
+            together = pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(rows)], pyarrow.int64()), rows)
+            joined = compute.binary_join(together, pyarrow.scalar(b"\n", pyarrow.large_binary()))
+            return np.frombuffer(joined[0].as_buffer(), dtype=np.uint8)
+        except pyarrow.ArrowException as error:
+            raise DamagedError(str(error)) from error
+
+
+class TokenRows:
+    """Windows of the tokens in each span; none reaches over the end of one."""
+
+    def __init__(
+        self, spans: Sequence[Span], tokens: Sequence[int], column: TokenColumn, context: int, vocabulary: int
+    ) -> None:
+        """`tokens` says how many each span has."""
+        windows = [windows_in(count, context) for count in tokens]
+        self._spans = [span for span, count in zip(spans, windows, strict=True) if count]
+        self._parts = Parts([count for count in windows if count])
+        self._column = column
+        self._context = context
+        self._vocabulary = vocabulary
+        self._groups = RowGroups(self._load)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self._parts.lengths
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def expect(self, indices: Indices) -> None:
+        self._groups.expect(self._parts.numbers(indices))
+
+    def read(self, indices: Indices) -> Fields:
+        tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
+        for number, places, offsets in self._parts.split(indices):
+            where = str(self._spans[number])
+            try:
+                stream = self._groups.get(number)
+            except DamagedError as error:
+                raise BrokenSample(int(indices[places[0]]), where, str(error)) from error
+            for place, start in zip(places.tolist(), (offsets * self._context).tolist(), strict=True):
+                window = stream[start : start + self._context + 1]
+                if len(window) <= self._context:
+                    raise BrokenSample(int(indices[place]), where, "it has fewer tokens than were counted in it")
+                tokens[place] = window
+            wrong = out_of_range(tokens[places], self._vocabulary)
+            if wrong is not None:
+                where = f"{where}, from token {offsets[wrong] * self._context}"
+                raise BrokenSample(int(indices[places[wrong]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
+        return {"tokens": torch.from_numpy(tokens)}
+
+    def _load(self, number: int) -> npt.NDArray[Any]:
+        return self._column.load(self._spans[number])
+
+
+def parquet_text(settings: Settings) -> Text:
+    """A column of --data-dir's Parquet files: lists of tokens, else strings, whose UTF-8 bytes are the tokens.
+
+    How many tokens each row group has is not in the files, so all are read once, and the counts are kept in
+    .token_counts.json beside them. A file that changes is counted again.
+    """
+    files = layout(settings)
+    wanted, fits = "lists of tokens", _holds_tokens
+    if not any(_holds_tokens(field.type) for field in files.schema if settings.data_column in ("", field.name)):
+        wanted, fits = "text or lists of tokens", _holds_text
+    name = files.column(settings.data_column, wanted, fits)
+    kind = files.schema.field(name).type
+    column = TokenColumn(name, of_strings=not _holds_tokens(kind))
+    spans = files.train + files.held_out
+    counts = _counts(files.folder, spans, column)
+    vocabulary = BYTES if column.of_strings else 1 + max(largest for _, largest in counts)
+    tokens = [count for count, _ in counts]
+    cut, context = len(files.train), settings.context
+    train = TokenRows(files.train, tokens[:cut], column, context, vocabulary)
+    held_out = TokenRows(files.held_out, tokens[cut:], column, context, vocabulary)
+    if not len(train) or not len(held_out):
+        raise TrainerError(
+            f"{files.folder}: its row groups have at most {max(tokens)} tokens in column {name}, "
+            f"too few for --context {context} in both training and validation"
+        )
+    return Text(train=train, held_out=held_out, context=context, vocabulary=vocabulary)
+
+
+def _holds_tokens(kind: Any) -> bool:
+    from pyarrow import types
+
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(lists and types.is_integer(kind.value_type))
+
+
+def _holds_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _counts(folder: Path, spans: Sequence[Span], column: TokenColumn) -> list[Counts]:
+    """Of each span: from the counts that were kept, else by reading it. Raises TrainerError for one that is damaged."""
+
+    def count(span: Span) -> Counts:
+        try:
+            tokens = column.load(span)
+        except DamagedError as error:
+            raise unreadable(span, error) from error
+        return len(tokens), int(tokens.max(initial=0))
+
+    kept = _kept_counts(folder / COUNTS_FILE)
+    keys = [_key(folder, span, column) for span in spans]
+    missing = [(key, span) for key, span in zip(keys, spans, strict=True) if key not in kept]
+    if missing:
+        with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
+            counted = threads.map(count, [span for _, span in missing])
+            kept |= {key: found for (key, _), found in zip(missing, counted, strict=True)}
+        _keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
+    return [kept[key] for key in keys]
+
+
+def _key(folder: Path, span: Span, column: TokenColumn) -> str:
+    """What the count of a span depends on; another size or time of the file makes another key."""
+    file = span.path.stat()
+    place = f"{span.path.relative_to(folder).as_posix()}:{file.st_size}:{file.st_mtime_ns}"
+    return f"{column.name}:{place}:{span.group}:{span.start}:{span.stop}"
+
+
+def _kept_counts(path: Path) -> dict[str, Counts]:
+    try:
+        written = json.loads(path.read_bytes())
+        return {str(key): (int(tokens), int(largest)) for key, (tokens, largest) in written.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # none yet, or not what was written: all is counted again
+
+
+def _keep_counts(path: Path, counts: dict[str, Counts]) -> None:
+    """Writes them where that is allowed; several ranks may do so at once, each with the same counts."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        new.write_text(json.dumps(counts))
+        new.replace(path)
+    except OSError:  # a folder that cannot be written to: counting again at the next start is all that is lost
+        new.unlink(missing_ok=True)

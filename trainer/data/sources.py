@@ -1,0 +1,43 @@
+"""From the settings to the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trainer.config import Settings
+from trainer.data.cifar10 import cifar10
+from trainer.data.contract import Data, Images, Text
+from trainer.data.digits import digits
+from trainer.data.folder import folder
+from trainer.data.parquet_images import parquet_images
+from trainer.data.parquet_text import parquet_text
+from trainer.data.synthetic import synthetic_images, synthetic_text
+from trainer.data.text import stdlib, text
+from trainer.data.tokens import tokens
+
+_IMAGES: Mapping[str, Callable[[Settings], Images]] = {
+    "auto": digits,
+    "digits": digits,
+    "cifar10": cifar10,
+    "images": folder,
+    "parquet": parquet_images,
+    "synthetic": synthetic_images,
+}
+_TEXT: Mapping[str, Callable[[Settings], Text]] = {
+    "auto": stdlib,
+    "stdlib": stdlib,
+    "text": text,
+    "tokens": tokens,
+    "parquet": parquet_text,
+    "synthetic": synthetic_text,
+}
+
+
+def load_data(settings: Settings) -> Data:
+    """The data that --data names: images for classify and contrastive, text for lm and mlm. Needs no network.
+
+    Raises SettingsError where --data-dir or a column is missing or wrong, and TrainerError where files are missing,
+    damaged or laid out otherwise; each message says what was looked for, and where.
+    """
+    of_images = settings.task in ("classify", "contrastive")
+    return _IMAGES[settings.data](settings) if of_images else _TEXT[settings.data](settings)
