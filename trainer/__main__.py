@@ -5,29 +5,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 
 from trainer import config
+from trainer.config import Action
+from trainer.environment import prepare_environment
 from trainer.errors import SettingsError, TrainerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """One run of the trainer in this process. Errors other than TrainerError come out as they are."""
     try:
-        settings, show = config.from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings, action = config.from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
     except SettingsError as error:
         return _report(error)
-    if show:
+    if action is not Action.TRAIN:
         if _is_main():
-            print(config.as_json(settings))
+            shown = (
+                config.as_json(settings)
+                if action is Action.PRINT_CONFIG
+                else json.dumps(config.json_schema(), indent=2)
+            )
+            print(shown)
         return 0
+    prepare_environment(settings)
 
     # Only now: importing torch takes a second or more, and a wrong flag should not.
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from trainer import distributed, loop
+    from trainer import loop, world
 
     try:
         # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the
@@ -36,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         return _report(error)
     finally:
-        distributed.leave()
+        world.leave()
     return 0
 
 

@@ -5,6 +5,7 @@ A fault is written ``kind@step=N`` with further options after commas, several of
     oom@step=40                       a CUDA out-of-memory error on rank 0 as step 40 begins
     crash@step=25,rank=1              a RuntimeError on rank 1
     slow@step=10,seconds=0.5,times=always
+    oom@step=40,above=8,times=always  out of memory until micro batches are of 8 samples or fewer
 
 It fires once per output directory, however often the run is resumed there: a marker file is on disk before it fires.
 ``times=N`` lets it fire N times, ``times=always`` every time.
@@ -25,7 +26,7 @@ from trainer.errors import SettingsError
 
 # Every kind with the options it takes besides step, rank and times, and what it does as that step begins.
 KINDS: dict[str, tuple[str, ...]] = {
-    "oom": (),  # raises torch.OutOfMemoryError with CUDA's text
+    "oom": ("above",),  # raises torch.OutOfMemoryError with CUDA's text, where the micro batch is above a size
     "crash": (),  # raises RuntimeError
     "exit": ("code",),  # ends the process with an exit code
     "kill": (),  # SIGKILL to itself
@@ -56,19 +57,20 @@ class Fault:
     times: int = 1
     code: int = 1
     seconds: float = 1.0
+    above: int = 0
 
     def __str__(self) -> str:
-        """The full description, every option spelled out; `parse` reads it back."""
+        """The full description, every option that matters spelled out; `parse` reads it back."""
         parts = [f"step={self.step}", f"rank={self.rank}"]
-        parts += [f"{name}={getattr(self, name)}" for name in KINDS[self.kind]]
+        parts += [f"{name}={getattr(self, name)}" for name in KINDS[self.kind] if name != "above" or self.above]
         if self.times != 1:
             parts.append(f"times={'always' if self.times == ALWAYS else self.times}")
         return f"{self.kind}@{','.join(parts)}"
 
-    def due(self, step: int) -> bool:
-        """Whether it belongs to this step."""
+    def due(self, step: int, batch_size: int) -> bool:
+        """Whether it belongs to this step with micro batches of this size."""
         late = self.kind in ("slow", "disk_full")
-        return step >= self.step if late else step == self.step
+        return (step >= self.step if late else step == self.step) and batch_size > self.above
 
 
 def parse(text: str) -> list[Fault]:
@@ -119,6 +121,7 @@ def _parse_one(text: str) -> Fault:
         times=ALWAYS if values.get("times") == "always" else whole("times", 1, 1),
         code=whole("code", 1, 0),
         seconds=seconds,
+        above=whole("above", 0, 0),
     )
     if kind == "disk_full" and fault.rank != 0:
         raise wrong("checkpoints are written by rank 0, so rank= must be 0 here")
@@ -132,11 +135,14 @@ class Injector:
         self._faults = [fault for text in descriptions for fault in parse(text) if fault.rank == rank]
         self._directory = directory
 
-    def before_step(self, step: int) -> bool:
-        """Fires what is due as a step begins; true where the loss of this step must become NaN."""
+    def before_step(self, step: int, batch_size: int) -> bool:
+        """Fires what is due as a step begins; true where the loss of this step must become NaN.
+
+        `batch_size` is the samples in a micro batch of this rank.
+        """
         poison = False
         for fault in self._faults:
-            if fault.kind != "disk_full" and fault.due(step) and self._take(fault):
+            if fault.kind != "disk_full" and fault.due(step, batch_size) and self._take(fault):
                 poison |= fault.kind == "nan"
                 _fire(fault)
         return poison
@@ -144,7 +150,7 @@ class Injector:
     def before_checkpoint(self, step: int, path: Path) -> None:
         """Raises OSError (ENOSPC) where a full disk is due."""
         for fault in self._faults:
-            if fault.kind == "disk_full" and fault.due(step) and self._take(fault):
+            if fault.kind == "disk_full" and fault.due(step, 1) and self._take(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _take(self, fault: Fault) -> bool:

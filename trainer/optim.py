@@ -48,7 +48,7 @@ def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], setti
 
 
 def optimizer_options(settings: Settings, device: torch.device) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizer's class and its arguments other than the parameters; fused kernels where the weights are on a GPU."""
+    """The optimizer's class and its arguments but for the parameters; fused kernels where the weights are on a GPU."""
     fused = True if device.type == "cuda" and not settings.cpu_offload else None
     if settings.optimizer == "sgd":
         return torch.optim.SGD, {
@@ -68,10 +68,20 @@ def build_optimizer(
     return kind(parameter_groups(named_parameters, settings), **options)
 
 
+def retune(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    """Gives an optimizer the decay, betas or momentum of a new phase; its state and its kind stay."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = settings.weight_decay if group["params"][0].dim() >= 2 else 0.0
+        if settings.optimizer == "sgd":
+            group |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
+        else:
+            group["betas"] = (settings.beta1, settings.beta2)
+
+
 class WarmupSchedule:
     """Applies `learning_rate` to an optimizer.
 
-    Its only state is the step in the phase. Peak, warm-up, length and decay come from the settings, so that a value given
+    Its only state is the step in the phase. Peak, warm-up, length and decay come from the settings, so that one given
     on resume wins over the one a checkpoint was made with.
     """
 

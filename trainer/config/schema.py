@@ -50,7 +50,7 @@ class RunSettings(_Group):
     steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
     phases: tuple[dict[str, Any], ...] = Field(
         (),
-        description="parts of the run, each with a name, its steps and what differs in it, as values or as shares: x0.5",
+        description="parts of the run, each with a name, its steps and what differs in it, as values or shares: x0.5",
     )
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
     seed: int = Field(
@@ -177,7 +177,9 @@ class PrecisionSettings(_Group):
 class OptimizerSettings(_Group):
     """Steps of the optimizer"""
 
-    batch_size: BatchSize = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
+    batch_size: BatchSize = Field(
+        16, description="samples per rank and micro batch; auto: the largest that fits, accumulated grad_accum times"
+    )
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
     oom_retries: int = Field(
         0, ge=0, description="times that a CUDA out of memory is answered with smaller micro batches"
@@ -305,11 +307,8 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
-        if self.device == "cpu":
-            if self.precision == "fp16":
-                yield "precision", " fp16 needs a CUDA GPU; use bf16 or fp32 with --device cpu"
-            if self.sync_batchnorm:
-                yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
+        if self.sync_batchnorm and self.device == "cpu":
+            yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
 
 
 # In the order in which people read them.

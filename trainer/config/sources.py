@@ -135,7 +135,7 @@ def _structured(name: str, one: _Given) -> _Given:
             if any(not key.strip() or not equals for key, equals, _ in pairs):
                 raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
             return one._replace(value={key.strip(): files.from_text(value.strip()) for key, _, value in pairs})
-        return one._replace(value=files.from_text(text) if text else ())
+        return one._replace(value=files.from_text(text) if text else Settings.model_fields[name].default)
     except ValueError as error:
         raise SettingsError(f"{one.where}: {error}") from None
 

@@ -1,0 +1,137 @@
+"""The size of micro batches: stepping down when memory runs out, and finding the largest that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trainer.errors import TrainerError
+from trainer.world import World
+
+# The share of a GPU's memory that the search plans with; the rest is for what grows later (fragmentation, libraries).
+USABLE = 0.92
+
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (can't|not enough)"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says, in one of the ways that torch has, that memory could not be had."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def smaller(batch_size: int, grad_accum: int) -> tuple[int, int] | None:
+    """The next smaller micro batch and its accumulation with exactly the same product; None for a batch of 1.
+
+    It is the largest divisor of the product that is at most three quarters of the batch.
+    """
+    if batch_size <= 1:
+        return None
+    samples = batch_size * grad_accum
+    size = next(size for size in range(batch_size * 3 // 4, 0, -1) if samples % size == 0)
+    return size, samples // size
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Memory that training with one batch size took, in bytes.
+
+    `peak_bytes` is the most that was reserved, `base_bytes` what is there between steps whatever the batch (weights,
+    gradients, the optimizer's state; 0 where unknown), `total_bytes` what there is.
+    """
+
+    peak_bytes: int
+    total_bytes: int
+    base_bytes: int = 0
+
+
+class AutoBatch:
+    """The search for the largest batch size that fits, without I/O: try `next_try`, say how it went, repeat.
+
+    It doubles from 1 and then halves the gap until the result is within an eighth of the largest possible. It never
+    tries a size whose peak, by a straight line through the tries so far, would be above `USABLE` of the memory: a rank
+    that runs out of memory inside an exchange of FSDP leaves the others waiting.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.result = 0  # the largest size so far that fits; 0 where none is known
+        self.next_try: int | None = 1  # None where the search is over
+        self._limit = limit
+        self._too_large = limit + 1
+        self._points: list[tuple[int, float]] = []  # batch size and share of the memory, the last two of growing size
+
+    def fitted(self, probe: Probe) -> None:
+        """`next_try` went well, with this much memory."""
+        size = self._tried()
+        if probe.base_bytes and not self._points:
+            self._points.append((0, probe.base_bytes / probe.total_bytes))
+        self._points = [*self._points[-1:], (size, probe.peak_bytes / probe.total_bytes)]
+        self.result = size
+        self._plan()
+
+    def failed(self) -> None:
+        """`next_try` ran out of memory."""
+        self._too_large = self._tried()
+        self._plan()
+
+    def _tried(self) -> int:
+        if self.next_try is None:
+            raise ValueError("the search for a batch size is over")
+        return self.next_try
+
+    def _plan(self) -> None:
+        self.next_try = None
+        while self._too_large - self.result > max(1, self.result // 8):
+            growing = self._too_large > self._limit
+            size = min(2 * self.result, self._limit) if growing else (self.result + self._too_large) // 2
+            if self._forecast(size) <= USABLE:
+                self.next_try = size
+                return
+            self._too_large = size
+
+    def _forecast(self, size: int) -> float:
+        """The share of the memory that a size is expected to need."""
+        if len(self._points) < 2:
+            return 0.0
+        (low, before), (high, after) = self._points
+        return after + (size - high) * max(0.0, after - before) / (high - low)
+
+
+def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -> int:
+    """The largest micro batch that fits on every rank, up to `limit`. All ranks call it (collective).
+
+    `probe` trains with a batch size, at least one complete step so that the optimizer's state exists, and says what
+    memory it took; None where it ran out of memory. With such a batch, `grad_accum` stays what the settings say: the
+    effective batch is batch * grad_accum * ranks. Raises TrainerError where not even one sample fits.
+    """
+    search = AutoBatch(limit)
+    while (size := search.next_try) is not None:
+        probes = _everybodys(probe(size), world)
+        if probes is None:
+            search.failed()
+        else:
+            search.fitted(max(probes, key=lambda one: one.peak_bytes / one.total_bytes))
+    if not search.result:
+        raise TrainerError(
+            "--batch-size auto: not even one sample fits into memory; try --gradient-checkpointing full, --precision"
+            " bf16, --parallel fsdp or a smaller model"
+        )
+    return search.result
+
+
+def _everybodys(mine: Probe | None, world: World) -> list[Probe] | None:
+    """All ranks' probes; None where any rank ran out of memory."""
+    votes = [0.0] * (1 + 3 * world.size)
+    if mine is None:
+        votes[0] = 1.0
+    else:
+        votes[1 + 3 * world.rank : 4 + 3 * world.rank] = [mine.peak_bytes, mine.total_bytes, mine.base_bytes]
+    failures, *figures = (int(vote) for vote in world.vote(*votes))
+    return None if failures else [Probe(*figures[start : start + 3]) for start in range(0, len(figures), 3)]

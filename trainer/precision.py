@@ -1,0 +1,75 @@
+"""Numbers and memory: autocast, loss scaling, TF32, determinism, memory order, compilation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from trainer.config import Settings
+from trainer.errors import SettingsError
+
+_AUTOCAST: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """How one phase computes. Making one sets torch's global switches for it.
+
+    `dtype` is the type that autocast computes in, None for fp32. `scaler` does nothing unless precision is fp16.
+    """
+
+    def __init__(self, settings: Settings, device: torch.device) -> None:
+        if settings.precision == "fp16" and device.type != "cuda" and settings.device != "cpu":
+            raise SettingsError("--precision fp16 needs a CUDA GPU; use bf16 or fp32 here")
+        self.device = device
+        self.dtype = _AUTOCAST.get(settings.precision)
+        self.scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=settings.loss_scale,
+            growth_factor=settings.loss_scale_growth,
+            backoff_factor=settings.loss_scale_backoff,
+            growth_interval=settings.loss_scale_interval,
+            enabled=settings.precision == "fp16",
+        )
+        self._channels_last = settings.channels_last
+        switch_backends(settings, device)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around forward passes and their losses."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def place(self, module: nn.Module) -> nn.Module:
+        """The module on the device, the weights of its convolutions in the memory order that was asked for."""
+        module = module.to(self.device)
+        if self._channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module
+
+
+def switch_backends(settings: Settings, device: torch.device) -> None:
+    """Sets torch's global switches: determinism, TF32, and the share of the GPU's memory.
+
+    Whatever has no deterministic implementation warns and goes on.
+    """
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    if device.type != "cuda":
+        return
+    tf32 = settings.tf32 and not settings.deterministic
+    # These two, unlike the switches by operator, leave both of torch's ways to ask for TF32 in agreement.
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = not settings.deterministic
+    torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, device)
+
+
+def compile_objective(objective: nn.Module, settings: Settings) -> None:
+    """Compiles the module's forward in place, when it is first called, for each shape of batch anew.
+
+    The module stays the same object and its state keeps its names. Before DistributedDataParallel wraps it.
+    """
+    if settings.compile != "off":
+        objective.compile(mode=settings.compile, dynamic=False)
