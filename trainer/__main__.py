@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Only now: importing torch takes a second or more, and a wrong flag should not.
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from trainer import loop, world
+    from trainer import run, world
 
     try:
         # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the
         # others fail in turn as soon as that happens.
-        record(loop.run)(settings)
+        record(run.run)(settings)
     except TrainerError as error:
         return _report(error)
     finally:

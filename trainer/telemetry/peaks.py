@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
+from trainer.config import Settings
+
+Arithmetic = Literal["half", "tf32", "fp32"]
+
 # Dense matrix products per second in floating-point operations, without sparsity: NVIDIA's data sheets and architecture
 # white papers (fp32 means TF32 where it is used). The first name found in the device's name counts.
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -23,9 +29,19 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 )
 
 
-def peak_flops(device_name: str, arithmetic: Literal["half", "tf32", "fp32"]) -> float | None:
+def peak_flops(device_name: str, arithmetic: Arithmetic) -> float | None:
     """Peak operations per second of a GPU by its name, such as ``NVIDIA H200``; None where it is not in the table."""
     for name, peaks in _PEAKS:
         if name in device_name:
             return peaks[arithmetic]
     return None
+
+
+def peak_of(settings: Settings, device: torch.device) -> float | None:
+    """Peak operations per second of the device in the arithmetic that the settings ask for; None where unknown."""
+    if device.type != "cuda":
+        return None
+    arithmetic: Arithmetic = "half"
+    if settings.precision == "fp32":
+        arithmetic = "tf32" if settings.tf32 and not settings.deterministic else "fp32"
+    return peak_flops(torch.cuda.get_device_name(device), arithmetic)

@@ -1,0 +1,193 @@
+"""A run from its first phase, or from a checkpoint, to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+
+import torch
+
+from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose, load
+from trainer.checkpoints.snapshot import HostBuffers
+from trainer.config import Settings, phase_at, unfold
+from trainer.errors import CheckpointError, SettingsError
+from trainer.faults import Injector
+from trainer.loop import Ending, Loop
+from trainer.session import Progress, Session
+from trainer.signals import Signals
+from trainer.telemetry.emit import Value
+from trainer.telemetry.telemetry import Telemetry
+from trainer.world import World, join, lost_a_peer
+
+# How long a rank that lost a peer waits for the launcher to notice that peer first, in seconds.
+PEER_GRACE = 5.0
+
+
+def run(settings: Settings) -> None:
+    """Trains to the end, or to the checkpoint after a stop signal. Raises whatever goes wrong."""
+    world = join(settings)
+    telemetry = Telemetry(settings, world)
+    good = False
+    try:
+        with Signals(settings.stop_timeout) as signals:
+            try:
+                Run(settings, world, telemetry, signals).train()
+                good = True
+            except Exception as error:
+                # The launcher blames whoever fails first. A rank that only lost a peer lets it see that peer's end.
+                if lost_a_peer(error) and "TORCHELASTIC_RUN_ID" in os.environ:
+                    signals.wait_for_stop(PEER_GRACE)
+                raise
+    finally:
+        telemetry.close(good=good)
+
+
+class Run:
+    """One rank's way through the phases of a run. Every rank calls the same methods in the same order."""
+
+    def __init__(self, settings: Settings, world: World, telemetry: Telemetry, signals: Signals) -> None:
+        self.settings = settings
+        self.world = world
+        self.telemetry = telemetry
+        self.signals = signals
+        self.phases = unfold(settings)
+        self.total_steps = sum(phase.steps for phase in self.phases)
+        self.faults = Injector(settings.inject, world.rank, settings.output_dir / "faults")
+        for phase in self.phases:
+            if phase.ranks > world.size:
+                raise SettingsError(f"--ranks {phase.ranks} are more than the {world.size} that were started")
+        # Ranks that a phase does without wait in it for the others.
+        some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
+        self.meeting = world.patient() if some_wait else world
+
+    def train(self) -> None:
+        """All phases, from where the newest checkpoint or none says."""
+        began = time.perf_counter()
+        choice = self.choose()
+        state = self.read(choice)
+        number, _, _ = phase_at(self.phases, state["step"] + 1 if state else 1)
+        while True:
+            last = number == len(self.phases) - 1
+            ending, state = self.phase(number, choice, state)
+            ending, state = self.meeting.from_main(ending), None if last else self.meeting.share(state)
+            assert ending is not None
+            if ending.stopped or last:
+                break
+            number, choice = number + 1, Choice(None)
+        if ending.stopped:
+            self.telemetry.event(self.step, "stop", reason=ending.stopped)
+            self.telemetry.say(f"stopped at step {self.step} after a checkpoint")
+            return
+        means = {name.removeprefix("val/"): value for name, value in ending.validation.items()}
+        tested = {f"test_{name}": value for name, value in means.items()}
+        self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
+        self.telemetry.say("done: " + ", ".join(f"test {name} {value:.4f}" for name, value in sorted(means.items())))
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    step = 0  # of the run, as far as this rank knows
+
+    def phase(self, number: int, choice: Choice, state: State | None) -> tuple[Ending | None, State | None]:
+        """One phase, from a state or from the beginning: how it ended, and the state for the next one on rank 0.
+
+        Nothing on ranks that the phase does without.
+        """
+        settings = self.phases[number]
+        first_step = sum(phase.steps for phase in self.phases[:number]) + 1
+        world = self.world.part(settings.ranks or self.world.size)
+        if world is None:
+            return None, None
+        with contextlib.ExitStack() as stack:
+            progress = Progress(step=first_step - 1)
+            session = stack.enter_context(Session(settings, world, first_step, progress))
+            if state is not None:
+                self.take_over(session, state, choice)
+            self.telemetry.enter(settings, world, self.total_steps)
+            checkpoints = Checkpointer(settings, world, before_write=self.faults.before_checkpoint)
+            # Nothing may be written any more when the process group goes.
+            stack.callback(checkpoints.wait)
+            for path in checkpoints.begin(progress.step, choice.path):
+                self.telemetry.say(f"set aside {path}: this run starts before it", error=True)
+            self.announce(session, number)
+            last = number == len(self.phases) - 1
+            ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
+            self.step = progress.step
+            carried = None if last or ending.stopped else _on_host(session.state())
+        del session
+        gc.collect()
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return ending, carried
+
+    def take_over(self, session: Session, state: State, choice: Choice) -> None:
+        """Loads a state; says so where it comes from a file. Raises CheckpointError where it does not fit the model."""
+        try:
+            session.load(state)
+        except (KeyError, ValueError) as error:
+            source = f"checkpoint {choice.path}" if choice.path else "the state of the phase before"
+            raise CheckpointError(f"{source} does not fit this model: {error.args[0]}") from None
+        if choice.path:
+            step, samples = session.progress.step, session.progress.samples
+            self.telemetry.event(step, "resume", path=str(choice.path), samples=samples)
+            self.telemetry.say(f"resumed from {choice.path} at step {step}")
+
+    def announce(self, session: Session, number: int) -> None:
+        """The lines with which a run, and each of its phases, begins."""
+        settings, step = session.settings, session.progress.step
+        facts: dict[str, Value] = {
+            "task": settings.task,
+            "model": session.built.name,
+            "total_steps": self.total_steps,
+            "world_size": session.world.size,
+            "parallel": settings.parallel,
+            "batch_size": session.batch_size or "auto",
+            "grad_accum": session.grad_accum,
+            "device": session.world.device.type,
+            "precision": settings.precision,
+            "parameters": session.parameters,
+        }
+        self.telemetry.event(step, "start" if not number or self.step == 0 else "phase", **facts)
+        if settings.phase:
+            self.telemetry.say(
+                f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
+                f"{session.first_step + settings.steps - 1}"
+            )
+        weights = session.built.weights
+        if weights and weights.fresh:
+            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(weights.fresh)}")
+
+    # --- where to start -----------------------------------------------------------------------------------------------
+
+    def choose(self) -> Choice:
+        """The checkpoint that rank 0 chooses, for all ranks. Raises CheckpointError where a given one is not valid."""
+        choice, problem = None, ""
+        if self.world.is_main:
+            try:
+                choice = choose(self.settings.resume, self.settings.checkpoint_dir)
+            except CheckpointError as error:
+                problem = str(error)
+        choice, problem = self.world.from_main((choice, problem))
+        if choice is None:
+            raise CheckpointError(problem)
+        for reason in choice.rejected:
+            self.telemetry.event(0, "checkpoint_rejected", reason=reason)
+            self.telemetry.say(f"{reason}; trying the one before", error=True)
+        return choice
+
+    def read(self, choice: Choice) -> State | None:
+        """The content of the chosen checkpoint. Raises CheckpointError where it is that of another model."""
+        if choice.path is None:
+            return None
+        state = load(choice.path)
+        check_fits(state, self.settings, choice.path)
+        return state
+
+
+def _on_host(state: State) -> State:
+    """A state that no longer needs the device it was made on."""
+    snapshot = HostBuffers().take(state, copy=False)
+    snapshot.wait()
+    taken: State = snapshot.state
+    return taken

@@ -1,0 +1,160 @@
+"""Everything one phase of a run works with, built from its settings; and its state, going in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
+from trainer.config import Settings, as_plain
+from trainer.data import load_data
+from trainer.data.feed import Feed
+from trainer.data.held_out import HeldOut
+from trainer.ema import Ema
+from trainer.models import build
+from trainer.optim import WarmupSchedule
+from trainer.parallel.build import build_strategy
+from trainer.precision import Precision, compile_objective
+from trainer.tasks import build_objective
+from trainer.world import World
+
+
+@dataclass
+class Progress:
+    """How far a run is: steps done, samples consumed by all ranks together, and the newest metrics."""
+
+    step: int = 0
+    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Session:
+    """One rank's model, data, optimizer and what goes with them, for one phase. All ranks build it together.
+
+    `first_step` is the number that the phase's first step has in the run. Use as a context manager: leaving it ends
+    the processes that read data.
+    """
+
+    def __init__(self, settings: Settings, world: World, first_step: int, progress: Progress) -> None:
+        self.settings = settings
+        self.world = world
+        self.first_step = first_step
+        self.progress = progress
+        self.precision = Precision(settings, world.device)
+        self.data = load_data(settings)
+        torch.manual_seed(settings.seed)  # the same initial weights on every rank
+        self.built = build(settings, self.data)
+        objective = build_objective(settings, self.data, self.built.model, world)
+        self.precision.place(objective)
+        self.objective = objective
+        self.parameters = sum(parameter.numel() for parameter in objective.parameters())
+        # Asked on the GPU only, where it can be compared with a known peak; counting takes up to a second.
+        self.flops_per_sample = objective.flops_per_sample() if world.device.type == "cuda" else None
+        compile_objective(objective, settings)
+        self.strategy = build_strategy(settings, objective, world)
+        self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
+        self.ema = Ema(self.strategy.own_parameters(), settings.ema) if settings.ema else None
+        place = {"rank": self.strategy.data_rank, "ranks": self.strategy.data_ranks}
+        self.feed = Feed(self.data.train, objective.transform(training=True), settings, **place, device=world.device)
+        self.held_out = HeldOut(
+            self.data.held_out, objective.transform(training=False), settings, **place, device=world.device
+        )
+        # 0 until the largest that fits has been found.
+        self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
+        self.grad_accum = settings.grad_accum
+        torch.manual_seed(self._rank_seed())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.feed.close()
+        self.held_out.close()
+
+    @property
+    def phase_step(self) -> int:
+        """Steps of this phase that are done."""
+        return self.progress.step - self.first_step + 1
+
+    @property
+    def epoch(self) -> int:
+        return self.progress.samples // len(self.data.train)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of all ranks together."""
+        return self.batch_size * self.grad_accum * self.strategy.data_ranks
+
+    def set_batch(self, batch_size: int, grad_accum: int) -> None:
+        """Micro batches from here on, also in a step that is done again."""
+        self.batch_size, self.grad_accum = batch_size, grad_accum
+        self.feed.seek(self.progress.samples, batch_size)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """What a checkpoint holds, with views of live tensors (collective); whole, and complete on rank 0 only."""
+        strategy = self.strategy
+        return self._state_around(
+            model=strategy.model_state(),
+            optimizer=strategy.optimizer_state(),
+            ema=strategy.whole(self.ema.state()) if self.ema else {},
+        )
+
+    def spread_state(self) -> State:
+        """The same with tensors as they are spread over the ranks, for checkpoints that every rank writes a part of."""
+        strategy = self.strategy
+        return self._state_around(
+            model=strategy.spread_model_state(),
+            optimizer=strategy.spread_optimizer_state(),
+            ema=strategy.spread(self.ema.state()) if self.ema else {},
+        )
+
+    def _state_around(self, **tensors: Any) -> State:
+        progress = self.progress
+        return {
+            "format": FORMAT,
+            "config": as_plain(self.settings),
+            "step": progress.step,
+            "samples": progress.samples,
+            "epoch": self.epoch,
+            "phase": self.settings.phase,
+            "phase_step": self.phase_step,
+            "batch": {"batch_size": self.batch_size, "grad_accum": self.grad_accum},
+            "scaler": self.precision.scaler.state_dict(),
+            "random": self.world.gather(random_state(self.world.device)),
+            "metrics": dict(progress.metrics),
+            **tensors,
+        }
+
+    def load(self, state: State) -> None:
+        """Takes over a state, which every rank passes in whole. Settings given now win over those it was made with."""
+        settings, was = self.settings, state["config"]
+        self.progress.step, self.progress.samples = state["step"], state["samples"]
+        self.progress.metrics = dict(state["metrics"])
+        self.schedule.step = self.phase_step
+        self.strategy.load_model_state(state["model"])
+        forget = settings.reset_optimizer and self.phase_step == 0
+        if not forget and was["optimizer"] == settings.optimizer:
+            self.strategy.load_optimizer_state(state["optimizer"])
+        if self.ema:
+            self.ema.load(self.strategy.share(state["ema"]))
+        if self.precision.scaler.is_enabled() and state["scaler"]:
+            self.precision.scaler.load_state_dict(state["scaler"])
+        same_batch = (settings.batch_size, settings.grad_accum) == (was["batch_size"], was["grad_accum"])
+        if same_batch and settings.phase == state["phase"]:
+            # Nobody asked for another batch: what was found to fit still does.
+            self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
+        if self.world.rank < len(state["random"]):
+            restore_random_state(state["random"][self.world.rank], self.world.device)
+        else:
+            torch.manual_seed(self._rank_seed())  # a rank that did not exist when this was saved
+
+    def _rank_seed(self) -> int:
+        """Different dropout on every rank, and on a rank that joins later."""
+        return (self.settings.seed * 1_000_003 + self.world.rank * 10_007 + self.progress.step) % 2**63

@@ -1,0 +1,80 @@
+"""One optimizer step: gradients of all micro batches, agreed on by all ranks, and the update."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.batch import is_out_of_memory
+from trainer.faults import Injector
+from trainer.session import Session
+from trainer.telemetry.timing import StepClock
+
+
+class Stepper:
+    """Does the arithmetic of steps on one rank; what they are good for is the loop's business."""
+
+    def __init__(self, session: Session, faults: Injector, clock: StepClock) -> None:
+        self._session = session
+        self._faults = faults
+        self._clock = clock
+
+    def gradients(self, *, survive: bool) -> Tensor | None:
+        """Forward and backward of all micro batches: the sum [] of their share of the mean loss, on the device.
+
+        None where memory ran out and `survive` is set: this rank has then taken part in whatever the others were
+        waiting for, and waits for their vote.
+        """
+        session, strategy = self._session, self._session.strategy
+        total = torch.zeros((), device=session.world.device)
+        try:
+            for micro in range(session.grad_accum):
+                with strategy.accumulate(last=micro == session.grad_accum - 1):
+                    poison = micro == 0 and self._faults.before_step(session.progress.step, session.batch_size)
+                    with self._clock.data():
+                        fields = session.feed.next()
+                    with session.precision.autocast():
+                        loss = strategy.loss(fields) / session.grad_accum
+                    if poison:
+                        loss = loss * math.nan
+                    session.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                    total += loss.detach()
+            return total
+        except Exception as error:
+            if not survive or not is_out_of_memory(error):
+                raise
+        # Only here the error, whose traceback holds the activations, is gone.
+        strategy.settle()
+        return None
+
+    def renew(self) -> None:
+        """On all ranks, after a step in which one ran out of memory: gives memory back and gets ready for another."""
+        self._session.strategy.renew()
+        if self._session.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def unscale(self) -> None:
+        """Gradients as they are, without the scale that fp16 needs."""
+        self._session.precision.scaler.unscale_(self._session.strategy.optimizer)
+
+    def update(self) -> Tensor:
+        """Clips, steps the optimizer and what follows it; returns the norm [] before clipping, on the device."""
+        session, strategy, scaler = self._session, self._session.strategy, self._session.precision.scaler
+        norm = strategy.clip(session.settings.grad_clip)
+        scaler.step(strategy.optimizer)
+        scaler.update()
+        strategy.optimizer.zero_grad()
+        strategy.after_update(session.progress.step)
+        if session.ema:
+            session.ema.update(session.progress.step)
+        return norm
+
+    def summed_loss(self, total: Tensor) -> Tensor:
+        """The sum [] of all ranks' totals, on the device; the host does not wait for it."""
+        world = self._session.world
+        if world.backend:
+            dist.all_reduce(total, group=world.group)
+        return total
