@@ -1,0 +1,96 @@
+"""Small splits for tests of reading, importable by reading processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import torch
+
+from trainer.config import Settings
+from trainer.data.contract import BrokenSample, Fields, Indices
+from trainer.data.feed import Feed
+
+
+class Rows:
+    """Sample i is the number i, in two tensors. Some cannot be read. `reads` has what was asked for, call by call."""
+
+    def __init__(self, size: int, broken: tuple[int, ...] = (), blocks: tuple[int, ...] | None = None) -> None:
+        self.blocks = blocks
+        self.broken = broken
+        self.reads: list[list[int]] = []
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, indices: Indices) -> Fields:
+        asked = indices.tolist()
+        self.reads.append(asked)
+        assert asked, "nobody asks for nothing"
+        assert all(0 <= index < self._size for index in asked)
+        for index in asked:
+            if index in self.broken:
+                raise BrokenSample(index, f"row {index}", "it is torn")
+        numbers = torch.from_numpy(indices.copy())
+        return {"number": numbers, "row": numbers.unsqueeze(1).repeat(1, 3).float()}
+
+
+class Telling(Rows):
+    """Rows that want to know what comes next."""
+
+    def __init__(self, size: int, blocks: tuple[int, ...] | None = None) -> None:
+        super().__init__(size, blocks=blocks)
+        self.expected: list[list[int]] = []
+
+    def expect(self, indices: Indices) -> None:
+        self.expected.append(indices.tolist())
+
+
+class Slow(Rows):
+    """Rows that take very long to read."""
+
+    def read(self, indices: Indices) -> Fields:
+        time.sleep(600)
+        return super().read(indices)
+
+
+class Deadly(Rows):
+    """Rows of which one takes the reading process with it."""
+
+    def read(self, indices: Indices) -> Fields:
+        if 7 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(indices)
+
+
+class Faulty(Rows):
+    """Rows read by a program with a mistake."""
+
+    def read(self, indices: Indices) -> Fields:
+        raise RuntimeError("a mistake in the program")
+
+
+def with_positions(fields: Fields, positions: Indices) -> Fields:
+    """A transform that shows what it was given, and in which process."""
+    assert positions.dtype == np.int64
+    return fields | {
+        "position": torch.from_numpy(positions),
+        "pid": torch.full((len(positions),), os.getpid()),
+        "drawn": torch.rand(len(positions), generator=torch.Generator().manual_seed(int(positions[0]))),
+    }
+
+
+def as_they_are(fields: Fields, positions: Indices) -> Fields:
+    return fields
+
+
+def feed_until_killed() -> None:
+    """A process with one worker, whose pid it prints, that waits to be killed."""
+    feed = Feed(Rows(100), with_positions, Settings(num_workers=1), rank=0, ranks=1, device=torch.device("cpu"))
+    feed.seek(0, 4)
+    print(int(feed.next()["pid"][0]), flush=True)
+    sys.stdin.read()

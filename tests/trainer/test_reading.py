@@ -1,0 +1,226 @@
+"""Reading: what is kept, what stands in for a broken sample, and what is told about it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
+from trainer.data.cache import SampleCache
+from trainer.data.contract import Fields
+from trainer.data.reading import Fetched, Reader, Request
+from trainer.data.sampler import order_for
+from trainer.data.samples import Samples
+from trainer.errors import TrainerError
+
+SAMPLE_BYTES = 1000 + 80  # one tensor of 80 bytes, and what keeping it takes
+
+
+def sample(number: int) -> Fields:
+    return {"x": torch.full((10,), number)}
+
+
+def take(samples: Samples, *indices: int) -> list[int]:
+    fields = samples.take(np.array(indices, dtype=np.int64)).fields
+    if not fields:
+        return []
+    numbers: list[int] = fields["number"].tolist()
+    assert fields["row"].tolist() == [[number] * 3 for number in numbers]
+    return numbers
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_forgets_what_was_not_asked_for_the_longest() -> None:
+    cache = SampleCache(3 * SAMPLE_BYTES)
+    for number in range(3):
+        cache.put(number, sample(number))
+    assert cache.get(0) is not None
+    cache.put(3, sample(3))
+    assert [number for number in range(4) if number in cache] == [0, 2, 3]
+    assert cache.get(1) is None
+    assert (cache.hits, cache.misses) == (1, 1)
+    assert torch.equal((cache.get(3) or {})["x"], sample(3)["x"])
+
+
+def test_a_cache_keeps_copies_and_nothing_larger_than_itself() -> None:
+    batch = torch.arange(40).view(4, 10)
+    cache = SampleCache(2 * SAMPLE_BYTES)
+    cache.put(0, {"x": batch[0]})
+    batch.zero_()
+    kept = (cache.get(0) or {})["x"]
+    assert kept.tolist() == list(range(10))
+    assert kept.untyped_storage().nbytes() == kept.nbytes
+    cache.put(1, {"x": torch.zeros(10_000)})
+    assert 0 in cache and 1 not in cache
+
+
+@limits(deadline=None)
+@given(
+    asked=st.lists(st.integers(0, 20), max_size=60),
+    limit=st.integers(1, 8 * SAMPLE_BYTES),
+)
+def test_a_cache_never_exceeds_its_bound_and_returns_what_was_put(asked: list[int], limit: int) -> None:
+    cache = SampleCache(limit)
+    for number in asked:
+        kept = cache.get(number)
+        if kept is None:
+            cache.put(number, sample(number))
+            cache.put(number, sample(number))
+        else:
+            assert kept["x"].tolist() == [number] * 10
+        assert sum(other in cache for other in range(21)) * SAMPLE_BYTES <= limit
+    assert cache.hits + cache.misses == len(asked)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_whole_batches_are_read_in_one_call() -> None:
+    split = Rows(20)
+    assert take(Samples(split, max_broken=0), 4, 2, 4, 19) == [4, 2, 4, 19]
+    assert split.reads == [[4, 2, 4, 19]]
+
+
+def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -> None:
+    split = Rows(20, broken=(7, 8, 19))
+    samples = Samples(split, max_broken=3)
+    taken = samples.take(np.array([3, 7, 19, 9]))
+    assert taken.fields["number"].tolist() == [3, 9, 0, 9]
+    assert taken.places.tolist() == [0, 1, 2, 3]
+    assert sorted(taken.broken) == [7, 8, 19]
+    assert taken.broken[8] == "sample 8 (row 8) cannot be read: it is torn"
+    split.reads.clear()
+    again = samples.take(np.array([8, 19, 5]))
+    assert again.fields["number"].tolist() == [9, 0, 5]
+    assert sorted(again.broken) == [8, 19]
+    assert split.reads == [[9, 0, 5]]
+    assert samples.take(np.array([1, 2])).broken == {}
+
+
+def test_broken_samples_are_left_out_where_nothing_may_stand_in() -> None:
+    samples = Samples(Rows(20, broken=(7, 8)), max_broken=2, replace=False)
+    for _ in range(2):
+        taken = samples.take(np.array([6, 7, 8, 9]))
+        assert taken.fields["number"].tolist() == [6, 9]
+        assert taken.places.tolist() == [0, 3]
+        assert sorted(taken.broken) == [7, 8]
+    assert take(samples, 7, 8) == []
+    assert take(samples) == []
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_more_broken_samples_than_allowed_are_an_error(replace: bool) -> None:
+    samples = Samples(Rows(20, broken=(2, 5, 7)), max_broken=2, replace=replace)
+    take(samples, 1, 2, 5)
+    with pytest.raises(
+        TrainerError, match=r"^sample 7 \(row 7\) cannot be read: .* more than 2: repair .*--max-broken-"
+    ):
+        take(samples, 6, 7)
+
+
+def test_a_search_among_nothing_but_broken_samples_ends() -> None:
+    with pytest.raises(TrainerError, match="none of the 5 samples can be read; the last one: sample"):
+        take(Samples(Rows(5, broken=tuple(range(5))), max_broken=100), 3)
+    with pytest.raises(TrainerError, match="more than 10"):
+        take(Samples(Rows(10**9, broken=tuple(range(1000))), max_broken=10), 3)
+
+
+def test_with_a_cache_only_what_is_missing_is_read_in_one_call() -> None:
+    split = Rows(50)
+    samples = Samples(split, max_broken=0, cache_bytes=100_000)
+    assert take(samples, 1, 2, 3) == [1, 2, 3]
+    assert take(samples, 3, 9, 1, 8, 9) == [3, 9, 1, 8, 9]
+    assert take(samples, 8, 2) == [8, 2]
+    assert split.reads == [[1, 2, 3], [9, 8]]
+    assert samples.cache is not None
+    assert (samples.cache.hits, samples.cache.misses) == (4, 6)
+    assert samples.not_kept(np.array([1, 5, 9, 6])).tolist() == [5, 6]
+
+
+@limits(deadline=None, max_examples=60)
+@given(
+    broken=st.sets(st.integers(0, 15), max_size=12),
+    batches=st.lists(st.lists(st.integers(0, 15), max_size=6), max_size=6),
+    cache_bytes=st.sampled_from([0, 5000, 100_000]),
+    replace=st.booleans(),
+)
+def test_what_is_read_depends_on_nothing_but_the_data(
+    broken: set[int], batches: list[list[int]], cache_bytes: int, replace: bool
+) -> None:
+    samples = Samples(Rows(16, tuple(broken)), max_broken=16, cache_bytes=cache_bytes, replace=replace)
+
+    def stand_in(index: int) -> int:
+        while index in broken:
+            index = (index + 1) % 16
+        return index
+
+    for batch in batches:
+        good = [index for index in batch if replace or index not in broken]
+        assert take(samples, *batch) == [stand_in(index) for index in good]
+
+
+# --- the reader -------------------------------------------------------------------------------------------------------
+
+
+def read(reader: Reader, start: int, count: int, then: int | None = None) -> Fetched:
+    return reader.read(Request(start, count, then))
+
+
+def test_a_reader_reads_the_order_and_transforms_by_position() -> None:
+    order = order_for(Rows(10), 5)
+    asked = order.indices(7, 6).tolist()
+    split = Rows(10, broken=(asked[2],))
+    reader = Reader(Samples(split, max_broken=1), order, with_positions)
+    fetched = read(reader, 7, 6)
+    expected = [(index + 1) % 10 if index == asked[2] else index for index in asked]
+    assert fetched.fields["number"].tolist() == expected
+    assert fetched.fields["position"].tolist() == [7, 8, 9, 10, 11, 12]
+    assert (fetched.samples, list(fetched.broken)) == (6, [asked[2]])
+    assert (fetched.cache_hits, fetched.cache_misses) == (0, 0)
+    assert fetched.read_seconds > 0
+    resumed = Reader(Samples(split, max_broken=1), order, with_positions)
+    assert torch.equal(read(resumed, 7, 6).fields["drawn"], fetched.fields["drawn"])
+
+
+def test_a_reader_counts_its_cache_and_goes_to_another_process() -> None:
+    split = Rows(8)
+    reader = Reader(Samples(split, max_broken=0, cache_bytes=100_000), order_for(split, 0), as_they_are)
+    reader = pickle.loads(pickle.dumps(reader))
+    first, second = read(reader, 0, 8), read(reader, 8, 8)
+    assert (first.cache_hits, first.cache_misses) == (0, 8)
+    assert (second.cache_hits, second.cache_misses) == (8, 0)
+
+
+def test_positions_of_samples_that_are_left_out_are_left_out() -> None:
+    split = Rows(10, broken=(4,))
+    order = order_for(split, 5)
+    fetched = read(Reader(Samples(split, max_broken=1, replace=False), order, with_positions), 0, 10)
+    place = order.indices(0, 10).tolist().index(4)
+    assert fetched.fields["position"].tolist() == [number for number in range(10) if number != place]
+    assert fetched.samples == 9
+
+
+def test_a_reader_without_samples_left_returns_no_fields() -> None:
+    split = Rows(2, broken=(0, 1))
+    fetched = read(Reader(Samples(split, max_broken=2, replace=False), order_for(split, 0), with_positions), 0, 2)
+    assert (fetched.fields, fetched.samples) == ({}, 0)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 100_000])
+def test_a_split_is_told_what_comes_next(cache_bytes: int) -> None:
+    split = Telling(12, blocks=(4, 8))
+    order = order_for(split, 1)
+    reader = Reader(Samples(split, max_broken=0, cache_bytes=cache_bytes), order, as_they_are)
+    read(reader, 0, 5, then=10)
+    read(reader, 10, 5, then=None)
+    assert split.expected == [order.indices(10, 5).tolist()]
+    read(reader, 20, 5, then=0)  # read before
+    assert split.expected[1:] == ([] if cache_bytes else [order.indices(0, 5).tolist()])

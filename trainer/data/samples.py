@@ -1,0 +1,129 @@
+"""Raw samples of a split by number, from memory where they are kept, without those that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.data.cache import SampleCache
+from trainer.data.contract import BrokenSample, Fields, Indices, Split
+from trainer.errors import TrainerError
+
+_Samples = dict[int, Fields]  # single samples by number
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was asked for: `places` says which of the indices the samples stand for, in order.
+
+    `broken` has the samples that were passed over, with the reasons; an old one each time it is passed over again.
+    """
+
+    fields: Fields
+    places: Indices
+    broken: dict[int, str]
+
+
+class Samples:
+    """A split as one process reads it. Picklable as long as nothing was read.
+
+    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; with `replace`
+    off it is left out. It is tried once. More than `max_broken` of them are an error, which ends any search.
+    """
+
+    def __init__(self, split: Split, *, max_broken: int, cache_bytes: int = 0, replace: bool = True) -> None:
+        self.split = split
+        self.cache = SampleCache(cache_bytes) if cache_bytes else None
+        self._max_broken = max_broken
+        self._replace = replace
+        self._broken: dict[int, str] = {}
+
+    def take(self, indices: Indices) -> Taken:
+        """These samples, stacked; no fields where none is left. Raises TrainerError where too many are broken."""
+        if self.cache is None and not self._broken and len(indices):
+            try:
+                return Taken(self.split.read(indices), np.arange(len(indices)), {})
+            except BrokenSample:
+                pass  # which ones, and how many, shows when they are read one by one
+        passed: dict[int, str] = {}
+        chosen = [self._pass_over(index, passed) for index in indices.tolist()]
+        wanted = [index for index in chosen if index is not None]
+        samples = self._kept(wanted)
+        missing = list(dict.fromkeys(index for index in wanted if index not in samples))
+        if missing:
+            try:
+                batch = self._read(missing)
+            except BrokenSample:
+                chosen = [None if index is None else self._readable(index, samples, passed) for index in chosen]
+            else:
+                if missing == wanted:
+                    return Taken(batch, _places(chosen), passed)
+                samples |= {index: _one(batch, row) for row, index in enumerate(missing)}
+        return Taken(_stack([samples[index] for index in chosen if index is not None]), _places(chosen), passed)
+
+    def not_kept(self, indices: Indices) -> Indices:
+        """Those that would have to be read."""
+        if self.cache is None:
+            return indices
+        return np.array([index for index in indices.tolist() if index not in self.cache], dtype=np.int64)
+
+    def _readable(self, index: int | None, samples: _Samples, passed: dict[int, str]) -> int | None:
+        """The index, or the one that stands in for it, once it is among the samples; None: left out."""
+        while index is not None and index not in samples:
+            if index not in self._broken:
+                try:
+                    samples[index] = _one(self._read([index]), 0)
+                    break
+                except BrokenSample as error:
+                    self._note(index, str(error))
+            index = self._pass_over(index, passed)
+        return index
+
+    def _pass_over(self, index: int, passed: dict[int, str]) -> int | None:
+        """The index, or the next one that is not known to be broken; None: left out."""
+        while index in self._broken:
+            passed[index] = self._broken[index]
+            if not self._replace:
+                return None
+            index = (index + 1) % len(self.split)
+        return index
+
+    def _note(self, index: int, reason: str) -> None:
+        self._broken[index] = reason
+        if len(self._broken) > self._max_broken:
+            raise too_many_broken(self._max_broken, reason)
+        if self._replace and len(self._broken) == len(self.split):
+            raise TrainerError(f"none of the {len(self.split)} samples can be read; the last one: {reason}")
+
+    def _read(self, indices: list[int]) -> Fields:
+        batch = self.split.read(np.array(indices, dtype=np.int64))
+        if self.cache is not None:
+            for row, index in enumerate(indices):
+                self.cache.put(index, _one(batch, row))
+        return batch
+
+    def _kept(self, indices: list[int]) -> _Samples:
+        if self.cache is None:
+            return {}
+        found = [(index, self.cache.get(index)) for index in indices]
+        return {index: sample for index, sample in found if sample is not None}
+
+
+def too_many_broken(limit: int, reason: str) -> TrainerError:
+    """More samples than --max-broken-samples allows cannot be read; `reason` is that of the last one."""
+    return TrainerError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
+
+
+def _one(batch: Fields, row: int) -> Fields:
+    return {name: tensor[row] for name, tensor in batch.items()}
+
+
+def _stack(samples: list[Fields]) -> Fields:
+    names = samples[0] if samples else ()
+    return {name: torch.stack([sample[name] for sample in samples]) for name in names}
+
+
+def _places(chosen: list[int | None]) -> Indices:
+    return np.array([place for place, index in enumerate(chosen) if index is not None], dtype=np.int64)
