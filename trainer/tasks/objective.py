@@ -18,7 +18,7 @@ class Objective(nn.Module):
     ranks' batches of one size must be the loss of the joined batch.
     """
 
-    # Whether forward itself talks to other ranks (contrastive learning does): a rank that fails in it cannot be settled.
+    # Whether forward itself talks to other ranks, as contrastive learning does: then it ends on no rank without all.
     exchanges = False
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,11 +30,11 @@ class Objective(nn.Module):
 
     @abstractmethod
     def measure(self, fields: Fields) -> dict[str, Tensor]:
-        """Sums over the samples of a held-out batch, among them ``loss`` and ``count``; no gradients."""
+        """Sums over the samples of a held-out batch, among them ``loss`` and ``count``; no gradients, no exchanges."""
 
-    @abstractmethod
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …"""
+        return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
 
     @abstractmethod
     def transform(self, *, training: bool) -> Transform:
@@ -42,9 +42,12 @@ class Objective(nn.Module):
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens that are learnt from in a sample; 0 where samples are not made of tokens."""
+        """Tokens that the model reads in a sample; 0 where samples are not made of tokens."""
         return 0
 
     def flops_per_sample(self) -> float | None:
-        """Floating-point operations of forward and backward for one sample, recomputation not counted; None: unknown."""
+        """Floating-point operations of forward and backward for one sample, without recomputation; None: unknown.
+
+        To be asked before a strategy spreads the model over ranks. May take a second.
+        """
         return None

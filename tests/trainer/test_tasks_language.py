@@ -1,0 +1,217 @@
+"""Next-token and masked-token prediction."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import Settings
+from trainer.data.contract import Fields, Indices, Text
+from trainer.tasks.language import LanguageObjective
+from trainer.tasks.lm import NextToken
+from trainer.tasks.mlm import MaskedTokens
+
+VOCABULARY = 20
+
+
+class NoSplit:
+    blocks = None
+
+    def __len__(self) -> int:
+        return 0
+
+    def read(self, indices: Indices) -> Fields:
+        raise NotImplementedError
+
+
+class Tiny(nn.Module):
+    """Tokens to logits of a padded vocabulary, each from its own token and the mean of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 8)
+        self.head = nn.Linear(8, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        values = self.table(tokens)
+        logits: Tensor = self.head(values + values.mean(1, keepdim=True))
+        return logits
+
+
+def text(context: int) -> Text:
+    return Text(NoSplit(), NoSplit(), context, VOCABULARY)
+
+
+def next_token(context: int = 6) -> NextToken:
+    torch.manual_seed(0)
+    return NextToken(text(context), Tiny())
+
+
+def masked(context: int = 40, **settings: Any) -> MaskedTokens:
+    torch.manual_seed(0)
+    return MaskedTokens(Settings.model_validate({"task": "mlm", **settings}), text(context), Tiny())
+
+
+def windows(count: int, context: int) -> Fields:
+    random = torch.Generator().manual_seed(1)
+    return {"tokens": torch.randint(0, VOCABULARY, (count, context + 1), generator=random)}
+
+
+# --- next token -------------------------------------------------------------------------------------------------------
+
+
+def test_each_token_is_to_be_predicted_from_the_one_before() -> None:
+    transform = pickle.loads(pickle.dumps(next_token(4).transform(training=True)))
+    fields = transform({"tokens": torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])}, np.array([0, 1]))
+    assert fields["inputs"].tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]
+    assert fields["targets"].tolist() == [[2, 3, 4, 5], [7, 8, 9, 10]]
+    assert all(field.is_contiguous() for field in fields.values())
+
+
+def test_the_loss_is_that_of_every_token_and_perplexity_its_exponential() -> None:
+    task = next_token()
+    fields = task.transform(training=False)(windows(3, 6), np.arange(3))
+    probabilities = task.model(fields["inputs"]).softmax(-1)
+    right = probabilities.gather(2, fields["targets"].unsqueeze(2))
+    expected = float(-right.log().mean().detach())
+    assert float(task(fields).detach()) == pytest.approx(expected, rel=1e-5)
+    sums = {name: float(value) for name, value in task.measure(fields).items()}
+    assert sums["count"] == 3
+    assert task.summary(sums) == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [next_token, masked])
+def test_the_mean_of_two_losses_is_the_loss_of_the_joined_batch(kind: Any) -> None:
+    task: LanguageObjective = kind()
+    fields = task.transform(training=True)(windows(8, task.context), np.arange(8))
+    halves = [{name: value[part] for name, value in fields.items()} for part in (slice(4), slice(4, 8))]
+    assert torch.allclose((task(halves[0]) + task(halves[1])) / 2, task(fields))
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("kind", [next_token, masked])
+def test_the_loss_is_fp32_where_the_model_is_not(kind: Any, autocast: bool) -> None:
+    task: LanguageObjective = kind()
+    fields = task.transform(training=True)(windows(2, task.context), np.arange(2))
+    if not autocast:
+        task.to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        assert task.model(fields["inputs"]).dtype == torch.bfloat16
+        assert task(fields).dtype == torch.float32
+        assert task.measure(fields)["loss"].dtype == torch.float32
+
+
+def test_a_hopeless_loss_has_an_infinite_perplexity_and_an_unknown_one_none() -> None:
+    task = next_token()
+    assert task.summary({"loss": 1e4, "count": 1.0})["perplexity"] == math.inf
+    assert math.isnan(task.summary({"loss": math.nan, "count": 1.0})["perplexity"])
+
+
+def test_tokens_and_operations_of_a_sample() -> None:
+    task = next_token(6)
+    assert task.tokens_per_sample == 6
+    assert task.flops_per_sample() is None  # it has no attention that is known
+    assert masked(40).tokens_per_sample == 40
+
+
+def test_operations_follow_from_the_configuration() -> None:
+    class Known(Tiny):
+        class config:  # noqa: N801
+            num_hidden_layers, num_attention_heads, hidden_size = 2, 4, 8
+
+    matrices = 8 * 32 + 32
+    task = NextToken(text(6), Known())
+    assert task.flops_per_sample() == 6 * (6 * matrices + 12 * 2 * 8 * 6)
+
+
+# --- masked tokens ----------------------------------------------------------------------------------------------------
+
+
+@limits(deadline=None, max_examples=50)
+@given(
+    positions=st.lists(st.integers(0, 2**40), min_size=1, max_size=5, unique=True),
+    context=st.integers(1, 70),
+    share=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**40),
+)
+def test_as_many_tokens_of_every_sample_are_hidden_and_the_rest_stays(
+    positions: list[int], context: int, share: float, seed: int
+) -> None:
+    task = masked(context, mask_probability=share, seed=seed)
+    raw = windows(len(positions), context)
+    before = raw["tokens"].clone()
+    fields = task.transform(training=True)(raw, np.array(positions))
+    inputs, places, targets = fields["inputs"], fields["places"], fields["targets"]
+    assert torch.equal(raw["tokens"], before)
+    assert places.shape == targets.shape == (len(positions), max(1, round(share * context)))
+    assert (places.diff(dim=1) > 0).all() and places.min() >= 0 and places.max() < context
+    original = before[:, :-1]
+    assert torch.equal(original.gather(1, places), targets)
+    untouched = torch.ones_like(original, dtype=torch.bool).scatter_(1, places, False)
+    assert torch.equal(inputs[untouched], original[untouched])
+    assert inputs.min() >= 0 and inputs.max() <= VOCABULARY
+
+
+@limits(deadline=None, max_examples=20)
+@given(positions=st.lists(st.integers(0, 2**40), min_size=2, max_size=5))
+def test_a_sample_is_masked_the_same_whatever_is_in_its_batch(positions: list[int]) -> None:
+    transform, raw = masked(30).transform(training=True), windows(len(positions), 30)
+    together = transform(raw, np.array(positions))
+    for i, position in enumerate(positions):
+        alone = transform({"tokens": raw["tokens"][i : i + 1]}, np.array([position]))
+        assert all(torch.equal(alone[name][0], together[name][i]) for name in together)
+
+
+def test_hidden_tokens_are_masked_replaced_or_kept_eight_to_one_to_one() -> None:
+    raw = windows(400, 200)
+    fields = masked(200).transform(training=True)(raw, np.arange(400))
+    shown, targets = fields["inputs"].gather(1, fields["places"]), fields["targets"]
+    is_mask, is_kept = shown == VOCABULARY, shown == targets
+    assert float(is_mask.float().mean()) == pytest.approx(0.8, abs=0.015)
+    # One in VOCABULARY of the random tokens is the right one.
+    assert float(is_kept.float().mean()) == pytest.approx(0.1 + 0.1 / VOCABULARY, abs=0.012)
+    replaced = shown[~is_mask & ~is_kept]
+    assert replaced.unique().tolist() == list(range(VOCABULARY))
+    # Every place is as likely: 60 of 400 windows, with a deviation of 7.
+    counts = torch.bincount(fields["places"].flatten(), minlength=200)
+    assert counts.min() > 25 and counts.max() < 95
+
+
+def test_masks_differ_by_seed_position_and_purpose() -> None:
+    raw = windows(1, 40)
+    chosen = [
+        task.transform(training=training)(raw, np.array([position]))["places"].tolist()
+        for task, training, position in (
+            (masked(), True, 0),
+            (masked(), True, 1),
+            (masked(), False, 0),
+            (masked(seed=1), True, 0),
+        )
+    ]
+    assert all(one != other for i, one in enumerate(chosen) for other in chosen[:i])
+    again = pickle.loads(pickle.dumps(masked().transform(training=True)))
+    assert again(raw, np.array([0]))["places"].tolist() == chosen[0]
+
+
+def test_only_hidden_places_count() -> None:
+    task = masked()
+    fields = task.transform(training=True)(windows(3, 40), np.arange(3))
+    logits = task.model(fields["inputs"])
+    labels = torch.full_like(fields["inputs"], -100).scatter_(1, fields["places"], fields["targets"])
+    expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert torch.allclose(task(fields), expected)
+    means = task.summary({name: float(value) for name, value in task.measure(fields).items()})
+    right = (logits.argmax(-1) == labels)[labels >= 0].float().mean()
+    assert means == pytest.approx(
+        {"loss": float(expected.detach()), "accuracy": float(right), "perplexity": math.exp(float(expected.detach()))}
+    )

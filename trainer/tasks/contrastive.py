@@ -1,0 +1,138 @@
+"""Contrastive learning: two views of an image shall be each other's nearest among the views of all ranks' images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import Settings
+from trainer.data.contract import Fields, Images, Indices, Transform
+from trainer.tasks import augment
+from trainer.tasks.augment import Augmentation
+from trainer.tasks.vision import VisionObjective
+from trainer.world import World
+
+
+class Contrastive(VisionObjective):
+    """InfoNCE in both directions over the embeddings [2n, size] of two views, with those of all ranks as candidates.
+
+    Oord et al., "Representation learning with contrastive predictive coding" (2018), equation 4, with the cosine over a
+    temperature as similarity. Every rank brings batches of one size. The mean of the ranks' losses is the loss of the
+    joined batch, and the mean of their gradients is its gradient.
+
+    Measures ``loss`` and ``accuracy``: how often the other view is the most similar of the held-out batch's. That batch
+    stays on its rank and all its images are candidates, so both depend on the batch's size; the views of a held-out
+    image are always the same.
+    """
+
+    views = 2
+
+    def __init__(self, settings: Settings, data: Images, model: nn.Module, world: World) -> None:
+        super().__init__(settings, data, model)
+        self.exchanges = world.size > 1
+        self._settings = settings
+        self._world = world
+
+    def forward(self, fields: Fields) -> Tensor:
+        own = self._embeddings(fields)
+        candidates = _gathered(own, self._world) if self.exchanges else own
+        return info_nce(
+            own,
+            candidates,
+            first=self._world.rank * len(own),
+            temperature=self._settings.temperature,
+            hard_negatives=self._settings.hard_negatives,
+        )
+
+    @torch.no_grad()
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        own = self._embeddings(fields)
+        samples = len(own)
+        loss = info_nce(own, own, first=0, temperature=self._settings.temperature)
+        truth = torch.arange(samples, device=own.device)
+        similarities = _similarities(own[:, 0], own[:, 1])
+        right = [(similarities.argmax(dim) == truth).float().sum() for dim in (0, 1)]
+        return {"loss": loss * samples, "accuracy": (right[0] + right[1]) / 2, "count": torch.full_like(loss, samples)}
+
+    def _embeddings(self, fields: Fields) -> Tensor:
+        """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""
+        images, changes = fields["image"], fields["changes"].flatten(0, 1)
+        twice = images.repeat_interleave(2, dim=0).float()
+        views = augment.relit(augment.placed(twice, changes, "border"), changes)
+        embeddings: Tensor = self.model(self.pixels(views))
+        return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
+
+    def transform(self, *, training: bool) -> Transform:
+        place = "training" if training else "held-out"
+        return _TwoViews(*(augment.for_view(self._settings, self.shape, f"{place} view {number}") for number in (1, 2)))
+
+
+def info_nce(own: Tensor, candidates: Tensor, *, first: int, temperature: float, hard_negatives: int = 0) -> Tensor:
+    """The mean over `own` [n, 2, size] of the loss to find each view's partner among the other views of `candidates`.
+
+    `candidates` [m, 2, size] holds `own` from row `first` on. With `hard_negatives`, each view is compared with its
+    partner and only so many of the others, the most similar ones.
+    """
+    truth = torch.arange(first, first + len(own), device=own.device)
+    losses = []
+    for view in (0, 1):
+        logits = _similarities(own[:, view], candidates[:, 1 - view]) / temperature
+        if hard_negatives:
+            partner = torch.arange(len(candidates), device=own.device) == truth.unsqueeze(1)
+            others = logits.masked_fill(partner, -torch.inf).topk(min(hard_negatives, len(candidates) - 1)).values
+            logits = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1)
+            losses.append(functional.cross_entropy(logits, torch.zeros_like(truth)))
+        else:
+            losses.append(functional.cross_entropy(logits, truth))
+    return (losses[0] + losses[1]) / 2
+
+
+def _similarities(rows: Tensor, columns: Tensor) -> Tensor:
+    """Products [rows, columns] in fp32: at a low temperature half precision would tell few candidates apart."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows @ columns.T
+
+
+def _gathered(own: Tensor, world: World) -> Tensor:
+    """Everybody's tensors of this shape, joined along the first dimension in the order of ranks. Collective."""
+    everybody: Tensor = _Gather.apply(own, world)  # type: ignore[no-untyped-call]
+    return everybody
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather whose gradient is summed over ranks.
+
+    A rank's embeddings are candidates in every rank's loss. The sum is their part in the sum of all losses, and what
+    DDP makes of the ranks' gradients, their mean, is the gradient of the mean loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
+        ctx.world = world
+        everybody = [torch.empty_like(own) for _ in range(world.size)]
+        dist.all_gather(everybody, own.contiguous(), group=world.group)
+        return torch.cat(everybody)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # All-reduce, because gloo has no reduce-scatter; embeddings are small.
+        summed = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=ctx.world.group)
+        return summed.tensor_split(ctx.world.size)[ctx.world.rank], None
+
+
+@dataclass(frozen=True)
+class _TwoViews:
+    """Images, and what shall happen to each for its two views: changes [n, 2, 6]."""
+
+    first: Augmentation
+    second: Augmentation
+
+    def __call__(self, raw: Fields, positions: Indices) -> Fields:
+        changes = torch.stack([self.first.draw(positions), self.second.draw(positions)], dim=1)
+        return {"image": raw["image"], "changes": changes}
