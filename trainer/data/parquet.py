@@ -47,6 +47,8 @@ class Layout:
 
         `wanted` says in words what fits.
         """
+        from pyarrow import types
+
         fitting = [field.name for field in self.schema if fits(field.type)]
         there = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
         if name and name not in fitting:
@@ -58,8 +60,9 @@ class Layout:
         kind = self.schema.field(name).type
         for path, footer in self.footers:
             schema = footer.schema.to_arrow_schema()
-            if name not in schema.names or schema.field(name).type != kind:
-                raise TrainerError(f"{path} has no column {name} of type {kind}, as the files before it have")
+            here = schema.field(name).type if name in schema.names else None
+            if here is None or not fits(here) or types.is_nested(here) != types.is_nested(kind):
+                raise TrainerError(f"{path} has no column {name} of type {kind}, as {self.footers[0][0]} has")
         return name
 
 

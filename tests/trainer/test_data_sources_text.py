@@ -1,0 +1,226 @@
+"""Token files and text folders: real small ones, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tests.trainer.test_data_sources import everything, text
+from trainer.data import BrokenSample, Split
+from trainer.data.places import name_hashes
+from trainer.errors import TrainerError
+
+CONTEXT = 8
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """200 training tokens and 50 held-out ones, as nanoGPT writes them."""
+    np.arange(200, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(100, 150, dtype="<u2").tofile(tmp_path / "val.bin")
+    return tmp_path
+
+
+def tokens(folder: Path, **values: Any) -> Any:
+    return text(data="tokens", data_dir=folder, context=CONTEXT, **values)
+
+
+def stream(split: Split) -> list[int]:
+    """The tokens of all windows, without the one that two windows share."""
+    return [token for window in everything(split)["tokens"].tolist() for token in window[:-1]]
+
+
+def test_token_files_are_cut_into_windows_that_share_one_token(corpus: Path) -> None:
+    data = tokens(corpus)
+    assert (len(data.train), len(data.held_out), data.vocabulary) == (24, 6, 200)
+    window = data.train.read(np.array([3, 0]))["tokens"]
+    assert window.dtype == torch.int64 and window.tolist() == [list(range(24, 33)), list(range(9))]
+    assert stream(data.held_out) == list(range(100, 148))
+
+
+def test_several_token_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) -> None:
+    np.save(tmp_path / "part_train_2.npy", np.arange(500, 520, dtype=np.int32))
+    np.save(tmp_path / "part_train_1.npy", np.arange(20, dtype=np.uint16))
+    np.save(tmp_path / "part_val_1.npy", np.arange(1000, 1009))
+    data = tokens(tmp_path)
+    assert stream(data.train) == [*range(16), *range(500, 516)]
+    assert stream(data.held_out) == list(range(1000, 1008)) and data.vocabulary == 1009
+
+
+def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_largest(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.arange(70_000, 70_020, dtype="<u4").tofile(tmp_path / name)
+    (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocabulary": 128_256}))
+    data = tokens(tmp_path)
+    assert data.vocabulary == 128_256 and stream(data.train) == list(range(70_000, 70_016))
+
+
+@pytest.mark.parametrize(
+    "meta", ["{", "[]", '{"dtype": "float32"}', '{"dtype": []}', '{"vocabulary": "many"}', "{\xff"]
+)
+def test_a_meta_json_that_cannot_be_understood_is_refused(corpus: Path, meta: str) -> None:
+    (corpus / "meta.json").write_text(meta, encoding="latin-1")
+    with pytest.raises(TrainerError, match=r"meta\.json is not \{\"dtype\": one of uint8, .* \"vocabulary\""):
+        tokens(corpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("val.bin", b"abc", r"val\.bin cannot be used: holds 3 bytes, not a whole number of <u2 values"),
+        ("train.bin", b"", r"train\.bin cannot be used: holds 0 bytes"),
+        ("val.bin", b"\0" * 10, r"the longest \*val\* file has 5 tokens, too few for --context 8"),
+        ("train_2.npy", b"", r"train_2\.npy cannot be used"),
+        ("train_2.npy", b"\x93NUMPY\x01\x00v\x00{'descr'", r"train_2\.npy cannot be used"),
+    ],
+)
+def test_damaged_token_files_are_refused(corpus: Path, name: str, content: bytes, says: str) -> None:
+    (corpus / name).write_bytes(content)
+    with pytest.raises(TrainerError, match=says):
+        tokens(corpus)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((9, 9), dtype=np.int64), np.zeros(99), np.array([{"an": "object"}] * 20, dtype=object)]
+)
+def test_npy_files_with_anything_but_one_row_of_whole_numbers_are_refused(corpus: Path, array: Any) -> None:
+    np.save(corpus / "train_2.npy", array)
+    with pytest.raises(TrainerError, match=r"train_2\.npy cannot be used"):
+        tokens(corpus)
+
+
+def test_an_npy_file_that_is_cut_off_is_refused(corpus: Path) -> None:
+    np.save(corpus / "train_2.npy", np.arange(100))
+    os.truncate(corpus / "train_2.npy", 300)
+    with pytest.raises(TrainerError, match=r"train_2\.npy cannot be used"):
+        tokens(corpus)
+
+
+def test_a_missing_half_of_the_tokens_is_named(corpus: Path) -> None:
+    (corpus / "val.bin").unlink()
+    with pytest.raises(TrainerError, match=rf"no val\.bin or val\.npy in {corpus}"):
+        tokens(corpus)
+
+
+def test_a_token_beyond_the_vocabulary_breaks_its_window_alone(corpus: Path) -> None:
+    (corpus / "meta.json").write_text('{"vocabulary": 150}')
+    split = tokens(corpus).train
+    assert split.read(np.array([0, 17]))["tokens"].max() == 144
+    with pytest.raises(BrokenSample, match=r"sample 20 \(.*train\.bin, from token 160\) .*not 0 \.\. 149") as caught:
+        split.read(np.array([0, 20, 19]))
+    assert caught.value.index == 20
+
+
+def test_a_negative_token_breaks_its_window_alone(corpus: Path) -> None:
+    array = np.arange(40, dtype=np.int16)
+    array[20] = -1
+    np.save(corpus / "train.npy", array)
+    (corpus / "train.bin").unlink()
+    with pytest.raises(BrokenSample, match="sample 2 "):
+        tokens(corpus).train.read(np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter", "empty"])
+def test_a_token_file_that_changed_before_another_process_opened_it_breaks_samples(corpus: Path, change: str) -> None:
+    sent = pickle.dumps(tokens(corpus).train)
+    assert stream(pickle.loads(sent)) == list(range(192))
+    path = corpus / "train.bin"
+    path.unlink() if change == "gone" else os.truncate(path, 20 if change == "shorter" else 0)
+    with pytest.raises(BrokenSample, match=r"sample 5 \(.*train\.bin\)"):
+        pickle.loads(sent).read(np.array([5]))
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def folder_of(root: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def bytes_of(split: Split) -> bytes:
+    return bytes(stream(split))
+
+
+def read_text(place: Path) -> Any:
+    return text(data="text", data_dir=place, context=CONTEXT)
+
+
+def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_beside_it(tmp_path: Path) -> None:
+    names = [f"{number % 3}/{number}.txt" for number in range(60)]
+    content = {name: f"<{name}|{'x' * number}>".encode() for number, name in enumerate(names)}
+    data = read_text(folder_of(tmp_path, content))
+    hashes: npt.NDArray[np.int64] = name_hashes(name.encode() for name in names)
+    out = {name for name, number in zip(names, hashes, strict=True) if number % 25 == 0}
+    assert 0 < len(out) < 10 and data.vocabulary == 256
+    # A rest shorter than a window falls off the end.
+    for split, members in ((data.train, set(names) - out), (data.held_out, out)):
+        expected = b"\n".join(content[name] for name in sorted(members, key=lambda name: tmp_path / name))
+        got = bytes_of(split)
+        assert expected.startswith(got) and len(expected) - len(got) <= CONTEXT
+
+    folder_of(tmp_path, {f"more/{number}.md": b"more" for number in range(10)})
+    again = bytes_of(read_text(tmp_path).held_out)
+    assert all(f"<{name}|".encode() in again for name in out)
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_the_last_tenth_of_a_single_file_is_held_out(tmp_path: Path, as_folder: bool) -> None:
+    content = bytes(range(200)) * 2
+    folder_of(tmp_path, {"novel.txt": content})
+    data = read_text(tmp_path if as_folder else tmp_path / "novel.txt")
+    assert bytes_of(data.train) == content[:352]  # 360 without the rest
+    assert bytes_of(data.held_out) == content[360:392]
+
+
+def test_empty_files_unicode_and_binary_are_bytes_like_any_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
+    folder_of(
+        tmp_path,
+        {
+            "a": b"",
+            "b": "für\u20ac".encode(),
+            "c.bin": b"\xff\x00",
+            ".git/x": b"hidden",
+            ".y": b"hidden",
+            "d": b"z" * 200,
+        },
+    )
+    data = read_text(tmp_path)
+    start = b"\n" + "für\u20ac".encode() + b"\n\xff\x00\nzzzz"
+    assert bytes_of(data.train).startswith(start)
+    assert b"hidden" not in bytes_of(data.train) + bytes_of(data.held_out)
+
+
+def test_any_window_of_many_small_files_is_what_the_joined_text_has_there(tmp_path: Path) -> None:
+    content = {f"{number:03}": b"%d" % number * (number % 4) for number in range(300)}
+    split = read_text(folder_of(tmp_path, content)).train
+    hashes = name_hashes(name.encode() for name in content)
+    joined = b"\n".join(part for part, number in zip(content.values(), hashes, strict=True) if number % 25)
+    for index, window in enumerate(everything(split)["tokens"].tolist()):
+        assert bytes(window) == joined[index * CONTEXT : index * CONTEXT + CONTEXT + 1]
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"has 29 bytes of text in 2 files, too few for --context 8: add text"):
+        read_text(folder_of(tmp_path, {"a": b"x" * 20, "b": b"y" * 8}))
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter"])
+def test_a_text_file_that_changes_during_the_run_breaks_samples(tmp_path: Path, change: str) -> None:
+    split = read_text(folder_of(tmp_path, {"a": b"x" * 90, "b": b"y" * 90})).train
+    path = tmp_path / "b"
+    path.unlink() if change == "gone" else os.truncate(path, 5)
+    assert split.read(np.array([0]))["tokens"].unique().tolist() == [ord("x")]
+    says = "No such file" if change == "gone" else "shorter than the 90 bytes"
+    with pytest.raises(BrokenSample, match=rf"sample 12 \({path}\) cannot be read: .*{says}"):
+        split.read(np.array([0, 12]))
