@@ -12,8 +12,8 @@ from torch import Tensor
 class Ema:
     """The average of some parameters over the steps of the optimizer.
 
-    The parameters may be shares of a sharded model (DTensor); every rank averages its own. Buffers, such as the
-    statistics of batch normalisation, are not averaged.
+    The parameters may be shares of a sharded model: every rank averages its own. Buffers, such as the statistics of
+    batch normalisation, are not averaged.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -44,16 +44,16 @@ class Ema:
             self._swap()
 
     def state(self) -> dict[str, Tensor]:
-        """The averages by name, whole. Collective where the parameters are sharded."""
-        return {name: _whole(average) for name, average in self._averages.items()}
+        """The averages by name, shares as the parameters are; live tensors."""
+        return dict(self._averages)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over whole averages, which every rank passes in. Collective where the parameters are sharded.
+        """Takes over averages, shares as the parameters are.
 
-        An average that the state lacks starts at its parameter's value: the model has one that was not averaged before.
+        One that the state lacks starts at its parameter's value, as when averaging begins in the middle of a run.
         """
         for name, average in self._averages.items():
-            average.copy_(_share(state[name], average) if name in state else self._parameters[name])
+            average.copy_(state.get(name, self._parameters[name]))
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -62,18 +62,3 @@ class Ema:
             kept = parameter.clone()
             parameter.copy_(self._averages[name])
             self._averages[name].copy_(kept)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _share(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that belongs where `like` is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)

@@ -26,7 +26,9 @@ def test_notation() -> None:
     assert parse("none") == parse("") == []
 
 
-@pytest.mark.parametrize("text", ["oom@step=4", "exit@step=1,rank=3,code=7", "slow@step=9,seconds=0.25,times=always"])
+@pytest.mark.parametrize(
+    "text", ["oom@step=4,above=8", "exit@step=1,rank=3,code=7", "slow@step=9,seconds=0.25,times=always"]
+)
 def test_what_is_written_reads_back(text: str) -> None:
     [fault] = parse(text)
     assert parse(str(fault)) == [fault]
@@ -43,10 +45,12 @@ def test_what_is_written_reads_back(text: str) -> None:
         ("oom@step=0", "step= must be a whole number of at least 1, got '0'"),
         ("oom@step=-4", "step= must be a whole number"),
         ("oom@step=4,step=5", "step= is there twice"),
-        ("oom@step=4,code=3", "expected step=, rank=, times= after the @, got 'code=3'"),
+        ("oom@step=4,code=3", "expected step=, rank=, times=, above= after the @, got 'code=3'"),
         ("oom@step=4,times=0", "times= must be a whole number of at least 1"),
         ("slow@step=4,seconds=soon", "seconds= must be a number of at least 0, got 'soon'"),
         ("slow@step=4,seconds=nan", "seconds= must be a number"),
+        ("oom@step=4,above=few", "above= must be a whole number of at least 0, got 'few'"),
+        ("nan@step=4,above=2", "expected step=, rank=, times= after the @, got 'above=2'"),
         ("disk_full@step=4,rank=1", "checkpoints are written by rank 0"),
     ],
 )
@@ -59,21 +63,37 @@ def test_wrong_notation_says_what_is_wrong(text: str, why: str) -> None:
 
 def test_oom_is_the_real_thing(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried to allocate 2\.00 GiB\. GPU 0 has"):
-        Injector(["oom@step=4"], 0, tmp_path).before_step(4)
+        Injector(["oom@step=4"], 0, tmp_path).before_step(4, 16)
+
+
+def test_oom_above_a_batch_size_ends_when_batches_are_smaller(tmp_path: Path) -> None:
+    injector = Injector(["oom@step=4,above=8,times=always"], 0, tmp_path)
+    for size, fires in [(16, True), (12, True), (9, True), (8, False), (1, False)]:
+        injector.before_step(3, size)
+        if fires:
+            with pytest.raises(torch.OutOfMemoryError):
+                injector.before_step(4, size)
+        else:
+            injector.before_step(4, size)
+    once = Injector(["oom@step=4,above=8"], 0, tmp_path)
+    once.before_step(4, 8)  # not due, so not counted
+    with pytest.raises(torch.OutOfMemoryError):
+        once.before_step(4, 9)
+    once.before_step(4, 9)
 
 
 def test_crash_exit_nan_and_slow(tmp_path: Path) -> None:
     faults = ["crash@step=1", "exit@step=2,code=3", "nan@step=3", "slow@step=5,seconds=0.1"]
     injector = Injector(faults, 0, tmp_path)
     with pytest.raises(RuntimeError, match="injected crash at step 1 on rank 0"):
-        injector.before_step(1)
+        injector.before_step(1, 16)
     with pytest.raises(SystemExit) as left:
-        injector.before_step(2)
+        injector.before_step(2, 16)
     assert left.value.code == 3
-    assert injector.before_step(3) is True
-    assert injector.before_step(4) is False
+    assert injector.before_step(3, 16) is True
+    assert injector.before_step(4, 16) is False
     began = time.monotonic()
-    assert injector.before_step(5) is False
+    assert injector.before_step(5, 16) is False
     assert time.monotonic() - began >= 0.1
 
 
@@ -81,7 +101,7 @@ def test_crash_exit_nan_and_slow(tmp_path: Path) -> None:
 def test_kill_and_hang(kind: str, tmp_path: Path) -> None:
     code = (
         f"from pathlib import Path; from trainer.faults import Injector\n"
-        f"Injector(['{kind}@step=1'], 0, Path({str(tmp_path)!r})).before_step(1)"
+        f"Injector(['{kind}@step=1'], 0, Path({str(tmp_path)!r})).before_step(1, 16)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -98,7 +118,7 @@ def test_kill_and_hang(kind: str, tmp_path: Path) -> None:
 
 def test_a_full_disk_waits_for_a_checkpoint(tmp_path: Path) -> None:
     injector = Injector(["disk_full@step=3"], 0, tmp_path)
-    injector.before_step(3)
+    injector.before_step(3, 16)
     injector.before_checkpoint(2, tmp_path / "x.pt")
     with pytest.raises(OSError, match="No space left on device") as raised:
         injector.before_checkpoint(5, tmp_path / "x.pt")
@@ -107,13 +127,13 @@ def test_a_full_disk_waits_for_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_only_the_named_rank_is_hit(tmp_path: Path) -> None:
-    assert Injector(["nan@step=1,rank=1"], 0, tmp_path).before_step(1) is False
-    assert Injector(["nan@step=1,rank=1"], 1, tmp_path).before_step(1) is True
+    assert Injector(["nan@step=1,rank=1"], 0, tmp_path).before_step(1, 16) is False
+    assert Injector(["nan@step=1,rank=1"], 1, tmp_path).before_step(1, 16) is True
 
 
 @pytest.mark.parametrize(("times", "expected"), [("", 1), (",times=2", 2), (",times=always", 4)])
 def test_it_fires_so_often_per_directory_over_restarts(times: str, expected: int, tmp_path: Path) -> None:
-    fired = [Injector([f"nan@step=7{times}"], 0, tmp_path / "faults").before_step(7) for _ in range(4)]
+    fired = [Injector([f"nan@step=7{times}"], 0, tmp_path / "faults").before_step(7, 16) for _ in range(4)]
     assert fired == [True] * expected + [False] * (4 - expected)
 
 
@@ -122,6 +142,6 @@ def test_slow_goes_on_for_as_many_steps_as_times_says(tmp_path: Path) -> None:
     durations = []
     for step in range(1, 7):
         began = time.monotonic()
-        injector.before_step(step)
+        injector.before_step(step, 16)
         durations.append(time.monotonic() - began)
     assert [duration >= 0.05 for duration in durations] == [False, False, True, True, False, False]

@@ -1,0 +1,144 @@
+"""The size of micro batches: steps down, the search for the largest that fits, and what counts as out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.ranks import Ranks
+from trainer.batch import USABLE, AutoBatch, Probe, find_batch, is_out_of_memory, smaller
+from trainer.errors import TrainerError
+from trainer.world import World
+
+GIB = 2**30
+ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+
+
+@pytest.mark.parametrize(
+    ("batch", "accum", "expected"),
+    [(16, 3, (12, 4)), (12, 4, (8, 6)), (8, 6, (6, 8)), (7, 1, (1, 7)), (2, 1, (1, 2)), (64, 1, (32, 2)), (1, 9, None)],
+)
+def test_smaller(batch: int, accum: int, expected: tuple[int, int] | None) -> None:
+    assert smaller(batch, accum) == expected
+
+
+@given(st.integers(1, 3000), st.integers(1, 100))
+def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> None:
+    product, steps = batch * accum, 0
+    while (pair := smaller(batch, accum)) is not None:
+        assert pair[0] * pair[1] == product and 1 <= pair[0] <= 0.75 * batch
+        (batch, accum), steps = pair, steps + 1
+    assert batch == 1 and accum == product and steps <= 30
+
+
+def linear(base: int, per_sample: int, total: int, tried: list[int]) -> Callable[[int], Probe | None]:
+    """Memory as a straight line; whatever does not fit runs out."""
+
+    def probe(size: int) -> Probe | None:
+        tried.append(size)
+        peak = base + size * per_sample
+        return Probe(peak, total, base) if peak <= total else None
+
+    return probe
+
+
+@given(
+    st.integers(0, 90 * GIB), st.integers(2**10, 40 * GIB), st.integers(80, 141), st.integers(1, 4096), st.booleans()
+)
+def test_the_search_is_within_an_eighth_and_never_runs_out(
+    base: int, per_sample: int, gigabytes: int, limit: int, base_known: bool
+) -> None:
+    total, tried = gigabytes * GIB, list[int]()
+    memory = linear(base, per_sample, total, tried)
+    search = AutoBatch(limit)
+    while (size := search.next_try) is not None:
+        probe = memory(size)
+        if probe is None:
+            search.failed()
+        else:
+            search.fitted(probe if base_known else Probe(probe.peak_bytes, total))
+    best = min(limit, int((USABLE * total - base) // per_sample))
+    # The first sample, and without a base the second, have to be tried before anything is known.
+    blind = 1 if base_known and base else 2
+    assert all(size <= max(best, blind) for size in tried)
+    assert len(tried) <= 17 and len(set(tried)) == len(tried)
+    assert search.result >= min(best, 1) and search.result >= best - best / 8
+    assert search.result <= max(best, blind)
+
+
+def test_running_out_halves_the_gap() -> None:
+    search, tried = AutoBatch(64), list[int]()
+    while search.next_try is not None:
+        tried.append(search.next_try)
+        # Nothing can be forecast: memory seems not to depend on the batch.
+        search.failed() if search.next_try > 20 else search.fitted(Probe(GIB, 100 * GIB))
+    assert tried == [1, 2, 4, 8, 16, 32, 24, 20, 22]
+    assert search.result == 20
+    with pytest.raises(ValueError, match="over"):
+        search.failed()
+
+
+def test_one_process_finds_its_batch() -> None:
+    tried: list[int] = []
+    assert find_batch(linear(10 * GIB, GIB, 80 * GIB, tried), 1024, ALONE) == 60
+    assert max(tried) == 60
+    assert find_batch(linear(10 * GIB, GIB, 80 * GIB, []), 24, ALONE) == 24
+
+
+def test_not_even_one_sample() -> None:
+    with pytest.raises(TrainerError, match=r"^--batch-size auto: not even one sample fits into memory; try "):
+        find_batch(linear(90 * GIB, GIB, 80 * GIB, []), 64, ALONE)
+
+
+def search_with(world: World, per_sample: list[int], total: list[int]) -> tuple[int, list[int]]:
+    tried: list[int] = []
+    return find_batch(linear(GIB, per_sample[world.rank], total[world.rank], tried), 256, world), tried
+
+
+def test_ranks_agree_on_what_fits_everywhere(two_ranks: Ranks) -> None:
+    found = two_ranks.run(search_with, [GIB, GIB], [80 * GIB, 40 * GIB])
+    assert found[0] == found[1]
+    assert 31 <= found[0][0] <= 35
+
+
+def test_ranks_agree_when_one_runs_out(two_ranks: Ranks) -> None:
+    [(first, tried), (second, _)] = two_ranks.run(runs_out_above, 12)
+    assert first == second and 11 <= first <= 12 and max(tried) == 16
+
+
+def runs_out_above(world: World, most: int) -> tuple[int, list[int]]:
+    tried: list[int] = []
+
+    def probe(size: int) -> Probe | None:
+        tried.append(size)
+        return None if world.rank == 1 and size > most else Probe(GIB, 80 * GIB)
+
+    return find_batch(probe, 64, world), tried
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("anything"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:73] . DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("CUDA out of memory"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_torch_says_so_in_these_words() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**55, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
