@@ -307,6 +307,8 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
+        if self.compile != "off" and self.bucket_cap_mb < 1:  # torch cuts compiled graphs by DDP's buckets
+            yield "bucket_cap_mb", f" must be at least 1 with --compile, got {self.bucket_cap_mb:g}"
         if self.sync_batchnorm and self.device == "cpu":
             yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
 

@@ -140,13 +140,6 @@ def _structured(name: str, one: _Given) -> _Given:
         raise SettingsError(f"{one.where}: {error}") from None
 
 
-def _where_in(file: files.SettingsFile) -> Where:
-    def where(index: int, key: str) -> str:
-        return f"{file.where('phases', index, key)}: phase {file.values['phases'][index]['name']}: "
-
-    return where
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message.removeprefix("argument "))
