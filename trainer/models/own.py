@@ -1,0 +1,116 @@
+"""The two small networks that need no further library: a residual CNN for small images and a transformer over bytes.
+
+Both are a stack of residual blocks of one shape. Neither holds buffers or batch statistics: what a rank computes
+depends on its samples only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+HEAD_SIZE = 32
+SMALLEST_IMAGE = 8
+
+
+class BlockStack(nn.Module):
+    """Residual blocks in a row."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class ConvBlock(nn.Module):
+    """Two 3x3 convolutions with a skip around them; [batch, width, height, width of the image] stays as it is."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.first_norm = nn.GroupNorm(width // 8, width)
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second_norm = nn.GroupNorm(width // 8, width)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.first(functional.gelu(self.first_norm(x)))
+        inner = self.second(functional.gelu(self.second_norm(inner)))
+        out: Tensor = x + self.dropout(inner)
+        return out
+
+
+class SmallCnn(nn.Module):
+    """Images [batch, channels, height, width] to logits [batch, classes], at full resolution until the head.
+
+    Sides are 8 pixels or more. The head sees averages over a grid of at least 4 x 4 cells. With no classes the output
+    is what the head would see, [batch, feature_size].
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, *, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        channels, *sides = shape
+        self.stem = nn.Conv2d(channels, width, 3, padding=1)
+        self.stack = BlockStack([ConvBlock(width, dropout) for _ in range(depth)])
+        # Not adaptive pooling, whose backward has no deterministic form on GPUs.
+        self.cell = (sides[0] // 4, sides[1] // 4)
+        self.feature_size = width * (sides[0] // self.cell[0]) * (sides[1] // self.cell[1])
+        self.head: nn.Module = nn.Linear(self.feature_size, classes) if classes else nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = functional.avg_pool2d(self.stack(self.stem(images)), self.cell)
+        logits: Tensor = self.head(functional.gelu(features.flatten(1)))
+        return logits
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm causal attention and MLP over [batch, time, width], with heads of size 32."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = width // HEAD_SIZE
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, HEAD_SIZE)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
+        inner = self.contract(functional.gelu(self.expand(self.mlp_norm(x))))
+        out: Tensor = x + self.dropout(inner)
+        return out
+
+
+class ByteTransformer(nn.Module):
+    """Tokens [batch, time], time up to `context`, to logits [batch, time, vocabulary] of each next token."""
+
+    def __init__(self, vocabulary: int, context: int, *, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.stack = BlockStack([TransformerBlock(width, dropout) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.apply(_small_weights)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places))))
+        return logits
+
+
+def _small_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
