@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
-from trainer.data.contract import Data, Fields, Images, Indices, Text
+from trainer.data.contract import Data, Fields, Images, Text
 from trainer.errors import SettingsError
 from trainer.tasks import build_objective
 from trainer.tasks.classify import Classification
@@ -20,16 +21,6 @@ from trainer.tasks.mlm import MaskedTokens
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-
-
-class NoSplit:
-    blocks = None
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
 
 
 IMAGES = Images(NoSplit(), NoSplit(), (3, 8, 8), tuple("abc"))

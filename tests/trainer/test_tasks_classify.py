@@ -11,20 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices
+from trainer.data.contract import Fields, Images
 from trainer.tasks.classify import Classification
 from trainer.tasks.pixels import Pixels
-
-
-class NoSplit:
-    blocks = None
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
 
 
 class Tiny(nn.Module):

@@ -16,24 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.trainer.no_split import NoSplit
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices
+from trainer.data.contract import Fields, Images
 from trainer.tasks.contrastive import Contrastive, info_nce
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 SHAPE = (1, 8, 8)
-
-
-class NoSplit:
-    blocks = None
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
 
 
 class Tiny(nn.Module):

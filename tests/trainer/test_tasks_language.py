@@ -15,23 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
-from trainer.data.contract import Fields, Indices, Text
+from trainer.data.contract import Fields, Text
 from trainer.tasks.language import LanguageObjective
 from trainer.tasks.lm import NextToken
 from trainer.tasks.mlm import MaskedTokens
 
 VOCABULARY = 20
-
-
-class NoSplit:
-    blocks = None
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
 
 
 class Tiny(nn.Module):
