@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from trainer.config import Settings
 from trainer.data.contract import Split
 from trainer.data.feed import Feed
 from trainer.data.held_out import HeldOut
+from trainer.data.reading import Fetched
 from trainer.data.sampler import micro_start, order_for
+from trainer.data.tally import Tally
+from trainer.data.workers import obituary
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
@@ -71,11 +75,9 @@ def test_seeking_to_where_the_feed_is_changes_nothing() -> None:
     split = Rows(100)
     with feed(split, rank=1, ranks=2) as stream:
         stream.seek(20, 4)
-        requests = stream._batches
         stream.seek(20, 4)
         first = numbers(stream, 3)
         stream.seek(20 + 3 * 2 * 4, 4)
-        assert stream._batches is requests
         assert first + numbers(stream, 2) == expected(split, 20, 4, 5, 1, 2)
 
 
@@ -107,6 +109,19 @@ def test_more_broken_samples_than_allowed_end_the_feed() -> None:
         stream.seek(0, 20)
         with pytest.raises(TrainerError, match="more than 2"):
             stream.next()
+
+
+def test_broken_samples_are_counted_over_all_readers_of_a_rank() -> None:
+    tally = Tally(max_broken=2)
+
+    def passed_over(*indices: int) -> Fetched:
+        return Fetched({}, 4, {index: f"sample {index} is torn" for index in indices}, 0, 0, 0.0)
+
+    tally.add(passed_over(3, 4), 0.0)
+    tally.add(passed_over(4), 0.0)
+    with pytest.raises(TrainerError, match="sample 5 is torn; that is more than 2"):
+        tally.add(passed_over(3, 5), 0.0)
+    assert tally.report().skipped == ["sample 3 is torn", "sample 4 is torn", "sample 5 is torn"]
 
 
 # --- reading processes ------------------------------------------------------------------------------------------------
@@ -144,13 +159,16 @@ def test_workers_that_do_not_persist_are_replaced_and_none_is_left() -> None:
         assert gone({first})
         batch = stream.next()
         assert batch["position"].tolist() == [20, 21, 22, 23]
+        stream.seek(24, 4)  # where it is, so that nothing needs to end
         # A signal to the whole process group is meant for the rank, which still needs data.
         worker = int(batch["pid"][0])
         server = psutil.Process(worker).ppid()
         os.kill(server, signal.SIGTERM)
         os.kill(worker, signal.SIGTERM)
         os.kill(worker, signal.SIGINT)
-        assert stream.next()["position"].tolist() == [24, 25, 26, 27]
+        batch = stream.next()
+        assert batch["position"].tolist() == [24, 25, 26, 27]
+        assert batch["pid"].tolist() == [worker] * 4
         stream.seek(0, 4)
         assert psutil.Process(int(stream.next()["pid"][0])).ppid() == server
     assert multiprocessing.active_children() == []
@@ -175,6 +193,23 @@ def test_what_goes_wrong_in_a_worker_is_said_here(
         stream.next()
     assert kind is not TrainerError or "\n" not in str(caught.value)
     assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_died_meanwhile_is_noticed_when_seeking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+    with feed(Rows(8), num_workers=1) as stream:
+        stream.seek(0, 4)
+        os.kill(int(stream.next()["pid"][0]), signal.SIGKILL)
+        with pytest.raises(TrainerError, match="killed by SIGKILL"):
+            stream.seek(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "words"),
+    [(1, "ended with exit code 1;"), (-signal.SIGBUS, "killed by SIGBUS: .*/dev/shm"), (-40, "killed by signal 40")],
+)
+def test_the_end_of_a_worker_is_described(exitcode: int, words: str) -> None:
+    assert re.search(words, obituary(7, exitcode))
 
 
 def test_closing_does_not_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,12 @@ class Workers:
         connection.wait([process.sentinel for process in self._processes], timeout=0.5)
         for process in self._processes:
             if process.exitcode is not None:
-                return TrainerError(_obituary(process.pid, process.exitcode))
+                return TrainerError(obituary(process.pid, process.exitcode))
         return error
 
 
-def _obituary(pid: int | None, exitcode: int) -> str:
+def obituary(pid: int | None, exitcode: int) -> str:
+    """What a dead worker's exit code means to a person."""
     if exitcode >= 0:
         return f"a reading process (pid {pid}) ended with exit code {exitcode}; what it printed tells why"
     try:
