@@ -114,7 +114,7 @@ class Loop:
         with telemetry.observe(step, session.objective.model):
             while True:
                 can_retry = self.smaller_batch() is not None
-                total = self.stepper.gradients(survive=can_retry)
+                total = self.stepper.gradients(step, survive=can_retry)
                 save_asked, self.signals.save = self.signals.save, False
                 # The only exchange of a step besides the gradients, and no rank's device is waited for in it.
                 on_host = float(total) if total is not None and world.device.type == "cpu" else 0.0

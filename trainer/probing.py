@@ -33,7 +33,7 @@ def _probe(session: Session, stepper: Stepper, batch_size: int) -> Probe | None:
     device, strategy = session.world.device, session.strategy
     session.set_batch(batch_size, min(session.grad_accum, 2))
     base = _begin_measuring(device)
-    total = stepper.gradients(survive=strategy.can_settle)
+    total = stepper.gradients(session.progress.step + 1, survive=strategy.can_settle)
     if session.world.vote(total is None)[0]:
         stepper.renew()
         return None

@@ -22,8 +22,8 @@ class Stepper:
         self._faults = faults
         self._clock = clock
 
-    def gradients(self, *, survive: bool) -> Tensor | None:
-        """Forward and backward of all micro batches: the sum [] of their share of the mean loss, on the device.
+    def gradients(self, step: int, *, survive: bool) -> Tensor | None:
+        """Forward and backward of a step's micro batches: the sum [] of their share of the mean loss, on the device.
 
         None where memory ran out and `survive` is set: this rank has then taken part in whatever the others were
         waiting for, and waits for their vote.
@@ -33,7 +33,7 @@ class Stepper:
         try:
             for micro in range(session.grad_accum):
                 with strategy.accumulate(last=micro == session.grad_accum - 1):
-                    poison = micro == 0 and self._faults.before_step(session.progress.step, session.batch_size)
+                    poison = micro == 0 and self._faults.before_step(step, session.batch_size)
                     with self._clock.data():
                         fields = session.feed.next()
                     with session.precision.autocast():

@@ -11,6 +11,10 @@ from typing import Any
 
 from trainer import config
 from trainer.__main__ import main
+from trainer.run import Run
+from trainer.signals import Signals
+from trainer.telemetry.telemetry import Telemetry
+from trainer.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +29,17 @@ def train(output: Path, *flags: str) -> int:
 
 def settings(*flags: str) -> config.Settings:
     return config.from_arguments([*SMALL, *flags], {})[0]
+
+
+def train_on(world: World, output: Path, *flags: str) -> None:
+    """A small run on the ranks of a world; all of them call it."""
+    chosen = settings("--output-dir", str(output), *flags)
+    telemetry = Telemetry(chosen, world)
+    try:
+        with Signals(30) as signals:
+            Run(chosen, world, telemetry, signals).train()
+    finally:
+        telemetry.close()
 
 
 def start_torchrun(*arguments: str, error_file: Path | None = None) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Two gloo ranks under torchrun. Each launch costs seconds, so one answers as many questions as it can."""
+"""Whole runs and single steps of several ranks; under torchrun where the end of a process is what it is about."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.conftest import wait_until
+from tests.trainer.ranks import RankError, Ranks
 from tests.trainer.running import (
     SMALL,
     checkpoints,
@@ -21,53 +23,174 @@ from tests.trainer.running import (
     step_lines,
     torchrun,
     train,
+    train_on,
 )
-from trainer import distributed
+from tests.trainer.test_loop import same
+from trainer.checkpoints import existing, load
 from trainer.errors import SettingsError
+from trainer.faults import Injector
+from trainer.parallel.ddp import Ddp
+from trainer.session import Progress, Session
+from trainer.stepper import Stepper
+from trainer.telemetry.timing import StepClock
+from trainer.world import World, join, lost_a_peer
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `ddp_checks` finds."""
-    output = tmp_path_factory.mktemp("ddp")
-    code, shown = torchrun("-m", "tests.trainer.ddp_checks", str(output))
-    assert code == 0, shown
-    result: dict[str, Any] = json.loads((output / "found.json").read_text())
-    return result
+def session_on(world: World, output: Path, *flags: str) -> Session:
+    chosen = settings("--output-dir", str(output), "--grad-clip", "0", *flags)
+    session = Session(chosen, world, 1, Progress())
+    session.set_batch(session.batch_size, session.grad_accum)
+    return session
 
 
-def test_gradients_of_two_ranks_equal_one_process_on_the_joined_batch(found: dict[str, Any]) -> None:
-    assert (found["backend"], found["size"]) == ("gloo", 2)
-    assert found["identical"]
-    assert found["difference"] < 1e-5
-    assert found["loss_difference"] < 1e-6
+def one_step(session: Session, output: Path) -> tuple[float, torch.Tensor]:
+    """The mean loss of a step, and all gradients in a row as the optimizer gets them."""
+    stepper = Stepper(session, Injector((), session.world.rank, output), StepClock(session.world.device))
+    session.progress.step += 1
+    total = stepper.gradients(session.progress.step, survive=False)
+    assert total is not None
+    gradients = torch.cat([one.flatten() for one in session.strategy.own_gradients().values()])
+    [loss] = session.world.sum(total)
+    session.progress.samples += session.samples_per_step
+    stepper.update()
+    return loss / session.world.size, gradients.clone()
 
 
-def test_accumulation_exchanges_gradients_once_per_step(found: dict[str, Any]) -> None:
-    assert found["rounds"]["1"] >= 1
-    assert found["rounds"]["4"] == found["rounds"]["1"]
+def step_of_all_and_of_one(world: World, output: Path) -> tuple[float, float, torch.Tensor, torch.Tensor]:
+    """A step of all ranks, and one of this process alone with the joined batch."""
+    flags = ("--dropout", "0", "--grad-accum", "3")
+    with session_on(world, output, *flags, "--batch-size", "8") as together:
+        loss, gradients = one_step(together, output)
+    alone = World(rank=0, size=1, device=world.device, backend="")
+    with session_on(alone, output, *flags, "--batch-size", str(8 * world.size)) as single:
+        joined_loss, joined = one_step(single, output)
+    return loss, joined_loss, gradients, joined
 
 
-def test_in_an_epoch_no_sample_is_seen_twice(found: dict[str, Any]) -> None:
-    first, second = (set(taken) for taken in found["taken"])
-    assert len(first) == len(found["taken"][0]) == 29 * 8 * 3
-    assert len(second) == len(found["taken"][1]) == 29 * 8 * 3
-    assert not first & second
+def exchanges_per_step(world: World, output: Path, accumulation: int) -> int:
+    with session_on(world, output, "--grad-accum", str(accumulation)) as session:
+        assert isinstance(session.strategy, Ddp)
+        one_step(session, output)
+        before = session.strategy.exchange.rounds
+        one_step(session, output)
+        return session.strategy.exchange.rounds - before
 
 
-def test_resumed_ranks_go_on_bit_for_bit(found: dict[str, Any]) -> None:
-    assert found["resumed_equals_straight"]
-    assert found["ranks_have_own_randomness"]
+def samples_of_an_epoch(world: World, output: Path) -> list[int]:
+    """The samples of this rank, by what is in them: 1437 = 3 * 479, so after 29 steps an epoch is nearly over."""
+    taken = []
+    with session_on(world, output, "--batch-size", "8", "--grad-accum", "3") as session:
+        raw = session.data.train.read(np.arange(len(session.data.train)))["image"].flatten(1).tolist()
+        number = {tuple(image): index for index, image in enumerate(raw)}
+        for _ in range(29 * 48 // (8 * world.size)):
+            images = session.feed.next()["image"].flatten(1).tolist()
+            taken += [number[tuple(image)] for image in images]
+    return taken
 
 
-def test_waiting_for_a_slow_rank_is_measured(found: dict[str, Any]) -> None:
-    fast, slow = found["waits"]
-    assert fast > 0.25 > 0.1 > slow
+def train_and_fail(world: World, output: Path, *flags: str) -> str:
+    """Trains until an injected crash; what it said."""
+    try:
+        train_on(world, output, *flags)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
-def test_exchanges(found: dict[str, Any]) -> None:
-    assert found["sum"] == [3.0, 1.0]
-    assert found["from_main"] == "rank 0"
+def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
+    train_on(world, output, *flags)
+    state: list[int] = torch.get_rng_state().tolist()
+    return state
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_are_those_of_one_process_on_the_joined_batch(
+    size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
+) -> None:
+    found = (two_ranks if size == 2 else four_ranks).run(step_of_all_and_of_one, tmp_path)
+    _, _, first, joined = found[0]
+    for loss, joined_loss, gradients, _ in found:
+        assert loss == pytest.approx(joined_loss, abs=1e-6)
+        assert torch.equal(gradients, first)
+    assert float((first - joined).abs().max() / joined.abs().max()) < 1e-5
+
+
+def test_accumulation_exchanges_gradients_once_per_step(two_ranks: Ranks, tmp_path: Path) -> None:
+    once = two_ranks.run(exchanges_per_step, tmp_path, 1)
+    assert min(once) >= 1
+    assert two_ranks.run(exchanges_per_step, tmp_path, 4) == once
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_in_an_epoch_no_sample_is_seen_twice(size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path) -> None:
+    taken = (two_ranks if size == 2 else four_ranks).run(samples_of_an_epoch, tmp_path)
+    everything = [sample for rank in taken for sample in rank]
+    assert len(everything) == len(set(everything)) == 29 * 48
+    assert {len(rank) for rank in taken} == {29 * 48 // size}
+
+
+def test_50_and_50_resumed_steps_are_100_straight_ones_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--steps", "100", "--dropout", "0.3", "--validate-every", "0", "--checkpoint-every", "50")
+    states = two_ranks.run(random_state_after, tmp_path / "straight", *flags)
+    crash = ("--inject", "crash@step=51,rank=0;crash@step=51,rank=1")
+    said = two_ranks.run(train_and_fail, tmp_path / "halves", *flags, *crash)
+    assert said == ["injected crash at step 51 on rank 0", "injected crash at step 51 on rank 1"]
+    again = two_ranks.run(random_state_after, tmp_path / "halves", *flags, *crash, "--resume", "auto")
+    straight, halves = (load(existing(tmp_path / name / "checkpoints")[0]) for name in ("straight", "halves"))
+    assert straight["step"] == halves["step"] == 100
+    for part in ("model", "optimizer", "random", "samples", "metrics"):
+        assert same(straight[part], halves[part]), part
+    assert again == states
+    assert states[0] != states[1]  # every rank has its own dropout
+
+
+def test_waiting_for_a_slow_rank_shows_on_the_other(two_ranks: Ranks, tmp_path: Path) -> None:
+    slow = ("--inject", "slow@step=4,rank=1,seconds=0.3,times=always", "--bottleneck-every", "6")
+    two_ranks.run(train_on, tmp_path, "--steps", "6", "--rank-metrics-every", "1", *slow)
+    waits = {line["rank"]: line["comm_time"] for line in lines(tmp_path) if line["step"] == 5 and "comm_time" in line}
+    assert waits[0] > 0.25 > 0.1 > waits[1]
+    [verdict] = events(tmp_path, "bottleneck")
+    assert verdict["straggler"] == 1 and verdict["sentence"].startswith("Rank 1 holds up the others")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero1", "local_sgd"])
+def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
+    parallel: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    flags = ("--steps", "8", "--parallel", parallel, "--batch-size", "16", "--grad-accum", "3")
+    fault = "oom@step=1,above=12,rank=1,times=always;oom@step=5,above=8,rank=0,times=always"
+    two_ranks.run(train_on, tmp_path, *flags, "--oom-retries", "5", "--inject", fault)
+    reduced = [(one["step"], one["batch_size"], one["grad_accum"]) for one in events(tmp_path, "batch_reduced")]
+    assert reduced == [(1, 12, 4), (5, 8, 6)]
+    steps = step_lines(tmp_path)
+    assert [line["step"] for line in steps] == list(range(1, 9))
+    assert [line["samples"] for line in steps] == [step * 16 * 3 * 2 for step in range(1, 9)]
+    plain = tmp_path / "plain"
+    two_ranks.run(train_on, plain, *flags)
+    # The same samples in smaller parts: only dropout is drawn anew.
+    assert steps[-1]["loss"] == pytest.approx(step_lines(plain)[-1]["loss"], rel=0.05)
+
+
+def test_without_retries_left_memory_running_out_ends_the_run(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--steps", "8", "--oom-retries", "1", "--inject", "oom@step=2,rank=0,times=always")
+    with pytest.raises(RankError) as failed:
+        two_ranks.run(train_on, tmp_path, *flags)
+    kind, message = failed.value.by_rank[0]
+    assert kind == "OutOfMemoryError" and message.startswith("CUDA out of memory")
+    assert len(events(tmp_path, "batch_reduced")) == 1
+
+
+def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Ranks, tmp_path: Path) -> None:
+    fault = ("--inject", "oom@step=1,above=23,rank=1,times=always")
+    flags = ("--steps", "3", "--batch-size", "auto", "--max-batch-size", "64", "--grad-accum", "2")
+    two_ranks.run(train_on, tmp_path, *flags, *fault)
+    [found] = events(tmp_path, "batch_found")
+    assert 20 <= found["batch_size"] <= 23
+    assert step_lines(tmp_path)[-1]["samples"] == 3 * 2 * 2 * found["batch_size"]
+    fixed = tmp_path / "fixed"
+    two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(found["batch_size"]), "--grad-accum", "2")
+    # Searching leaves no trace in what is learnt.
+    assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]
 
 
 def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(tmp_path: Path) -> None:
@@ -140,7 +263,7 @@ def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     with pytest.raises(SettingsError, match="2 ranks but only 1 visible GPUs: start 1 ranks, or use --device cpu"):
-        distributed.join(settings(), environment)
+        join(settings(), environment)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +277,4 @@ def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest
     ],
 )
 def test_losing_a_peer_is_told_from_failing(error: Exception, expected: bool) -> None:
-    assert distributed.lost_a_peer(error) is expected
+    assert lost_a_peer(error) is expected
