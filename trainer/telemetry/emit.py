@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 Value = float | int | str | None
@@ -31,7 +32,7 @@ class MetricsWriter:
         # Whether what was written last is half a line, so that the next one must not continue it.
         self._half_line = repair and self._ends_in_half_line()
 
-    def write(self, step: int, /, **values: Value) -> None:
+    def write(self, step: int, /, **values: Value | Sequence[float]) -> None:
         """Appends one line; names that are no identifiers come in by ``**{"val/loss": 0.5}``. NaN stays NaN."""
         try:
             line = json.dumps({"step": step, "time": round(time.time(), 6), **values}).encode() + b"\n"

@@ -1,0 +1,172 @@
+"""The trackers themselves: what they were told can be read back, also after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.telemetry.histograms import Histogram, Tally
+from trainer.telemetry.sinks import Feed, Sink
+from trainer.telemetry.trackers import MLflow, TensorBoard, WeightsAndBiases
+
+
+def histogram() -> Histogram:
+    tally = Tally()
+    tally.add(torch.tensor([-0.5, 0.0, 0.25, 0.25]))
+    return tally.histogram("block.0", "gradient")
+
+
+def use(sink: Sink, first: int, last: int, settings: dict[str, Any], *, good: bool = True) -> None:
+    """One attempt of a run, as the trainer makes it."""
+    feed = Feed(sink)
+    feed.settings(settings)
+    for step in range(first, last + 1):
+        feed.scalars(step, {"loss": 1 / step, "val/loss": math.nan})
+    feed.histogram(last, histogram())
+    feed.histogram(last, Tally().histogram("empty", "activation"))
+    feed.close(good, patience=60)
+    assert not feed.failed
+
+
+def test_tensorboard(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    use(TensorBoard(folder / "tensorboard"), 1, 3, {"lr": 0.1})
+    use(TensorBoard(folder / "tensorboard"), 4, 5, {"lr": 0.1})
+    assert len(list((folder / "tensorboard").iterdir())) == 2
+    read = EventAccumulator(str(folder / "tensorboard"), {"histograms": 0}).Reload()
+    losses = read.Scalars("loss")
+    assert [event.step for event in losses] == [1, 2, 3, 4, 5]
+    assert [event.value for event in losses] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+    assert math.isnan(read.Scalars("val/loss")[0].value)
+    drawn = read.Histograms("gradient/block.0")[0]
+    assert (drawn.step, drawn.histogram_value.num, drawn.histogram_value.min) == (3, 4, -0.5)
+    assert sum(drawn.histogram_value.bucket) == 4
+    assert "settings/text_summary" in read.Tags()["tensors"]
+
+
+def test_mlflow_goes_on_in_the_same_run(folder: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{folder}/mlflow.db"
+    many = {f"option_{number}": number for number in range(150)}
+    use(MLflow(uri, folder), 1, 3, {"lr": 0.1, "seed": 1, **many}, good=False)
+    client = MlflowClient(tracking_uri=uri)
+    run_id = json.loads((folder / "trackers" / "mlflow.json").read_text())["run_id"]
+    assert client.get_run(run_id).info.status == "FAILED"
+
+    use(MLflow(uri, folder), 3, 5, {"lr": 0.2, "seed": 1, **many})
+    [experiment] = [one for one in client.search_experiments() if one.name == "trainer"]
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_id, run.info.status, run.info.run_name) == (run_id, "FINISHED", folder.name)
+    assert run.data.params["lr"] == "0.1" and run.data.tags["resumed.lr"] == "0.2"
+    assert run.data.params["option_149"] == "149" and "resumed.seed" not in run.data.tags
+    assert [metric.step for metric in client.get_metric_history(run_id, "loss")] == [1, 2, 3, 3, 4, 5]
+
+    # A run that a person has deleted is not brought back.
+    client.delete_run(run_id)
+    use(MLflow(uri, folder), 6, 6, {"lr": 0.2})
+    assert json.loads((folder / "trackers" / "mlflow.json").read_text())["run_id"] != run_id
+
+
+class Store:
+    """As much of MLflow's client as it takes to look for a run."""
+
+    def __init__(self, error_code: int) -> None:
+        self._error_code = error_code
+
+    def get_run(self, run_id: str) -> object:
+        from mlflow.exceptions import MlflowException
+
+        raise MlflowException("no answer", error_code=self._error_code)
+
+
+def remembering(memory: str, error_code: int, folder: Path) -> MLflow:
+    sink = MLflow("sqlite:///here.db", folder)
+    sink._client = Store(error_code)
+    (folder / "trackers").mkdir()
+    (folder / "trackers" / "mlflow.json").write_text(memory)
+    return sink
+
+
+@pytest.mark.parametrize(
+    "memory",
+    ["", "[]", '{"uri": "sqlite:///other.db", "run_id": "1"}', '{"uri": "sqlite:///here.db", "run_id": "gone"}'],
+)
+def test_mlflow_begins_a_run_where_it_remembers_none(memory: str, folder: Path) -> None:
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+
+    assert remembering(memory, RESOURCE_DOES_NOT_EXIST, folder)._earlier_run() == ""
+
+
+def test_a_store_that_does_not_answer_is_no_reason_for_a_second_run(folder: Path) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
+
+    with pytest.raises(MlflowException, match="no answer"):
+        remembering('{"uri": "sqlite:///here.db", "run_id": "1"}', INTERNAL_ERROR, folder)._earlier_run()
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: a LevelDB log of protocol buffers after seven bytes of its own."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, parts = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def test_wandb_stays_offline_and_keeps_its_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_MODE", "online")
+        use(WeightsAndBiases(folder / "out"), 1, 3, {"lr": 0.1})
+        # wandb names its folders by the second, and a test is faster than any restart.
+        (folder / "out" / "wandb").rename(folder / "first")
+        use(WeightsAndBiases(folder / "out"), 3, 4, {"lr": 0.2}, good=False)
+        with pytest.raises(BlockingIOError):  # nobody has called
+            server.accept()
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    run_id = json.loads((folder / "out" / "trackers" / "wandb.json").read_text())["id"]
+    files = [
+        file
+        for attempt in (folder / "first", folder / "out" / "wandb")
+        for file in attempt.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")
+    ]
+    history, exits, drawn = [], [], False
+    for file in files:
+        for record in wandb_records(file):
+            if record.WhichOneof("record_type") == "history":
+                values = {
+                    ".".join([item.key, *item.nested_key]).strip("."): item.value_json for item in record.history.item
+                }
+                if "loss" in values:
+                    history.append((int(values["step"]), float(values["loss"])))
+                drawn = drawn or values.get("gradient/block.0.values", "").startswith("[1,")
+            elif record.WhichOneof("record_type") == "exit":
+                exits.append(record.exit.exit_code)
+    assert history == [(1, 1.0), (2, 1 / 2), (3, 1 / 3), (3, 1 / 3), (4, 1 / 4)]
+    assert exits == [0, 1]
+    assert drawn
