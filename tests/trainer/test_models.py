@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from tests.trainer.small_models import SMALL, images, inputs, small_settings, text
 from trainer.config import Settings
@@ -112,6 +113,22 @@ def test_masked_models_look_both_ways_and_know_the_mask() -> None:
     before, after = model(tokens), model(changed)
     assert before.shape[-1] == 128  # 64 tokens and the mask, padded
     assert not torch.allclose(before[0, :9], after[0, :9])
+
+
+@pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes"])
+def test_attention_takes_no_mask_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast kernels know whole and causal windows only."""
+    calls: list[tuple[Any, Any]] = []
+    attention = functional.scaled_dot_product_attention
+
+    def counted(*args: Any, attn_mask: Any = None, is_causal: bool = False, **further: Any) -> torch.Tensor:
+        calls.append((attn_mask, is_causal))
+        return attention(*args, attn_mask=attn_mask, is_causal=is_causal, **further)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    data = SMALL[name][1]
+    build_model(small_settings(name), data)(inputs(data))
+    assert calls == [(None, SMALL[name][0] == "lm")] * 3
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes", "cnn"])

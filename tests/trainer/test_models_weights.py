@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,13 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str) -> Non
     with pytest.raises(TrainerError, match="cannot be read") as error:
         tuned(tmp_path, name)
     assert "\n" not in str(error.value)
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, "cnn")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(TrainerError, match=r"needs safetensors.torch .*pip install 'gputui\[train\]'"):
+        tuned(tmp_path, "cnn")
 
 
 def test_only_safetensors_are_read(tmp_path: Path) -> None:

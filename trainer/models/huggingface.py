@@ -15,12 +15,17 @@ T = TypeVar("T")
 FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
 
 
+def imported(name: str) -> Any:
+    """A module of a library that only some models need. Raises TrainerError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TrainerError(f"this model needs {name} ({error}); pip install 'gputui[train]'") from None
+
+
 def library() -> Any:
     """The transformers package, which says nothing but errors. Raises TrainerError where it is not installed."""
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise TrainerError(f"this model needs transformers ({error}); pip install 'gputui[train]'") from None
+    transformers = imported("transformers")
     transformers.utils.logging.set_verbosity_error()
     return transformers
 

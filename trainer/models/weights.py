@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError
-from trainer.models.huggingface import library
+from trainer.models.huggingface import imported, library
 from trainer.models.outputs import Embedder, Logits
 
 _ONE_FILE = "model.safetensors"
@@ -110,22 +110,18 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(files: list[Path]) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    safetensors = imported("safetensors.torch")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
-            tensors |= load_file(file)
-        except (SafetensorError, OSError) as error:
+            tensors |= safetensors.load_file(file)
+        except (imported("safetensors").SafetensorError, OSError) as error:
             raise TrainerError(f"weights: {file} cannot be read: {error}") from None
     return tensors
 
 
 def _of_hugging_face(network: Any, folder: Path) -> _Stored:
     """Reads with transformers itself, which knows the names that older files use."""
-    from safetensors import SafetensorError
-
     hf, config = library(), network.config
     try:
         if (folder / "config.json").is_file():
@@ -144,7 +140,7 @@ def _of_hugging_face(network: Any, folder: Path) -> _Stored:
                 local_files_only=True,
                 use_safetensors=True,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, imported("safetensors").SafetensorError) as error:
         raise TrainerError(f"weights: {folder} cannot be read: {' '.join(str(error).split())}") from None
     # What transformers had to make up is as good as missing.
     made_up = set(info["missing_keys"]) | {name for name, *_ in info["mismatched_keys"]}
