@@ -53,6 +53,7 @@ class Telemetry:
         self._histograms: MetricsWriter | None = None
         self._tracer = Tracer(settings.output_dir / "traces", world.device)
         self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
+        self._warm = False
         self._device_busy: float | None = None
         self._told: tuple[str, int | None] | None = None
         # Only one process may end a half line that a killed predecessor left, and before the others write.
@@ -98,7 +99,7 @@ class Telemetry:
         """
         self._settings, self._world, self._total_steps = settings, world, total_steps
         self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
-        self._device_busy = None
+        self._warm, self._device_busy = False, None
         try:
             self._open_histograms()
         except OSError as error:
@@ -126,8 +127,10 @@ class Telemetry:
     def rank_timings(self, step: int, times: StepTimes) -> None:
         """Every rank's times of a step: for the verdict, and on other ranks than 0 for a line of means now and then."""
         settings = self._settings
-        if settings.bottleneck_every and not self._disturbed(step):
+        # The first step of a phase starts workers, compiles and allocates.
+        if settings.bottleneck_every and self._warm and not self._disturbed(step):
             self._since_verdict.add(times)
+        self._warm = True
         if self._main or not settings.rank_metrics_every:
             return
         self._since_line.add(times)
@@ -138,7 +141,7 @@ class Telemetry:
     def bottleneck(self, step: int) -> Verdict | None:
         """At its interval the verdict on what limits the speed, on rank 0 (collective); None otherwise.
 
-        Steps that traces or histograms have slowed down do not count.
+        The first step of a phase does not count, nor do steps that traces or histograms have slowed down.
         """
         every = self._settings.bottleneck_every
         if not every or step % every != 0:
