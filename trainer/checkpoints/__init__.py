@@ -1,0 +1,21 @@
+"""Checkpoints: `writer` saves them, `rotation` chooses and tidies, `restoring` reads; `names` says what lies where."""
+
+from trainer.checkpoints.files import FORMAT, State
+from trainer.checkpoints.random_state import random_state, restore_random_state
+from trainer.checkpoints.restoring import check_fits, load
+from trainer.checkpoints.rotation import Choice, choose, existing
+from trainer.checkpoints.writer import Checkpointer, Outcome
+
+__all__ = [
+    "FORMAT",
+    "Checkpointer",
+    "Choice",
+    "Outcome",
+    "State",
+    "check_fits",
+    "choose",
+    "existing",
+    "load",
+    "random_state",
+    "restore_random_state",
+]

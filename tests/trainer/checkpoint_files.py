@@ -1,0 +1,85 @@
+"""Small checkpoints for tests, and ways to spoil them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints import files, names
+
+
+def save(directory: Path, step: int, *, gzip: bool = False, **values: object) -> Path:
+    """A real checkpoint of a few values."""
+    path = names.step_file(directory, step, gzip=gzip)
+    files.save({"format": files.FORMAT, "step": step, **values}, path)
+    return path
+
+
+def pretend(path: Path, *, valid: bool = True) -> Path:
+    """A file with its hash that rotation takes for a checkpoint, made without torch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(path.name.encode())
+    digest = hashlib.sha256(path.name.encode() if valid else b"something else").hexdigest()
+    names.hash_file(path).write_text(f"{digest}  {path.name}\n")
+    return path
+
+
+def listing(directory: Path) -> list[str]:
+    """All files below a directory, relative to it."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {name: (directory / name).read_bytes() for name in listing(directory)}
+
+
+def flip_a_byte(path: Path, position: int | None = None) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if position is None else position] ^= 0x10
+    path.write_bytes(content)
+
+
+def resident_anonymous_bytes() -> int:
+    """Memory of this process that is no mapped file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def end_after(operations: int) -> None:
+    """Makes this process end at once when it has done so many things that change a folder."""
+    left = operations
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os._exit(9)
+            left -= 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for owner, name in (
+        (Path, "replace"),
+        (Path, "unlink"),
+        (Path, "hardlink_to"),
+        (os, "fsync"),
+        (shutil, "rmtree"),
+    ):
+        setattr(owner, name, counted(getattr(owner, name)))
+
+
+def in_a_child(function: Callable[[], None]) -> int:
+    """The exit code of a forked process that calls `function`; 9 where it was ended on the way."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,0 +1,302 @@
+"""Which checkpoint a run starts from, which ones stay, and that the last valid one always does."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoint_files import flip_a_byte, listing, pretend, save
+from trainer import checkpoints
+from trainer.checkpoints import best, hashes, names, rotation
+from trainer.errors import CheckpointError
+
+
+def steps(directory: Path) -> list[int | None]:
+    return [names.step_of(path) for path in checkpoints.existing(directory)]
+
+
+def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder: Path) -> None:
+    paths = [save(folder, step) for step in (10, 20, 30)]
+    assert checkpoints.choose("auto", folder) == checkpoints.Choice(paths[2], [])
+    flip_a_byte(paths[2])
+    choice = checkpoints.choose("auto", folder)
+    assert choice.path == paths[1]
+    assert choice.rejected == [f"checkpoint {paths[2]} is corrupt: sha256 mismatch"]
+    for path in paths[:2]:
+        flip_a_byte(path)
+    assert checkpoints.choose("auto", folder).path is None
+    assert len(checkpoints.choose("auto", folder).rejected) == 3
+
+
+def test_auto_takes_compressed_ones_as_well(folder: Path) -> None:
+    save(folder, 10)
+    newest = save(folder, 20, gzip=True)
+    assert checkpoints.choose("auto", folder).path == newest
+
+
+def test_auto_and_none_without_checkpoints(folder: Path) -> None:
+    assert checkpoints.choose("auto", folder / "missing") == checkpoints.Choice(None, [])
+    save(folder, 10)
+    assert checkpoints.choose("none", folder) == checkpoints.choose("", folder) == checkpoints.Choice(None, [])
+
+
+def test_a_path_is_taken_or_refused(folder: Path) -> None:
+    path = save(folder, 10)
+    save(folder, 20)
+    assert checkpoints.choose(str(path), folder).path == path
+    flip_a_byte(path)
+    with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
+        checkpoints.choose(str(path), folder)
+    with pytest.raises(CheckpointError, match=r"nowhere\.pt cannot be used: .* is missing"):
+        checkpoints.choose(str(folder / "nowhere.pt"), folder)
+
+
+def test_the_newest_are_kept(folder: Path) -> None:
+    for step in (10, 20, 30, 100_000_000):
+        save(folder, step)
+    rotation.prune(folder, 2)
+    assert steps(folder) == [100_000_000, 30]
+    assert len(listing(folder)) == 4
+
+
+def test_the_last_valid_one_outlives_newer_corrupt_ones(folder: Path) -> None:
+    paths = [save(folder, step) for step in (10, 20, 30)]
+    flip_a_byte(paths[1])
+    flip_a_byte(paths[2])
+    rotation.prune(folder, 2)
+    assert checkpoints.choose("auto", folder).path == paths[0]
+    save(folder, 40)
+    rotation.prune(folder, 2)
+    assert steps(folder) == [40, 30]
+
+
+def test_epochs_and_the_best_are_outside_of_rotation(folder: Path) -> None:
+    for path in (names.epoch_file(folder, "", 1), names.epoch_file(folder, "", 2), names.best_file(folder)):
+        pretend(path)
+    for step in (1, 2, 3):
+        pretend(names.step_file(folder, step))
+    rotation.prune(folder, 1)
+    assert [name for name in listing(folder) if not name.endswith(".sha256")] == [
+        "best_model.pt",
+        "phase_main/epoch_1.pt",
+        "phase_main/epoch_2.pt",
+        "step_00000003.pt",
+    ]
+    assert checkpoints.choose("auto", folder).path == names.step_file(folder, 3)
+
+
+def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(folder: Path) -> None:
+    for step in (10, 20, 30):
+        save(folder, step)
+    (folder / ".step_00000040.pt.tmp").write_text("half a checkpoint")
+    moved = rotation.begin_branch(folder, 10)
+    assert sorted(path.name for path in moved) == ["step_00000020.pt.stale", "step_00000030.pt.stale"]
+    assert steps(folder) == [10]
+    assert not (folder / ".step_00000040.pt.tmp").exists()
+    save(folder, 20)
+    rotation.prune(folder, 3)
+    assert [name for name in listing(folder) if "stale" in name] == [
+        "step_00000030.pt.sha256.stale",
+        "step_00000030.pt.stale",
+    ]
+    save(folder, 30)
+    rotation.prune(folder, 3)
+    assert [name for name in listing(folder) if "stale" in name] == []
+
+
+def test_shards_go_where_their_checkpoint_goes(folder: Path) -> None:
+    for step in (10, 20, 30):
+        path = pretend(names.step_file(folder, step))
+        pretend(names.shards_folder(path) / names.shard_file(step, 0, 1))
+    for _ in range(2):  # the second time it replaces what was set aside before
+        rotation.begin_branch(folder, 20)
+        path = pretend(names.step_file(folder, 30))
+        pretend(names.shards_folder(path) / names.shard_file(30, 0, 1))
+        rotation.begin_branch(folder, 20)
+    assert sorted(path.name for path in folder.glob("*.shards*")) == [
+        "step_00000010.shards",
+        "step_00000020.shards",
+        "step_00000030.shards.stale",
+    ]
+    pretend(names.step_file(folder, 40))
+    rotation.prune(folder, 2)
+    assert [path.name for path in folder.glob("*.shards*")] == ["step_00000020.shards"]
+
+
+def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path) -> None:
+    whole = pretend(names.step_file(folder, 10))
+    pretend(names.shards_folder(whole) / names.shard_file(10, 0, 1))
+    mine = [
+        folder / "notes.tmp",
+        folder / ".hidden.tmp",
+        folder / "my.shards" / "a.pt",
+        folder / "phase_x" / "plot.png",
+    ]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a person's own")
+    before = listing(folder)
+    half = names.step_file(folder, 11)
+    for path in (
+        names.temporary_file(half),
+        names.temporary_file(names.hash_file(half)),
+        names.shards_folder(half) / names.shard_file(11, 0, 2),
+        names.temporary_file(names.shards_folder(whole) / names.shard_file(10, 1, 2)),
+        names.temporary_file(names.epoch_file(folder, "x", 3)),
+        names.temporary_file(best.record_file(names.best_file(folder))),
+        names.hash_file(names.step_file(folder, 12)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    assert rotation.begin_branch(folder, 10) == []
+    assert listing(folder) == before
+    assert not names.shards_folder(half).exists()
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), max_size=6, unique=True))
+def test_a_phase_of_any_name_has_a_folder_of_its_own(phases: list[str]) -> None:
+    directory = Path("checkpoints")
+    folders = {phase: names.epoch_file(directory, phase, 1).parent for phase in phases if phase != "main"}
+    assert len(set(folders.values())) == len(folders)
+    assert all(path.parent == directory and path.name.startswith("phase_") for path in folders.values())
+
+
+@given(st.integers(0, 10**12), st.booleans())
+def test_a_step_is_read_back_from_its_name(step: int, gzip: bool) -> None:
+    path = names.step_file(Path("a"), step, gzip=gzip)
+    assert names.step_of(path) == step and names.is_step_file(path)
+    assert path in names.main_files(names.shards_folder(path))
+    assert names.step_of(names.best_file(Path("a"), gzip=gzip)) is None
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("save"), st.integers(1, 9), st.booleans()),
+        st.tuples(st.just("prune"), st.integers(1, 4), st.booleans()),
+        st.tuples(st.just("branch"), st.integers(0, 9), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+@given(OPERATIONS)
+def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
+    operations: list[tuple[str, int, bool]],
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for operation, number, flag in operations:
+            before = checkpoints.choose("auto", folder).path
+            if operation == "save":
+                pretend(names.step_file(folder, number), valid=flag)
+                continue
+            if operation == "branch":
+                reachable = [path for path in checkpoints.existing(folder) if (names.step_of(path) or 0) <= number]
+                moved = rotation.begin_branch(folder, number)
+                assert checkpoints.existing(folder) == reachable
+                assert all(path.exists() for path in moved)
+                continue
+            known = before if flag else None
+            all_before = checkpoints.existing(folder)
+            rotation.prune(folder, number, known_valid=known)
+            left = checkpoints.existing(folder)
+            assert checkpoints.choose("auto", folder).path == before
+            assert left[:number] == all_before[:number]
+            if any(hashes.is_valid(path) for path in all_before[:number]):
+                assert len(left) <= number
+            else:
+                assert left == all_before
+            after_once = listing(folder)
+            rotation.prune(folder, number)
+            assert listing(folder) == after_once
+
+
+@given(st.sampled_from(["val/loss", "val/perplexity", "loss", "val/accuracy", "val/recall_at_1"]), st.data())
+def test_of_two_values_one_is_better(metric: str, data: st.DataObject) -> None:
+    one, other = data.draw(st.floats()), data.draw(st.floats(allow_nan=False, allow_infinity=False))
+    better = best.is_better(metric, one, other)
+    if one != one or one in (float("inf"), float("-inf")):
+        assert not better and not best.is_better(metric, one, None)
+        return
+    assert best.is_better(metric, one, None)
+    assert not (better and best.is_better(metric, other, one))
+    assert better == (one < other if metric.endswith(("loss", "perplexity")) else one > other)
+
+
+def write_best(folder: Path, step: int, value: float, *, gzip: bool = False) -> Path:
+    path = save(folder, step, gzip=gzip).replace(names.best_file(folder, gzip=gzip))
+    names.hash_file(names.step_file(folder, step, gzip=gzip)).replace(names.hash_file(path))
+    state = {"step": step, "metrics": {"loss": 0.5, "val/loss": value}, "config": {"width": 16}}
+    best.write_record(path, state, "val/loss", value)
+    return path
+
+
+def test_the_best_is_known_from_its_record(folder: Path) -> None:
+    assert best.best_value(folder, "val/loss") is None
+    path = write_best(folder, 10, 0.25)
+    record = json.loads((folder / "best_model.json").read_text())
+    assert record == {
+        "metric": "val/loss",
+        "value": 0.25,
+        "step": 10,
+        "file": "best_model.pt",
+        "sha256": hashes.read(path)[0][1],
+        "metrics": {"loss": 0.5, "val/loss": 0.25},
+        "settings": {"width": 16},
+    }
+    assert best.best_value(folder, "val/loss") == 0.25
+    assert best.best_value(folder, "val/accuracy") is None
+    flip_a_byte(path)
+    assert best.best_value(folder, "val/loss") is None
+
+
+def test_a_record_of_another_file_is_not_believed(folder: Path) -> None:
+    """As after a kill between the two: the checkpoint's own metrics count."""
+    record = folder / "best_model.json"
+    write_best(folder, 10, 0.25)
+    older = record.read_text()
+    path = save(folder, 20, metrics={"val/loss": 0.125})
+    path.replace(names.best_file(folder))
+    names.hash_file(path).replace(names.hash_file(names.best_file(folder)))
+    for text in (older, "", "[]", "half a rec"):
+        record.write_text(text)
+        assert best.best_value(folder, "val/loss") == 0.125
+    names.hash_file(names.best_file(folder)).unlink()
+    assert best.best_value(folder, "val/loss") is None
+
+
+def test_a_best_of_a_branch_that_is_left_is_set_aside(folder: Path) -> None:
+    write_best(folder, 20, 0.25)
+    assert rotation.begin_branch(folder, 20) == []
+    assert [path.name for path in rotation.begin_branch(folder, 10)] == ["best_model.pt.stale"]
+    assert best.best_value(folder, "val/loss") is None
+    assert listing(folder) == ["best_model.json.stale", "best_model.pt.sha256.stale", "best_model.pt.stale"]
+    path = write_best(folder, 15, 0.5, gzip=True)
+    rotation.forget_other_bests(path)
+    assert listing(folder) == ["best_model.json", "best_model.pt.gz", "best_model.pt.gz.sha256"]
+
+
+def test_of_a_compressed_and_a_plain_best_the_better_one_counts(folder: Path) -> None:
+    write_best(folder, 10, 0.5)
+    path = save(folder, 20, gzip=True, metrics={"val/loss": 0.25})
+    path.replace(names.best_file(folder, gzip=True))
+    names.hash_file(path).replace(names.hash_file(names.best_file(folder, gzip=True)))
+    assert best.best_value(folder, "val/loss") == 0.25
+
+
+def test_a_record_that_cannot_be_written_leaves_the_former_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_best(folder, 10, 0.5)
+    before = listing(folder), (folder / "best_model.json").read_text()
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        best.write_record(path, {"step": 20, "metrics": {"val/loss": 0.25}}, "val/loss", 0.25)
+    assert (listing(folder), (folder / "best_model.json").read_text()) == before

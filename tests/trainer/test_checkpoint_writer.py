@@ -1,0 +1,451 @@
+"""When checkpoints are saved, in the foreground and in the background, and what a disk does to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.checkpoint_files import contents, end_after, flip_a_byte, in_a_child, listing
+from tests.trainer.ranks import Ranks
+from trainer import checkpoints
+from trainer.checkpoints import Checkpointer, files, hashes, names, sharded
+from trainer.config import Settings
+from trainer.world import World
+
+ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+
+
+def settings(folder: Path, **values: Any) -> Settings:
+    return Settings.model_validate({"task": "classify", "checkpoint_dir": folder, "checkpoint_every": 10, **values})
+
+
+def state_of(step: int, **values: Any) -> Callable[[], files.State]:
+    return lambda: {"step": step, "model": {"weight": torch.full((100,), float(step))}, "metrics": {}, **values}
+
+
+class Gate:
+    """A disk that waits until it is let on."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, step: int, path: Path) -> None:
+        self.reached.set()
+        assert self.open.wait(20)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_one_state_under_several_names(folder: Path, background: bool) -> None:
+    saver = Checkpointer(
+        settings(folder, async_checkpoints=background, epoch_checkpoints=True, best_checkpoint=True), ALONE
+    )
+    saver.begin(0)
+    assert saver.save(state_of(10), step=10, epoch=2, phase="warm up", score=0.5)
+    saver.wait()
+    (outcome,) = saver.poll()
+    paths = [names.step_file(folder, 10), folder / "phase_warm%20up" / "epoch_2.pt", folder / "best_model.pt"]
+    assert (outcome.event, outcome.step, [outcome.path, *outcome.also]) == ("checkpoint", 10, paths)
+    assert outcome.error is None and outcome.bytes == paths[0].stat().st_size
+    assert outcome.seconds is not None and 0 < outcome.blocked_seconds <= outcome.seconds
+    assert len({path.stat().st_ino for path in paths}) == 1
+    for path in paths:
+        hashes.verify(path)
+        assert checkpoints.load(path)["model"]["weight"].sum() == 1000
+    record = json.loads((folder / "best_model.json").read_text())
+    assert (record["metric"], record["value"], record["step"]) == ("val/loss", 0.5, 10)
+    assert saver.poll() == []
+
+
+def test_what_settings_do_not_ask_for_is_not_saved(folder: Path) -> None:
+    saver = Checkpointer(settings(folder), ALONE)
+    saver.begin(0)
+    assert saver.save(state_of(10), step=10, periodic=False, epoch=1, score=0.5)
+    assert listing(folder) == [] and saver.poll() == []
+
+
+def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
+    wanted = settings(folder, best_checkpoint=True, best_metric="val/accuracy")
+    saver = Checkpointer(wanted, ALONE)
+    saver.begin(0)
+    collected = []
+
+    def save(saver: Checkpointer, step: int, score: float) -> None:
+        def collect() -> files.State:
+            collected.append(step)
+            return state_of(step)()
+
+        assert saver.save(collect, step=step, periodic=False, score=score)
+
+    for step, score in ((1, float("nan")), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.75)):
+        save(saver, step, score)
+    assert collected == [2, 5]
+    resumed = Checkpointer(wanted, ALONE)
+    assert resumed.begin(6) == []
+    save(resumed, 7, 0.5)
+    save(resumed, 8, 1.0)
+    assert collected == [2, 5, 8]
+    again = Checkpointer(wanted, ALONE)
+    assert [path.name for path in again.begin(7)] == ["best_model.pt.stale"]
+    save(again, 8, 0.25)
+    assert collected == [2, 5, 8, 8]
+    assert listing(folder) == ["best_model.json", "best_model.pt", "best_model.pt.sha256"]
+
+
+def test_a_best_that_is_no_longer_whole_need_not_be_beaten(folder: Path) -> None:
+    wanted = settings(folder, best_checkpoint=True)
+    saver = Checkpointer(wanted, ALONE)
+    saver.save(state_of(1), step=1, periodic=False, score=0.5)
+    flip_a_byte(folder / "best_model.pt")
+    saver = Checkpointer(wanted, ALONE)
+    saver.begin(1)
+    saver.save(state_of(2), step=2, periodic=False, score=0.75)
+    hashes.verify(folder / "best_model.pt")
+
+
+def test_older_ones_go(folder: Path) -> None:
+    saver = Checkpointer(settings(folder, keep=2), ALONE)
+    for step in (10, 20, 30):
+        saver.save(state_of(step), step=step)
+    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [30, 20]
+
+
+def test_a_state_is_saved_once(folder: Path) -> None:
+    saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE)
+    assert saver.save(state_of(10), step=10)
+    assert saver.save(state_of(10), step=10, required=True)
+    assert saver.save(state_of(10), step=10, periodic=False, score=1.0)
+    assert saver.save(state_of(10), step=10, required=True)
+    assert not saver.busy
+    assert [(outcome.event, outcome.path.name) for outcome in saver.poll()] == [
+        ("checkpoint", "step_00000010.pt"),
+        ("checkpoint", "best_model.pt"),
+    ]
+    resumed = Checkpointer(settings(folder), ALONE)
+    resumed.begin(10, resumed_from=names.step_file(folder, 10))
+    assert resumed.save(state_of(10), step=10, required=True)
+    assert resumed.poll() == []
+    resumed.begin(10, resumed_from=folder / "best_model.pt")
+    elsewhere = Checkpointer(settings(folder / "elsewhere"), ALONE)
+    elsewhere.begin(10, resumed_from=names.step_file(folder, 10))
+    assert elsewhere.save(state_of(10), step=10, required=True)
+    assert len(elsewhere.poll()) == 1
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(folder: Path, compressed: bool) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(1000, 300)
+    live = {
+        "step": 10,
+        "model": {"a": weights, "tied": weights, "part": torch.randn(500)[:20], "b": torch.randn(64, 64).T},
+        "optimizer": {"a": {"step": torch.tensor(3.0), "exp_avg": torch.randn(1000, 300)}},
+        "metrics": {"loss": 0.5},
+    }
+    for kind in ("sync", "async"):
+        saver = Checkpointer(
+            settings(folder / kind, async_checkpoints=kind == "async", gzip_checkpoints=compressed), ALONE
+        )
+        for step in (10, 20):  # twice, for the second time uses the first one's memory
+            live["step"] = step
+            assert saver.save(lambda: live, step=step)
+            if kind == "async":
+                before = {name: tensor.clone() for name, tensor in live["model"].items()}
+                for tensor in live["model"].values():
+                    tensor.mul_(-1)
+                live["optimizer"]["a"]["step"] += 1
+                live["metrics"]["loss"] = 0.25
+                saver.wait()
+                for name, tensor in live["model"].items():
+                    tensor.copy_(before[name])
+                live["optimizer"]["a"]["step"] -= 1
+                live["metrics"]["loss"] = 0.5
+    assert len(contents(folder / "sync")) == 4
+    assert contents(folder / "sync") == contents(folder / "async")
+
+
+def test_training_stands_still_for_the_copy_only(folder: Path) -> None:
+    model = {str(number): torch.randn(1_000_000) for number in range(12)}  # 48 MB
+    blocked = {}
+    for background in (False, True):
+        saver = Checkpointer(settings(folder / str(background), async_checkpoints=background, keep=1), ALONE)
+        for step in range(1, 4):
+            saver.save(lambda step=step: {"step": step, "model": model}, step=step)  # type: ignore[misc]
+            saver.wait()
+        outcomes = saver.poll()
+        assert [outcome.event for outcome in outcomes] == ["checkpoint"] * 3
+        blocked[background] = min(outcome.blocked_seconds for outcome in outcomes[1:])
+    assert blocked[True] < blocked[False] / 2, blocked
+
+
+def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Path, gate: Gate) -> None:
+    saver = Checkpointer(settings(folder, async_checkpoints=True), ALONE, before_write=gate)
+    assert saver.save(state_of(10), step=10)
+    assert gate.reached.wait(20)
+    assert saver.busy and saver.poll() == []
+    assert not saver.save(state_of(20), step=20)
+    assert saver.save(state_of(20), step=20, periodic=False)  # nothing was due
+    (skipped,) = saver.poll()
+    assert (skipped.event, skipped.step, skipped.path) == ("checkpoint_skipped", 20, names.step_file(folder, 20))
+    assert skipped.error == "an earlier checkpoint is still being written" and skipped.bytes is skipped.seconds is None
+    gate.open.set()
+    saver.wait()
+    assert [outcome.event for outcome in saver.poll()] == ["checkpoint"]
+    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [10]
+
+
+@pytest.mark.parametrize("why", ["required", "epoch", "score"])
+def test_one_that_does_not_come_again_waits_for_the_earlier(folder: Path, gate: Gate, why: str) -> None:
+    wanted = settings(folder, async_checkpoints=True, epoch_checkpoints=True, best_checkpoint=True)
+    saver = Checkpointer(wanted, ALONE, before_write=gate)
+    assert saver.save(state_of(10), step=10)
+    assert gate.reached.wait(20)
+    threading.Timer(0.05, gate.open.set).start()
+    values: dict[str, Any] = {"required": {"required": True}, "epoch": {"epoch": 1}, "score": {"score": 0.5}}[why]
+    assert saver.save(state_of(20), step=20, **values)
+    saver.wait()
+    first, second = saver.poll()
+    assert (first.step, second.step) == (10, 20)
+    assert second.blocked_seconds > first.blocked_seconds
+    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [20, 10]
+
+
+def test_a_best_is_compared_with_the_one_that_is_still_being_written(folder: Path, gate: Gate) -> None:
+    saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE, before_write=gate)
+    saver.save(state_of(10), step=10, periodic=False, score=0.5)
+    assert gate.reached.wait(20)
+    assert saver.save(state_of(20), step=20, periodic=False, score=0.75)
+    gate.open.set()
+    saver.wait()
+    assert checkpoints.load(folder / "best_model.pt")["step"] == 10
+
+
+def full_disk(*steps: int) -> Callable[[int, Path], None]:
+    def check(step: int, path: Path) -> None:
+        if step in steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    return check
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_costs_that_checkpoint_only(folder: Path, background: bool) -> None:
+    wanted = settings(folder, async_checkpoints=background, best_checkpoint=True, keep=1)
+    saver = Checkpointer(wanted, ALONE, before_write=full_disk(20, 40))
+    saver.save(state_of(10), step=10, score=0.5)
+    saver.wait()
+    before = contents(folder)
+    saver.save(state_of(20), step=20, score=0.25)
+    saver.wait()
+    assert contents(folder) == before
+    good, bad = saver.poll()
+    assert (good.event, bad.event, bad.bytes) == ("checkpoint", "checkpoint_failed", None)
+    assert bad.error is not None and "No space left on device" in bad.error
+    assert saver.save(state_of(30), step=30, score=0.4)  # better than what is on disk
+    saver.wait()
+    assert checkpoints.load(folder / "best_model.pt")["step"] == 30
+    with pytest.raises(OSError, match="No space left on device"):
+        saver.save(state_of(40), step=40, required=True)
+    assert [outcome.event for outcome in saver.poll()] == ["checkpoint", "checkpoint_failed"]
+    assert checkpoints.choose("auto", folder).path == names.step_file(folder, 30)
+
+
+def test_one_that_failed_is_tried_again_when_it_is_required(folder: Path) -> None:
+    failures = [10]
+    saver = Checkpointer(
+        settings(folder, async_checkpoints=True),
+        ALONE,
+        before_write=lambda step, path: full_disk(*failures)(step, path),
+    )
+    saver.save(state_of(10), step=10)
+    saver.wait()
+    failures.clear()
+    assert saver.save(state_of(10), step=10, required=True)
+    hashes.verify(names.step_file(folder, 10))
+
+
+def test_a_further_name_that_cannot_be_had_does_not_harm_the_first(folder: Path) -> None:
+    (folder / "phase_main").write_text("in the way")
+    saver = Checkpointer(settings(folder, epoch_checkpoints=True), ALONE)
+    assert not saver.save(state_of(10), step=10, epoch=1)
+    (outcome,) = saver.poll()
+    assert outcome.event == "checkpoint_failed" and "phase_main" in str(outcome.error)
+    hashes.verify(names.step_file(folder, 10))
+    assert listing(folder) == ["phase_main", "step_00000010.pt", "step_00000010.pt.sha256"]
+
+
+def test_older_ones_that_cannot_be_deleted_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = Checkpointer(settings(folder, keep=1), ALONE)
+    saver.save(state_of(10), step=10)
+    unlink = Path.unlink
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "step_00000010.pt":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert saver.save(state_of(20), step=20)
+    outcome = saver.poll()[-1]
+    assert outcome.event == "checkpoint" and str(outcome.error).startswith("older checkpoints could not be deleted: ")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_bug_in_writing_is_not_lost(folder: Path, background: bool) -> None:
+    saver = Checkpointer(settings(folder, async_checkpoints=background), ALONE)
+    with pytest.raises(Exception, match=r"pickle|local object"):
+        saver.save(state_of(10, function=lambda: None), step=10)
+        saver.wait()
+    assert listing(folder) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="mounting a small tmpfs needs root")
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path, background: bool) -> None:
+    """12 MB that hold two checkpoints of 4 MB and not a third beside the ballast; then there is room again."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)], check=False).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        folder = small / "checkpoints"
+        saver = Checkpointer(settings(folder, async_checkpoints=background, best_checkpoint=True, keep=1), ALONE)
+        saver.begin(0)
+
+        def save(step: int, score: float, **values: bool) -> str:
+            saver.save(
+                lambda: {"step": step, "model": {"w": torch.full((1_000_000,), float(step))}},
+                step=step,
+                score=score,
+                **values,
+            )
+            saver.wait()
+            (outcome,) = saver.poll()
+            return outcome.event
+
+        assert save(10, 0.5) == "checkpoint"
+        (small / "ballast").write_bytes(bytes(5_000_000))
+        before = contents(folder)
+        assert save(20, 0.25) == "checkpoint_failed"
+        with pytest.raises(OSError, match="No space left") as raised:
+            saver.save(lambda: {"step": 30, "model": {"w": torch.zeros(1_000_000)}}, step=30, required=True)
+        assert raised.value.errno == errno.ENOSPC
+        saver.poll()
+        assert contents(folder) == before
+        assert checkpoints.choose("auto", folder).path == names.step_file(folder, 10)
+        (small / "ballast").unlink()
+        assert save(40, 0.4) == "checkpoint"
+        assert [path.name for path in checkpoints.existing(folder)] == ["step_00000040.pt"]
+        assert checkpoints.load(folder / "best_model.pt")["step"] == 40
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_ended_anywhere_the_last_good_ones_are_there_and_the_next_run_goes_on(
+    tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends before each change of the folder in turn, from setting a branch aside to deleting old ones."""
+    wanted = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
+    if spread:
+
+        def split(state: files.State) -> tuple[files.State, sharded.Pieces]:
+            piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
+            return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
+
+        monkeypatch.setattr(sharded, "split", split)
+        monkeypatch.setattr(World, "from_main", lambda self, value: value)
+        monkeypatch.setattr(World, "gather", lambda self, value: [value])
+        monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
+        wanted |= {"sharded_checkpoints": True, "parallel": "fsdp"}
+    world = dataclasses.replace(ALONE, backend="gloo" if spread else "")
+    template = tmp_path / "template"
+    saver = Checkpointer(settings(template, **{**wanted, "keep": 9}), world)
+    for step, score in ((5, None), (10, 0.5), (30, None)):
+        saver.save(state_of(step), step=step, score=score, epoch=1)
+    names.temporary_file(names.step_file(template, 40)).write_text("half")
+    for operations in range(200):
+        folder = tmp_path / str(operations)
+        shutil.copytree(template, folder)
+
+        def go_on_from_ten(folder: Path = folder, operations: int = operations) -> None:
+            end_after(operations)
+            saver = Checkpointer(settings(folder, **wanted), world)
+            saver.begin(10)
+            saver.save(state_of(20), step=20, score=0.25, epoch=1)
+
+        code = in_a_child(go_on_from_ten)
+        assert code in (0, 9)
+        for path in [*checkpoints.existing(folder), *folder.rglob("best_model.pt"), *folder.rglob("epoch_1.pt")]:
+            hashes.verify(path)
+        newest = checkpoints.existing(folder)[0]
+        assert names.step_of(newest) in (10, 20, 30)
+        best_step = checkpoints.load(folder / "best_model.pt")["step"]
+        resumed = Checkpointer(settings(folder, **wanted), world)
+        resumed.begin(20)
+        assert not list(folder.rglob("*.tmp"))
+        assert resumed.save(state_of(31), step=31, score=0.375)
+        assert checkpoints.load(folder / "best_model.pt")["step"] == {10: 31, 20: 20}[best_step]
+        assert checkpoints.load(folder / "best_model.pt")["model"]["weight"].sum() == {10: 3100, 20: 2000}[best_step]
+        assert not list(folder.rglob("*.stale"))
+        folders = [path.name for path in folder.rglob("*.shards")]
+        assert sorted(folders) == (["best_model.shards", "epoch_1.shards", "step_00000031.shards"] if spread else [])
+        shutil.rmtree(folder)
+        if code == 0:
+            break
+    assert operations > 20
+
+
+def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:
+    wanted = settings(folder, async_checkpoints=background, best_checkpoint=True)
+    saver = Checkpointer(wanted, world, before_write=full_disk(20, 40))
+    answers: list[Any] = [[path.name for path in saver.begin(0)]]
+    collected = []
+
+    def state(step: int) -> Callable[[], files.State]:
+        def collect() -> files.State:
+            collected.append(world.gather(step))  # as strategies do: on all ranks or on none
+            return state_of(step)() if world.is_main else {}
+
+        return collect
+
+    for step, score in ((10, 0.5), (20, 0.25), (30, 0.75)):
+        answers.append(saver.save(state(step), step=step, score=score))
+        saver.wait()
+    answers.append(saver.save(state(30), step=30, required=True))
+    try:
+        saver.save(state(40), step=40, required=True)
+    except OSError as error:
+        answers.append(error.errno)
+    answers.append(len(collected))
+    answers.append([outcome.event for outcome in saver.poll()])
+    return answers
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks, background: bool) -> None:
+    main, other = two_ranks.run(_save_on_ranks, folder, background)
+    events = main.pop()
+    assert other.pop() == []
+    assert main == other == [[], True, background, True, True, errno.ENOSPC, 4]
+    assert events == ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_failed"]
+    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
+    assert checkpoints.load(folder / "best_model.pt")["step"] == 10

@@ -1,0 +1,104 @@
+"""The best checkpoint so far: what better means, and the record beside it.
+
+``best_model.json`` is for people, and tells a resumed run what has to be beaten. It has the checkpoint's hash: where a
+process died between the two, the checkpoint's own metrics are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints import files, hashes, names
+from trainer.errors import CheckpointError
+
+_LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A best checkpoint: its file, its step, and all metrics known at that step."""
+
+    path: Path
+    step: int
+    metrics: dict[str, Any]
+
+
+def is_better(metric: str, value: float, best: float | None) -> bool:
+    """Whether `value` beats `best`, None being beaten by any. A value that is not finite beats nothing."""
+    if not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    return value < best if metric.endswith(_LOWER_IS_BETTER) else value > best
+
+
+def record_file(path: Path) -> Path:
+    """The record of a best checkpoint; for other checkpoints a name that nothing has."""
+    return path.with_name(path.name.partition(".pt")[0] + ".json")
+
+
+def records(directory: Path) -> list[Record]:
+    """The best checkpoint of a directory, in a list; more than one where compression was switched on or off."""
+    found = (_record(names.best_file(directory, gzip=gzip)) for gzip in (False, True))
+    return [record for record in found if record is not None]
+
+
+def best_value(directory: Path, metric: str) -> float | None:
+    """What has to be beaten: the metric of the best checkpoint, None where there is no valid one that has it."""
+    values = [
+        float(record.metrics[metric])
+        for record in records(directory)
+        if isinstance(record.metrics.get(metric), int | float) and hashes.is_valid(record.path)
+    ]
+    best = None
+    for value in values:
+        best = value if is_better(metric, value, best) else best
+    return best
+
+
+def write_record(path: Path, state: files.State, metric: str, value: float) -> None:
+    """Describes the best checkpoint `path`, which holds `state` with all its metrics. Raises OSError."""
+    digest = hashes.read(path)[0][1]
+    known = {
+        "metric": metric,
+        "value": value,
+        "step": state["step"],
+        "file": path.name,
+        "sha256": digest,
+        "metrics": state["metrics"],
+        "settings": state.get("config", {}),
+    }
+    final = record_file(path)
+    temporary = names.temporary_file(final)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(known, file, indent=2, default=str)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _record(path: Path) -> Record | None:
+    if not path.exists():
+        return None
+    try:
+        digest = hashes.read(path)[0][1]
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(record_file(path).read_text(encoding="utf-8"))
+            if isinstance(known, dict) and known.get("sha256") == digest:
+                return Record(path, int(known["step"]), dict(known["metrics"]))
+        state = files.read(path)
+    except CheckpointError:
+        return None
+    return Record(path, int(state["step"]), dict(state.get("metrics", {})))

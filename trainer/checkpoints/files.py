@@ -1,0 +1,155 @@
+"""A checkpoint's file: whole or not there, and never the last good one lost.
+
+Writing has two parts. `stage` puts the content on disk under another name. `publish` records its hash and renames it;
+from then on it counts. A state that is wanted under several names is staged once: `publish_again` makes hard links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoints import hashes, names, streams
+from trainer.errors import CheckpointError
+
+FORMAT = 2
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Content that is on disk, but not under its name yet."""
+
+    temporary: Path
+    sha256: str
+    bytes: int
+
+
+def save(state: Any, path: Path) -> int:
+    """Writes a checkpoint and its hash; returns its size in bytes.
+
+    Raises OSError where the disk is full or not writable; all other checkpoints are then as they were.
+    """
+    staged = stage(state, path)
+    publish(staged, path)
+    return staged.bytes
+
+
+def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None = None) -> Staged:
+    """Writes what is to be called `path`, compressed where that ends in ``.gz``, and waits until the disk has it.
+
+    `before_write` is called with `path` once the file is open. Raises OSError, leaving nothing behind.
+    """
+    make_folder(path.parent)
+    temporary = names.temporary_file(path)
+    with _removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
+        if before_write is not None:
+            before_write(path)
+        digest, size = streams.save(state, raw, compress=path.suffix == ".gz")
+    return Staged(temporary, digest, size)
+
+
+def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
+    """Gives staged content its name. `shards` are the names of its parts, in the folder of `path`, with their SHA-256.
+
+    Whenever the process dies in here, the former file of this name or the new one is there and valid. Raises OSError.
+    """
+    folder = names.shards_folder(path).name
+    entries = [(path.name, staged.sha256)]
+    entries += [(f"{folder}/{name}", digest) for name, digest in sorted((shards or {}).items())]
+    former: list[hashes.Entry] = []
+    if path.exists():
+        with contextlib.suppress(CheckpointError):  # what was not valid before need not stay so
+            former = hashes.read(path)
+    with _removed_on_failure(staged.temporary):
+        hashes.write(path, [*entries, *(entry for entry in former if entry not in entries)])
+        staged.temporary.replace(path)
+        sync_folder(path.parent)
+    if former:
+        hashes.write(path, entries)
+        sync_folder(path.parent)
+
+
+def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
+    """Publishes under another name what is already published as `source`. Raises OSError."""
+    make_folder(path.parent)
+    temporary = names.temporary_file(path)
+    with _removed_on_failure(temporary):
+        link_or_copy(source, temporary)
+    publish(Staged(temporary, staged.sha256, staged.bytes), path, shards)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Another name for a file, or a durable copy where the file system has no hard links. Replaces `target`."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def read(path: Path) -> State:
+    """The content of a verified checkpoint, on the CPU; where it is sharded, without its shards.
+
+    Raises CheckpointError where it is something else.
+    """
+    state = load(path)
+    made_with = state.get("format") if isinstance(state, dict) else None
+    if made_with == FORMAT:
+        return dict(state)
+    if isinstance(made_with, int):
+        raise CheckpointError(
+            f"checkpoint {path} has format {made_with} and this trainer reads format {FORMAT}: finish that run with the"
+            " trainer that began it, or start over with --resume none"
+        )
+    raise CheckpointError(f"checkpoint {path} was not written by this trainer (no format {FORMAT})")
+
+
+def load(path: Path) -> Any:
+    """What a file of a checkpoint holds. Raises CheckpointError."""
+    try:
+        return streams.load(path)
+    except Exception as error:  # torch raises many types here; all mean that this file is no checkpoint of ours
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {first_line}") from error
+
+
+def remove(path: Path) -> None:
+    """Deletes a checkpoint with its hash and its shards. Where that is cut short, what is left is no checkpoint."""
+    path.unlink(missing_ok=True)
+    names.hash_file(path).unlink(missing_ok=True)
+    if not any(main.exists() for main in names.main_files(names.shards_folder(path))):
+        shutil.rmtree(names.shards_folder(path), ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _removed_on_failure(temporary: Path) -> Any:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,159 @@
+"""One state on its way to the disk, under all the names that are wanted for it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.checkpoints import best, files, names, rotation, sharded
+from trainer.checkpoints.snapshot import Snapshot
+from trainer.config import Settings
+from trainer.world import World
+
+
+@dataclass
+class Job:
+    """A state to be written, and what became of it once `write` has run.
+
+    `snapshot` has this rank's share as (state, pieces): the state is only wanted from rank 0, and pieces are None where
+    the checkpoint is not sharded. The first of `paths` is written, the others are further names of the same content.
+    """
+
+    step: int
+    paths: tuple[Path, ...]
+    best_value: float | None  # of best_metric, where one of the paths is that of the best
+    snapshot: Snapshot
+    began: float  # time.perf_counter
+    blocked_seconds: float = 0.0
+    seconds: float | None = None
+    bytes: int = 0
+    published: list[Path] = field(default_factory=list)
+    error: OSError | None = None  # what the disk said; the same on all ranks of a sharded checkpoint
+    problem: str | None = None  # the checkpoint is whole, older ones could not be deleted
+    crash: BaseException | None = None  # anything else: a bug, to be raised in the training thread
+
+    def write(self, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None) -> None:
+        """Never raises: it may run in a thread of its own. Collective where the checkpoint is sharded."""
+        try:
+            self.snapshot.wait()
+            _Writing(self, settings, world, before_write).run()
+        except OSError as error:
+            self.error = error
+        except BaseException as error:
+            self.crash = error
+        self.seconds = time.perf_counter() - self.began
+
+
+class _Writing:
+    def __init__(
+        self, job: Job, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None
+    ) -> None:
+        self.job = job
+        self.settings = settings
+        self.world = world
+        self.before_write = before_write
+        self.state: files.State
+        self.pieces: sharded.Pieces | None
+        self.state, self.pieces = job.snapshot.state
+
+    def run(self) -> None:
+        if self.pieces is None:
+            self._write_main({})
+            return
+        shards = self._write_shards(self.pieces)
+        error: OSError | None = None
+        if self.world.is_main:
+            try:
+                self._write_main(shards)
+            except OSError as problem:
+                error = problem
+        self.job.published, error = self.world.from_main((self.job.published, error))
+        if error is not None:
+            self._remove_own_shard()
+            raise error
+
+    def _write_shards(self, pieces: sharded.Pieces) -> dict[str, str]:
+        """Writes this rank's shard; all ranks' names of theirs, with hashes. Raises the same OSError on all ranks."""
+        result: tuple[str, int] | OSError
+        try:
+            result = self._write_own_shard(pieces)
+        except OSError as error:
+            result = error
+        everybody = self.world.gather(result)
+        shards: dict[str, str] = {}
+        for rank, one in enumerate(everybody):
+            if isinstance(one, OSError):
+                self._remove_own_shard()
+                raise one
+            shards[self._shard_name(rank)] = one[0]
+            self.job.bytes += one[1]
+        return shards
+
+    def _write_own_shard(self, pieces: sharded.Pieces) -> tuple[str, int]:
+        first, *others = self._own_shards()
+        staged = files.stage(pieces, first)
+        staged.temporary.replace(first)
+        for other in others:
+            files.make_folder(other.parent)
+            files.link_or_copy(first, other)
+        for path in (first, *others):
+            files.sync_folder(path.parent)
+        return staged.sha256, staged.bytes
+
+    def _write_main(self, shards: dict[str, str]) -> None:
+        job = self.job
+        first, *others = job.paths
+        state = {**self.state, "shards": shards} if shards else self.state
+        step, before_write = job.step, self.before_write
+        staged = files.stage(
+            state, first, before_write=None if before_write is None else lambda path: before_write(step, path)
+        )
+        job.bytes += staged.bytes
+        files.publish(staged, first, shards)
+        job.published.append(first)
+        for other in others:
+            files.publish_again(first, staged, other, shards)
+            job.published.append(other)
+        best_path = self._best_path()
+        if job.best_value is not None:
+            best.write_record(best_path, state, self.settings.best_metric, job.best_value)
+        try:
+            for path in job.paths:
+                _remove_other_shards(path, shards)
+            if job.best_value is not None:
+                rotation.forget_other_bests(best_path)
+            rotation.prune(self.settings.checkpoint_dir, self.settings.keep, known_valid=first)
+        except OSError as error:
+            job.problem = f"older checkpoints could not be deleted: {error}"
+
+    def _best_path(self) -> Path:
+        return names.best_file(self.settings.checkpoint_dir, gzip=self.settings.gzip_checkpoints)
+
+    def _shard_name(self, rank: int) -> str:
+        return names.shard_file(self.job.step, rank, self.world.size, gzip=self.settings.gzip_checkpoints)
+
+    def _own_shards(self) -> list[Path]:
+        return [names.shards_folder(path) / self._shard_name(self.world.rank) for path in self.job.paths]
+
+    def _remove_own_shard(self) -> None:
+        """Where the checkpoint failed: a shard that no file names is not left behind."""
+        for path, shard in zip(self.job.paths, self._own_shards(), strict=True):
+            if path not in self.job.published:
+                with contextlib.suppress(OSError):
+                    shard.unlink(missing_ok=True)
+                    shard.parent.rmdir()  # the last rank's succeeds
+
+
+def _remove_other_shards(path: Path, shards: dict[str, str]) -> None:
+    """Deletes shards of a former checkpoint of this name."""
+    folder = names.shards_folder(path)
+    if not shards:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for other in list(folder.iterdir()):
+        if other.name not in shards:
+            other.unlink(missing_ok=True)

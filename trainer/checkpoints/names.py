@@ -1,0 +1,90 @@
+"""Where checkpoints lie: names of files from steps, epochs and phases, and back.
+
+::
+
+    step_00000040.pt            every so many steps; the newest few are kept
+    step_00000040.pt.sha256     beside every checkpoint, in the format of sha256sum
+    step_00000040.shards/       each rank's part, where ranks write their own
+    phase_main/epoch_3.pt       the end of an epoch, kept
+    best_model.pt               the best so far, with best_model.json for people
+
+Compressed ones end in ``.pt.gz``. Whatever begins with a dot and ends in ``.tmp`` is unfinished.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+STALE = ".stale"
+TEMPORARY = ".tmp"
+
+_STEP = re.compile(r"step_(\d{8,})\.pt(\.gz)?")
+_OURS = re.compile(r"(step_\d{8,}(_rank_\d+_of_\d+)?|epoch_\d+|best_model)\.(pt|shards|json)(\..*)?")
+
+
+def step_file(directory: Path, step: int, *, gzip: bool = False) -> Path:
+    return directory / f"step_{step:08d}{_suffix(gzip)}"
+
+
+def epoch_file(directory: Path, phase: str, epoch: int, *, gzip: bool = False) -> Path:
+    """Phase names that differ give files that differ, whatever characters are in them."""
+    return directory / f"phase_{quote(phase or 'main', safe='')}" / f"epoch_{epoch}{_suffix(gzip)}"
+
+
+def best_file(directory: Path, *, gzip: bool = False) -> Path:
+    return directory / f"best_model{_suffix(gzip)}"
+
+
+def hash_file(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def temporary_file(path: Path) -> Path:
+    """What `path` is called until it is whole."""
+    return path.with_name(f".{path.name}{TEMPORARY}")
+
+
+def shards_folder(path: Path) -> Path:
+    """Where the parts of a sharded checkpoint lie."""
+    return path.with_name(path.name.partition(".pt")[0] + ".shards")
+
+
+def shard_file(step: int, rank: int, ranks: int, *, gzip: bool = False) -> str:
+    """The name of a rank's part. It has the step, so that another state under the same name never overwrites it."""
+    return f"step_{step:08d}_rank_{rank}_of_{ranks}{_suffix(gzip)}"
+
+
+def main_files(folder: Path) -> tuple[Path, Path]:
+    """The checkpoints, compressed or not, that a folder of shards can belong to."""
+    stem = folder.name.removesuffix(".shards")
+    return folder.with_name(f"{stem}.pt"), folder.with_name(f"{stem}.pt.gz")
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a file's name; None where it has none."""
+    match = _STEP.match(path.name)
+    return int(match[1]) if match else None
+
+
+def is_step_file(path: Path) -> bool:
+    return _STEP.fullmatch(path.name) is not None
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether this is what an unfinished checkpoint, or a part of one, is called."""
+    name = path.name
+    return name.startswith(".") and name.endswith(TEMPORARY) and _OURS.fullmatch(name[1:]) is not None
+
+
+def is_hash_file(path: Path) -> bool:
+    return path.suffix == ".sha256" and _OURS.fullmatch(path.name) is not None
+
+
+def is_shards_folder(path: Path) -> bool:
+    return path.name.endswith(".shards") and _OURS.fullmatch(path.name) is not None
+
+
+def _suffix(gzip: bool) -> str:
+    return ".pt.gz" if gzip else ".pt"

@@ -1,0 +1,144 @@
+"""Which checkpoints there are, which one a run starts from, and which ones go.
+
+When a run continues from a checkpoint, those of later steps belong to a branch that is left: they get the suffix
+``.stale`` and are deleted once the new branch has valid checkpoints as far along. Epochs and the best are outside of
+the rotation and are never deleted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.checkpoints import best, files, hashes, names
+from trainer.errors import CheckpointError
+
+
+def existing(directory: Path) -> list[Path]:
+    """The checkpoints in rotation, valid or not, that of the latest step first."""
+    return [path for _, path in sorted(_steps(directory), reverse=True) if names.is_step_file(path)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where to start from: a verified checkpoint or None for the beginning, and why newer ones were passed over."""
+
+    path: Path | None
+    rejected: list[str] = field(default_factory=list)
+
+
+def choose(resume: str, directory: Path) -> Choice:
+    """What `resume` (a path, ``auto`` or ``none``) means. Raises CheckpointError where a path given is not valid."""
+    if resume in ("", "none"):
+        return Choice(None)
+    if resume != "auto":
+        hashes.verify(Path(resume))
+        return Choice(Path(resume))
+    rejected: list[str] = []
+    for path in existing(directory):
+        try:
+            hashes.verify(path)
+        except CheckpointError as error:
+            rejected.append(str(error))
+        else:
+            return Choice(path, rejected)
+    return Choice(None, rejected)
+
+
+def begin_branch(directory: Path, step: int) -> list[Path]:
+    """Prepares a directory for a run that goes on after `step`: later checkpoints are set aside.
+
+    Returns their new names. A best one of a later step is set aside too, for the new branch is not measured against
+    it. What a killed predecessor was still writing is removed.
+    """
+    _remove_unfinished(directory)
+    later = [path for path in existing(directory) if (names.step_of(path) or 0) > step]
+    later += [record.path for record in best.records(directory) if record.step > step]
+    return [_set_aside(path) for path in later]
+
+
+def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> None:
+    """Deletes all but the newest `keep` checkpoints in rotation, provided that one of those is valid.
+
+    `known_valid` spares reading one that has just been written. Raises OSError.
+    """
+    kept = existing(directory)[:keep]
+    victims = existing(directory)[keep:]
+    if kept:
+        newest = names.step_of(kept[0]) or 0
+        victims += [path for step, path in _steps(directory) if path.name.endswith(names.STALE) and step <= newest]
+    if not victims or not any(path == known_valid or hashes.is_valid(path) for path in kept):
+        return
+    for path in victims:
+        if path.name.endswith(names.STALE):
+            _remove_stale(path)
+        else:
+            files.remove(path)
+
+
+def forget_other_bests(path: Path) -> None:
+    """Deletes what the best checkpoint `path` has replaced: those set aside, and one with another ending."""
+    for other in (names.best_file(path.parent), names.best_file(path.parent, gzip=True)):
+        if other != path:
+            files.remove(other)
+        _remove_stale(_stale(other))
+    _stale(best.record_file(path)).unlink(missing_ok=True)
+
+
+def _steps(directory: Path) -> list[tuple[int, Path]]:
+    """Checkpoint files of steps, and those set aside, with their steps."""
+    found = []
+    for path in _children(directory):
+        step = names.step_of(path)
+        if step is not None and names.is_step_file(path.with_name(path.name.removesuffix(names.STALE))):
+            found.append((step, path))
+    return found
+
+
+def _set_aside(path: Path) -> Path:
+    # Without its first name it is no checkpoint any more, whatever else still has to be renamed.
+    stale = path.replace(_stale(path))
+    for beside in (names.hash_file(path), best.record_file(path)):
+        with contextlib.suppress(FileNotFoundError):
+            beside.replace(_stale(beside))
+    folder = names.shards_folder(path)
+    if folder.is_dir():
+        shutil.rmtree(_stale(folder), ignore_errors=True)
+        folder.replace(_stale(folder))
+    return stale
+
+
+def _remove_stale(path: Path) -> None:
+    original = path.with_name(path.name.removesuffix(names.STALE))
+    shutil.rmtree(_stale(names.shards_folder(original)), ignore_errors=True)
+    _stale(names.hash_file(original)).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # last: what is beside it is found by its name
+
+
+def _stale(path: Path) -> Path:
+    return path.with_name(path.name + names.STALE)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    for path in _everything(directory):
+        if names.is_temporary(path):
+            path.unlink(missing_ok=True)
+        elif names.is_shards_folder(path) and not any(main.exists() for main in names.main_files(path)):
+            shutil.rmtree(path, ignore_errors=True)
+        elif names.is_hash_file(path) and not path.with_suffix("").exists():
+            path.unlink(missing_ok=True)
+
+
+def _everything(directory: Path) -> Iterator[Path]:
+    """All files and folders of checkpoints, a folder before what is in it."""
+    for path in _children(directory):
+        yield path
+        if path.is_dir() and (names.is_shards_folder(path) or path.name.startswith("phase_")):
+            yield from _everything(path)
+
+
+def _children(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []

@@ -1,0 +1,136 @@
+"""Checkpoints of which every rank writes its own part.
+
+The checkpoint's own file holds everything but the tensors that are spread over the ranks, and where those were, their
+names. A shard maps such names to pieces: ``{"offsets": …, "shape": …, "tensor": …}``, the first two in the whole
+tensor. The file is written last, with the hashes of all shards: it makes them a checkpoint. Reading needs neither the
+same number of ranks nor the same way of spreading, and no process group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoints import files, names
+from trainer.errors import CheckpointError
+
+# Stands in the checkpoint's own file where a spread tensor was: a dictionary of this key and the tensor's name.
+_SPREAD = "__spread__"
+
+Pieces = dict[str, dict[str, Any]]
+
+
+def split(state: files.State) -> tuple[files.State, Pieces]:
+    """A state without its DTensors, and this rank's pieces of those.
+
+    A piece that several ranks have is left to the first of them. Nothing is copied or exchanged.
+    """
+    from torch.distributed.tensor import DTensor
+
+    pieces: Pieces = {}
+
+    def walk(value: Any, name: str) -> Any:
+        if isinstance(value, DTensor):
+            if _is_first_replica(value):
+                pieces[name] = _piece(value, name)
+            return {_SPREAD: name}
+        if isinstance(value, dict):
+            return {key: walk(item, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            items = [walk(item, f"{name}/{number}") for number, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    rest: files.State = walk(state, "")
+    return rest, pieces
+
+
+def whole_state(state: files.State, path: Path) -> files.State:
+    """The state of a sharded checkpoint `path`, whose own file holds `state`, with whole tensors.
+
+    What contains spread tensors becomes a read-only mapping that puts a tensor, or one parameter's optimizer state,
+    together each time it is asked for: memory is needed for one of them, not for all. Raises CheckpointError, also
+    later from those mappings.
+    """
+    shards = [_load_shard(path, name) for name in sorted(state["shards"])]
+    whole: files.State = {}
+    for name, value in state.items():
+        whole[name] = Assembled(value, shards, path) if isinstance(value, dict) and _is_spread(value) else value
+    return whole
+
+
+class Assembled(Mapping[str, Any]):
+    """A mapping of a sharded checkpoint's state; its spread tensors are put together when they are asked for."""
+
+    def __init__(self, values: Mapping[str, Any], shards: list[Pieces], path: Path) -> None:
+        self._values = values
+        self._shards = shards
+        self._path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return self._resolved(self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _resolved(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            if value.keys() == {_SPREAD}:
+                return self._tensor(value[_SPREAD])
+            return {key: self._resolved(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            items = [self._resolved(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    def _tensor(self, name: str) -> Tensor:
+        pieces = [shard[name] for shard in self._shards if name in shard]
+        if not pieces or sum(piece["tensor"].numel() for piece in pieces) != math.prod(pieces[0]["shape"]):
+            raise CheckpointError(f"checkpoint {self._path} is not complete: a part of {name} is missing")
+        if len(pieces) == 1:
+            tensor: Tensor = pieces[0]["tensor"]
+            return tensor
+        whole = torch.empty(pieces[0]["shape"], dtype=pieces[0]["tensor"].dtype)
+        for piece in pieces:
+            part = piece["tensor"]
+            if part.numel():
+                ranges = zip(piece["offsets"], part.shape, strict=True)
+                whole[tuple(slice(offset, offset + length) for offset, length in ranges)] = part
+        return whole
+
+
+def _is_spread(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.keys() == {_SPREAD} or any(_is_spread(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_is_spread(item) for item in value)
+
+
+def _load_shard(path: Path, name: str) -> Pieces:
+    pieces = files.load(names.shards_folder(path) / name)
+    if not isinstance(pieces, dict):
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {name} is no shard")
+    return pieces
+
+
+def _is_first_replica(tensor: Any) -> bool:
+    coordinates = tensor.device_mesh.get_coordinate()
+    if coordinates is None:
+        return False
+    placements = zip(tensor.placements, coordinates, strict=True)
+    return all(coordinate == 0 for placement, coordinate in placements if placement.is_replicate())
+
+
+def _piece(tensor: Any, name: str) -> dict[str, Any]:
+    chunks = tensor.__create_chunk_list__()
+    local = tensor.to_local()
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
+        raise ValueError(f"{name} is not spread in one block per rank: {tensor.placements}")
+    return {"offsets": list(chunks[0].offsets), "shape": list(tensor.shape), "tensor": local.detach()}
