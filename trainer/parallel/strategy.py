@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.data.contract import Fields
 from trainer.tasks.objective import Objective
-from trainer.world import World
 
 # The optimizer's state by parameter name, such as {"head.weight": {"step": …, "exp_avg": …}}.
 OptimizerState = dict[str, dict[str, Any]]
@@ -43,22 +42,33 @@ class Strategy(ABC):
         """Forward through the wrapped objective: the mean loss of this rank's batch, ready for backward."""
 
     def accumulate(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of a micro batch: all but the last add gradients up without exchanging them."""
+        """Around a micro batch: all but the last add gradients up without exchanging them.
+
+        Everything that may run out of memory belongs inside: the batch's way to the device, forward and backward.
+        """
         return contextlib.nullcontext()
 
     @abstractmethod
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients down to a total norm over all ranks' shares; returns the norm before that, on the device."""
+        """Scales gradients down to a total norm over all ranks' shares; returns the norm before that, on the device.
+
+        0 only measures.
+        """
 
     def after_update(self, step: int) -> None:
-        """Called when the optimizer has stepped (local SGD averages weights here)."""
+        """Called at the end of every step, also where fp16's scaler left the update out (local SGD averages here)."""
+        return
 
     # --- running out of memory ----------------------------------------------------------------------------------------
 
     can_settle = False  # whether a rank that failed in the middle of a step can leave the others unhurt
 
     def settle(self) -> None:
-        """On the rank that failed in forward or backward: takes part in what the others still wait for in this step."""
+        """On the rank that failed inside `accumulate`: takes part in what the others still wait for in this step.
+
+        To be called when the error has been dropped, because its traceback holds the memory of forward.
+        """
+        return
 
     def renew(self) -> None:
         """On all ranks, after a step that at least one gave up: ready for the next one, gradients cleared."""
@@ -86,14 +96,43 @@ class Strategy(ABC):
         """Takes over the optimizer's state. Parameters without one start without."""
 
     def own_parameters(self) -> dict[str, Tensor]:
-        """This rank's share of the trainable parameters by name (for EMA, histograms, sharded checkpoints)."""
-        return {name: parameter for name, parameter in self.objective.model.named_parameters()}
+        """This rank's share of the trainable parameters by name, as plain live tensors that may be written to."""
+        parameters = self.objective.model.named_parameters()
+        return {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
+
+    def own_gradients(self) -> dict[str, Tensor]:
+        """This rank's share of the gradients by name, as plain live tensors; parameters without one are left out."""
+        parameters = self.objective.model.named_parameters()
+        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
+
+    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors from every rank's shares, which have the shapes of `own_parameters` (collective, for EMA).
+
+        Ranks other than 0 may get an empty dictionary.
+        """
+        return dict(shares)
+
+    def share(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's shares of whole parameters, which every rank passes in: the way back from `whole`."""
+        return dict(state)
+
+    def spread_model_state(self) -> dict[str, Tensor]:
+        """`model_state` as it is spread over the ranks, live, without any exchange (for sharded checkpoints)."""
+        return self.model_state()
+
+    def spread_optimizer_state(self) -> OptimizerState:
+        """`optimizer_state` as it is spread over the ranks; like `spread_model_state`."""
+        return self.optimizer_state()
+
+    def spread(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Shares, which have the shapes of `own_parameters`, as tensors that know what they are parts of."""
+        return dict(shares)
 
     # --- what can be measured -----------------------------------------------------------------------------------------
 
     def exchange_seconds(self) -> float | None:
         """How long the last step's backward waited for other ranks after its own gradients were ready; None: unknown.
 
-        Long on the fast ranks and short on a slow one. On GPUs the value is ready once the device has finished the step.
+        Long on the fast ranks and short on a slow one. On GPUs it is known when the device has finished the step.
         """
         return None

@@ -1,0 +1,80 @@
+"""Which way of spreading the settings ask for, and what does not go together there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config import Settings
+from trainer.errors import SettingsError
+from trainer.parallel.strategy import Strategy
+from trainer.tasks.objective import Objective
+from trainer.world import World
+
+
+def build_strategy(settings: Settings, objective: Objective, world: World) -> Strategy:
+    """The strategy around an objective that lies on the world's device (collective).
+
+    The objective belongs to it from then on: for another strategy build another one. Raises SettingsError for
+    combinations that do not work.
+    """
+    for complaint in _complaints(settings, world):
+        raise SettingsError(complaint)
+    # Each way imports torch's parts for it, so only the chosen one is imported.
+    if settings.parallel == "data_parallel":
+        from trainer.parallel.data_parallel import DataParallel
+
+        return DataParallel(settings, objective, world)
+    if settings.tensor_parallel > 1:
+        from trainer.parallel.tensor import TensorParallel
+
+        return TensorParallel(settings, objective, world)
+    if settings.parallel == "fsdp" and world.backend:
+        from trainer.parallel.fsdp import Fsdp
+
+        return Fsdp(settings, objective, world)
+    if world.size == 1:
+        from trainer.parallel.plain import Plain
+
+        return Plain(settings, objective, world)
+    if settings.parallel == "zero1":
+        from trainer.parallel.zero1 import Zero1
+
+        return Zero1(settings, objective, world)
+    if settings.parallel == "local_sgd":
+        from trainer.parallel.local_sgd import LocalSgd
+
+        return LocalSgd(settings, objective, world)
+    from trainer.parallel.ddp import Ddp
+
+    return Ddp(settings, objective, world)
+
+
+def _complaints(settings: Settings, world: World) -> Iterator[str]:
+    parallel, shared_by = settings.parallel, settings.tensor_parallel
+    if settings.sync_batchnorm and world.device.type != "cuda":
+        yield "--sync-batchnorm needs CUDA GPUs: torch has it for nothing else"
+    if settings.sync_batchnorm and parallel not in ("ddp", "zero1", "fsdp"):
+        yield f"--sync-batchnorm needs --parallel ddp, zero1 or fsdp, not {parallel}"
+    if settings.compress_gradients == "bf16" and world.backend == "gloo":
+        yield "--compress-gradients bf16 needs CUDA GPUs; fp16 works between CPUs too"
+    if settings.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
+        yield f"--compress-gradients needs --parallel ddp or zero1, not {parallel}"
+    if parallel == "data_parallel" and world.size > 1:
+        yield f"--parallel data_parallel is for one process, not {world.size}: leave torchrun away, or use ddp"
+    if parallel == "fsdp" and settings.precision == "fp16":
+        yield "--parallel fsdp needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
+    for name in ("cpu_offload", "sharded_checkpoints"):
+        flag = "--" + name.replace("_", "-")
+        if getattr(settings, name) and parallel != "fsdp":
+            yield f"{flag} needs --parallel fsdp, not {parallel}"
+        if getattr(settings, name) and not world.backend:
+            yield f"{flag} needs a process group: start with torchrun --nproc-per-node 1"
+    if settings.average_every != type(settings).model_fields["average_every"].default and parallel != "local_sgd":
+        yield f"--average-every needs --parallel local_sgd, not {parallel}"
+    if shared_by > 1:
+        if parallel != "fsdp":
+            yield f"--tensor-parallel needs --parallel fsdp, not {parallel}"
+        if world.size % shared_by:
+            yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"
+        if world.group is not None:
+            yield f"--tensor-parallel {shared_by} needs all ranks: leave --ranks away"

@@ -1,0 +1,135 @@
+"""DistributedDataParallel: the whole model on every rank, gradients averaged while backward still runs.
+
+A rank that runs out of memory in the middle of a step leaves the others inside DDP's exchanges. It can take part in
+those with zeros, in DDP's own order, which is what `Join` of torch does for ranks that have run out of data. After that
+DDP's inner state is unfinished on that rank, so all ranks wrap the objective afresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Settings
+from trainer.data.contract import Fields
+from trainer.errors import TrainerError
+from trainer.parallel.exchange import Exchange
+from trainer.parallel.plain import Plain
+from trainer.tasks.objective import Objective
+from trainer.world import World
+
+
+class Ddp(Plain):
+    """`exchange.rounds` counts the buckets that were exchanged.
+
+    All that a micro batch allocates belongs inside `accumulate`: what fails there can be settled.
+    """
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        if settings.sync_batchnorm:
+            nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
+        super().__init__(settings, objective, world)
+        self.exchange = Exchange(world, settings.compress_gradients)
+        # A static graph's first exchange, a model that exchanges in forward or backward: those cannot be answered.
+        self.can_settle = not (settings.static_graph or settings.sync_batchnorm or objective.exchanges)
+        self._settings = settings
+        self._graph_known = not settings.static_graph
+        self._wrapped = self._wrap()
+
+    def _wrap(self) -> DistributedDataParallel:
+        settings, world = self._settings, self.world
+        wrapped = DistributedDataParallel(
+            _Entered(self.objective, self.exchange),
+            device_ids=[world.device] if world.device.type == "cuda" else None,
+            process_group=world.group,
+            bucket_cap_mb=settings.bucket_cap_mb,
+            static_graph=settings.static_graph,
+            gradient_as_bucket_view=settings.gradient_as_bucket_view,
+            find_unused_parameters=settings.find_unused_parameters,
+        )
+        wrapped.broadcast_buffers = settings.broadcast_buffers  # at forward; at the start they are always made equal
+        wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
+        return wrapped
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def loss(self, fields: Fields) -> Tensor:
+        loss: Tensor = self._wrapped(fields)
+        return loss
+
+    @contextlib.contextmanager
+    def exchanging(self, last: bool) -> Iterator[None]:
+        # DDP learns a static graph in the first backward, and cannot do that in one without an exchange.
+        exchanged = last or not self._graph_known
+        with contextlib.nullcontext() if exchanged else self._wrapped.no_sync():
+            yield
+        self._graph_known = True
+        if last:
+            self.exchange.finish()
+
+    def begin(self) -> None:
+        super().begin()
+        self.exchange.begin()
+
+    def exchange_seconds(self) -> float | None:
+        return self.exchange.seconds()
+
+    # --- running out of memory ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Answers with zeros what the other ranks still wait for: DDP's exchanges before forward, then the buckets.
+
+        Raises TrainerError where DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
+        """
+        if self.stage == "complete":
+            return
+        if self.stage == "between":
+            self.begin()
+        self.optimizer.zero_grad()
+        wrapped, exchange = self._wrapped, self.exchange
+        if not exchange.entered:
+            # Both do nothing where they are not due. They are due before a step's first forward only.
+            wrapped.reducer._rebuild_buckets()
+            if wrapped._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
+                wrapped._sync_buffers()  # type: ignore[no-untyped-call]
+        buckets = wrapped.reducer._get_zeros_like_grad_buckets()
+        expected = sum(parameter.numel() for parameter in self._names if parameter.requires_grad)
+        if sum(bucket.buffer().numel() for bucket in buckets) != expected:
+            raise TrainerError(
+                "out of memory while the buckets of gradients were laid out: this step cannot be settled"
+            )
+        owed = buckets[exchange.sent :]
+        for answer in [exchange.average(wrapped.process_group, bucket) for bucket in owed]:
+            answer.wait()
+        if owed and wrapped.find_unused_parameters:
+            wrapped._match_unused_params_allreduce()  # type: ignore[no-untyped-call]
+
+    def renew(self) -> None:
+        super().renew()
+        # Whoever still holds the old wrapper, such as a traceback, must not keep its hooks on the parameters alive.
+        self._wrapped._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        del self._wrapped
+        gc.collect()
+        self._wrapped = self._wrap()
+        self._graph_known = not self._settings.static_graph
+
+
+class _Entered(nn.Module):
+    """What DDP wraps: the objective, and a note that its forward is reached.
+
+    A module of its own, because where the objective is compiled, so are its hooks.
+    """
+
+    def __init__(self, objective: Objective, exchange: Exchange) -> None:
+        super().__init__()
+        self.objective = objective
+        self._exchange = exchange
+
+    def forward(self, fields: Fields) -> Tensor:
+        self._exchange.entered = True
+        loss: Tensor = self.objective(fields)
+        return loss

@@ -1,0 +1,91 @@
+"""The exchange of gradients below DDP: averages buckets, counts them, and measures how long backward waits for others.
+
+DDP compares the annotations of its hook with classes at run time, so in this module they must not be strings.
+"""
+
+import time
+from collections import deque
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.world import World
+
+Compression = Literal["none", "fp16", "bf16"]
+
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Exchange:
+    """Hook of one DDP module. It knows nothing of the module, so that both go when the module is given up.
+
+    `rounds` counts exchanged buckets since the start and `sent` those of this step. `entered` tells whether this step's
+    first forward is past DDP's own exchanges.
+    """
+
+    def __init__(self, world: World, compression: Compression) -> None:
+        self.rounds = 0
+        self.sent = 0
+        self.entered = False
+        self._type = _TYPES.get(compression)
+        self._on_device = world.device.type == "cuda"
+        self._ready = self._done = 0.0
+        # The host may read one step while the device is still busy with the next.
+        self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
+        self._ready_mark: torch.cuda.Event | None = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.sent = 0
+        self.entered = False
+        self._ready_mark = None
+
+    def finish(self) -> None:
+        """The step's last backward has returned: what is given to the device from now on follows the exchange."""
+        if self._ready_mark is not None:
+            self._marks.append((self._ready_mark, _mark()))
+
+    def average(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """DDP's hook: the mean of a bucket over the group. Parts are divided before they are sent, against overflow."""
+        self._note_ready(bucket)
+        gradients = bucket.buffer()
+        divided = gradients.div_(group.size())
+        sent = divided if self._type is None else divided.to(self._type)
+        work: torch.futures.Future[list[Tensor]] = dist.all_reduce(sent, group=group, async_op=True).get_future()
+        self.sent += 1
+        self.rounds += 1
+
+        def finished(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            self._done = time.perf_counter()
+            total = future.value()[0]
+            return gradients if total is gradients else gradients.copy_(total)
+
+        return work.then(finished)
+
+    def _note_ready(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
+        self._ready = time.perf_counter()
+        if self._on_device and bucket.is_last():
+            self._ready_mark = _mark()
+
+    def seconds(self) -> float | None:
+        """The newest step's wait that is known by now; never waits for the device."""
+        if not self._on_device:
+            return max(0.0, self._done - self._ready) if self.rounds else None
+        for ready, done in reversed(self._marks):
+            if done.query():  # type: ignore[no-untyped-call]
+                milliseconds: float = ready.elapsed_time(done)
+                return milliseconds / 1000
+        return None
+
+
+def _mark() -> torch.cuda.Event:
+    """The point that the current stream has come to."""
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark

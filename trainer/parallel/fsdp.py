@@ -1,0 +1,148 @@
+"""FSDP2: parameters, gradients and optimizer state are spread over the ranks; a block is gathered while it computes.
+
+Validation runs through the same blocks, so all ranks must take the same number of held-out batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainer.config import Settings
+from trainer.data.contract import Fields
+from trainer.models.blocks import transformer_blocks
+from trainer.optim import build_optimizer
+from trainer.parallel import sharded
+from trainer.parallel.averages import take_from_main
+from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
+from trainer.parallel.strategy import OptimizerState, Strategy
+from trainer.tasks.objective import Objective
+from trainer.world import World
+
+
+class Fsdp(Strategy):
+    """Whole state lies on the CPU of rank 0 and is empty elsewhere; it is put together one tensor at a time."""
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        self.objective = objective
+        self.world = world
+        self.data_rank, self.data_ranks = world.rank, world.size
+        if settings.sync_batchnorm:
+            nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
+        take_from_main(objective.model.state_dict().values(), world)
+        self._spread(settings)
+        # FSDP swaps a module's parameters while it is gathered: these are the ones that stay.
+        self._names = names_by_parameter(objective.model)
+        self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
+
+    def _spread(self, settings: Settings) -> None:
+        group = self.world.group or dist.group.WORLD
+        assert group is not None
+        shard(self.objective.model, DeviceMesh.from_group(group, self.world.device.type), settings)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def loss(self, fields: Fields) -> Tensor:
+        loss: Tensor = self.objective(fields)
+        return loss
+
+    @contextlib.contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        model = self.objective.model
+        self._free_gathered()
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+            model.set_is_last_backward(last)
+        yield
+
+    def clip(self, max_norm: float) -> Tensor:
+        return sharded.clip_gradients(self._names, limit(max_norm), self.world.device)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def model_state(self) -> dict[str, Tensor]:
+        return self._on_main(self._live())
+
+    def optimizer_state(self) -> OptimizerState:
+        own = state_by_name(self.optimizer, self._names)
+        whole = {name: {key: self._whole(value) for key, value in own[name].items()} for name in own}
+        return whole if self.world.is_main else {}
+
+    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
+        targets = self._live()
+        load_tensors(targets, state, share=lambda name, whole: sharded.part(whole, targets[name]))
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        load_state_by_name(
+            self.optimizer, self._names, state, share=lambda name, whole: sharded.part(whole, parameters[name])
+        )
+
+    def own_parameters(self) -> dict[str, Tensor]:
+        self._free_gathered()
+        return {name: sharded.local(parameter) for parameter, name in self._names.items() if parameter.requires_grad}
+
+    def own_gradients(self) -> dict[str, Tensor]:
+        return {
+            name: sharded.local(parameter.grad) for parameter, name in self._names.items() if parameter.grad is not None
+        }
+
+    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._on_main(self.spread(shares))
+
+    def spread_model_state(self) -> dict[str, Tensor]:
+        return self._live()
+
+    def spread_optimizer_state(self) -> OptimizerState:
+        return state_by_name(self.optimizer, self._names)
+
+    def spread(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        return {name: sharded.from_part(part, parameters[name]) for name, part in shares.items()}
+
+    def share(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        return {name: sharded.local(sharded.part(whole, parameters[name])).clone() for name, whole in state.items()}
+
+    def _live(self) -> dict[str, Tensor]:
+        """Parameters and buffers as they are spread."""
+        self._free_gathered()
+        return dict(self.objective.model.state_dict())
+
+    def _free_gathered(self) -> None:
+        """Frees copies of whole weights, which are out of date when somebody has written to the shares."""
+        for module in self.objective.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _on_main(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = {name: self._whole(tensor) for name, tensor in tensors.items()}
+        return whole if self.world.is_main else {}
+
+    def _whole(self, value: Any) -> Any:
+        """A whole tensor on rank 0's CPU; elsewhere nothing is kept of it (collective)."""
+        if not isinstance(value, Tensor):
+            return value
+        gathered = sharded.whole(value)
+        return gathered.cpu() if self.world.is_main else None
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
+    """Spreads every repeated block by itself, and what remains as one more; sums of gradients are in fp32."""
+    half = torch.bfloat16 if settings.precision == "bf16" else None
+    reduced = torch.float32 if half else None
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": settings.reshard_after_forward}
+    if settings.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    for block in transformer_blocks(model):
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced), **options)
+    # The loss is computed in fp32.
+    outer = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced, output_dtype=torch.float32 if half else None)
+    fully_shard(model, mp_policy=outer, **options)

@@ -1,0 +1,52 @@
+"""Local SGD: every rank steps alone, and every few steps their weights are averaged.
+
+Stich (2019), "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from trainer.config import Settings
+from trainer.parallel.averages import average, take_from_main
+from trainer.parallel.plain import Plain
+from trainer.parallel.strategy import OptimizerState
+from trainer.tasks.objective import Objective
+from trainer.world import World
+
+
+class LocalSgd(Plain):
+    """Ranks differ between averages. Taking state averages first, so that a checkpoint is one model and one optimizer:
+
+    a run that goes on from a checkpoint does what the run that wrote it went on to do.
+    """
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        super().__init__(settings, objective, world)
+        # A step has no exchange of its own, unless the objective's forward does.
+        self.can_settle = not objective.exchanges
+        self._every = settings.average_every
+        take_from_main(objective.model.state_dict().values(), world)
+
+    def after_update(self, step: int) -> None:
+        super().after_update(step)
+        if step % self._every == 0:
+            self._average_weights()
+
+    def _average_weights(self) -> None:
+        average(self.objective.model.state_dict().values(), self.world)
+
+    def model_state(self) -> dict[str, Tensor]:
+        self._average_weights()
+        return super().model_state()
+
+    def optimizer_state(self) -> OptimizerState:
+        state = super().optimizer_state()
+        average(self._moments(state), self.world)
+        return state
+
+    def _moments(self, state: OptimizerState) -> Iterator[Tensor]:
+        for values in state.values():
+            yield from (value for key, value in values.items() if key != "step" and isinstance(value, Tensor))

@@ -1,0 +1,92 @@
+"""One process with the whole model and no wrapper; and what all ways share that keep whole tensors on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from trainer.config import Settings
+from trainer.data.contract import Fields
+from trainer.optim import build_optimizer
+from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
+from trainer.parallel.strategy import OptimizerState, Strategy
+from trainer.tasks.objective import Objective
+from trainer.world import World
+
+# Between steps, within one, or within one whose gradients are complete.
+Stage = Literal["between", "within", "complete"]
+
+
+class Plain(Strategy):
+    """The objective as it is. `model_state` and `optimizer_state` are views of the live tensors, on every rank.
+
+    Where steps may be done again, buffers (batch statistics) go back to what they were before a step that failed.
+    """
+
+    can_settle = True  # there is nobody who waits
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        self.objective = objective
+        self.world = world
+        self.data_rank, self.data_ranks = world.rank, world.size
+        self._names = names_by_parameter(objective.model)
+        self.optimizer = self._build_optimizer(settings)
+        self.stage: Stage = "between"
+        self._buffers = list(objective.buffers()) if settings.oom_retries else []
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
+        return build_optimizer(self.objective.model.named_parameters(), settings, self.world.device)
+
+    def loss(self, fields: Fields) -> Tensor:
+        loss: Tensor = self.objective(fields)
+        return loss
+
+    @contextlib.contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        if self.stage != "within":
+            self.begin()
+        with self.exchanging(last):
+            yield
+        if last:
+            self.stage = "complete"
+
+    def exchanging(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around a micro batch whose gradients are exchanged at its end, or not."""
+        return contextlib.nullcontext()
+
+    def begin(self) -> None:
+        """The first micro batch of a step begins, or would have begun where this rank has failed before it."""
+        self.stage = "within"
+        if self._buffers:
+            torch._foreach_copy_(self._buffers_before, self._buffers)
+
+    def after_update(self, step: int) -> None:
+        self.stage = "between"
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        super().renew()
+        if self._buffers and self.stage != "between":
+            torch._foreach_copy_(self._buffers, self._buffers_before)
+        self.stage = "between"
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip_grad_norm_(self._names, limit(max_norm))
+
+    def model_state(self) -> dict[str, Tensor]:
+        return dict(self.objective.model.state_dict())
+
+    def optimizer_state(self) -> OptimizerState:
+        return state_by_name(self.optimizer, self._names)
+
+    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
+        load_tensors(self.objective.model.state_dict(), state, share=lambda name, whole: whole)
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        load_state_by_name(self.optimizer, self._names, state)
