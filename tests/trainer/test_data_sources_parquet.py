@@ -19,7 +19,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.trainer.test_data_sources import everything, images, text
+from trainer.config import Settings
 from trainer.data import BrokenSample, ReadsAhead, Split
+from trainer.data.parquet import layout
 from trainer.data.parquet_text import COUNTS_FILE
 from trainer.data.rowgroups import RowGroups
 from trainer.errors import SettingsError, TrainerError
@@ -104,6 +106,19 @@ def test_classes_have_the_names_that_the_files_know(shards: Path) -> None:
     assert from_images(shards).classes == ("cat", "dog", "owl", "eel", "ant")
 
 
+def test_classes_that_no_number_of_ours_can_hold_break_their_row_group_alone(tmp_path: Path) -> None:
+    features = {"label": {"names": ["a", "b", "c", "d"], "_type": "ClassLabel"}}
+    labels = pa.array([0, 1, 2, 2**64 - 1], pa.uint64())
+    table = pa.table({"image": [png(1)] * 4, "label": labels})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    write(tmp_path / "train.parquet", table, 2)
+    write(tmp_path / "val.parquet", table, 2)
+    split = from_images(tmp_path).train
+    assert split.read(np.array([0, 1]))["label"].tolist() == [0, 1]
+    with pytest.raises(BrokenSample, match=r"sample 2 \(.*train\.parquet, row group 1\) cannot be read: Integer value"):
+        split.read(np.array([0, 2]))
+
+
 def test_without_statistics_the_largest_class_is_looked_for(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pictures(range(12)), 4, write_statistics=False)
     assert from_images(tmp_path).classes == ("0", "1", "2", "3")
@@ -166,6 +181,22 @@ def test_files_that_differ_in_their_columns_are_refused(shards: Path) -> None:
         from_images(shards)
 
 
+def test_a_flipped_bit_of_a_footer_ends_in_a_layout_or_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, pa.table({"ids": [[1, 2, 3]] * 40}), 10)
+    good = path.read_bytes()
+    settings = Settings(task="lm", data="parquet", data_dir=tmp_path)
+    refusals = set()
+    for place in range(len(good) - 8 - int.from_bytes(good[-8:-4], "little"), len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 2]) + good[place + 1 :])
+        try:
+            assert all(span.start < span.stop for span in layout(settings).train)
+        except TrainerError as error:
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+            refusals.add(str(error).rpartition(": ")[2])
+    assert any(refusal.startswith("its row groups have") for refusal in refusals)
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "text"])
 def test_files_that_are_no_parquet_are_named(shards: Path, damage: str) -> None:
     path = shards / "train-00001-of-00002.parquet"
@@ -174,6 +205,12 @@ def test_files_that_are_no_parquet_are_named(shards: Path, damage: str) -> None:
     with pytest.raises(TrainerError, match=rf"{path} is damaged or no Parquet file") as caught:
         from_images(shards)
     assert "\n" not in str(caught.value)
+
+
+def test_a_column_of_numbers_that_are_no_classes_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", pictures(range(12), id=[2**40] * 12), 4)
+    with pytest.raises(TrainerError, match=r"a\.parquet, row group 0 has 1099511627776 in column id: that is no class"):
+        from_images(tmp_path, label_column="id")
 
 
 def test_too_few_rows_are_refused(tmp_path: Path) -> None:
@@ -226,12 +263,14 @@ def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int)
         assert caught.value.index == 22 and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["gone", "cut", "other"])
+@pytest.mark.parametrize("change", ["gone", "cut", "rows", "columns"])
 def test_a_file_that_changes_during_the_run_breaks_its_samples_alone(shards: Path, change: str) -> None:
     path = shards / "train-00001-of-00002.parquet"
     split = from_images(shards).train
-    if change == "other":
+    if change == "rows":
         write(path, pictures(range(3)), 2)
+    elif change == "columns":
+        write(path, pictures(range(20)).rename_columns(["image", "class"]), 15)
     elif change == "gone":
         path.unlink()
     else:
@@ -364,6 +403,20 @@ def test_a_damaged_row_group_of_text_is_named_when_it_is_counted_and_breaks_samp
         split.read(np.array([0, second]))
     with pytest.raises(TrainerError, match=rf"{path}, row group 1 cannot be read: .*; remove the file or fetch"):
         from_text(tmp_path)
+
+
+def test_a_row_group_without_text_is_passed_over_and_one_of_another_type_is_damaged(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array([*POEMS, *[None] * 5, *POEMS], pa.string())})
+    write(tmp_path / "train.parquet", table, 5)
+    write(tmp_path / "val.parquet", table, 15)
+    split = from_text(tmp_path).train
+    assert split.blocks == (5, 5)
+    assert split.read(np.array([1]))["tokens"].tolist() == split.read(np.array([6]))["tokens"].tolist()
+    write(tmp_path / "train.parquet", pa.table({"text": range(15)}), 5)
+    with pytest.raises(
+        BrokenSample, match=r"sample 5 \(.*train\.parquet, row group 2\) cannot be read: .*cast from int64"
+    ):
+        pickle.loads(pickle.dumps(split)).read(np.array([5]))
 
 
 def test_tokens_without_a_value_or_out_of_range_are_no_tokens(tmp_path: Path) -> None:

@@ -33,14 +33,32 @@ class Span:
 
 
 @dataclass(frozen=True)
+class File:
+    """A Parquet file's footer: pyarrow's metadata and schema."""
+
+    path: Path
+    footer: Any
+    schema: Any
+
+    def spans(self) -> list[Span]:
+        """All rows, each row group a span."""
+        rows = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
+        return [Span(self.path, group, 0, count) for group, count in enumerate(rows) if count]
+
+
+@dataclass(frozen=True)
 class Layout:
-    """What there is: the rows to train on and those held out, the footers of all files, and the schema of the first."""
+    """What there is: the rows to train on, those held out, and all files that they lie in."""
 
     folder: Path
     train: tuple[Span, ...]
     held_out: tuple[Span, ...]
-    footers: tuple[tuple[Path, Any], ...]
-    schema: Any
+    files: tuple[File, ...]
+
+    @property
+    def schema(self) -> Any:
+        """That of the first file; the others need only have the columns in use."""
+        return self.files[0].schema
 
     def column(self, name: str, wanted: str, fits: Callable[[Any], bool]) -> str:
         """A column that all files have: the one of this name, or where that is empty the only one whose type fits.
@@ -50,19 +68,18 @@ class Layout:
         from pyarrow import types
 
         fitting = [field.name for field in self.schema if fits(field.type)]
-        there = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
+        there = _one_line(", ".join(f"{field.name} ({field.type})" for field in self.schema))
         if name and name not in fitting:
             raise SettingsError(f"{self.folder} has no column {name} with {wanted}; its columns are {there}")
         if not name and len(fitting) != 1:
-            found = f"{len(fitting)} columns ({', '.join(fitting)})" if fitting else "no column"
+            found = f"{len(fitting)} columns ({_one_line(', '.join(fitting))})" if fitting else "no column"
             raise SettingsError(f"{self.folder} has {found} with {wanted}; name one with --data-column out of {there}")
         name = name or fitting[0]
         kind = self.schema.field(name).type
-        for path, footer in self.footers:
-            schema = footer.schema.to_arrow_schema()
-            here = schema.field(name).type if name in schema.names else None
+        for file in self.files:
+            here = file.schema.field(name).type if name in file.schema.names else None
             if here is None or not fits(here) or types.is_nested(here) != types.is_nested(kind):
-                raise TrainerError(f"{path} has no column {name} of type {kind}, as {self.footers[0][0]} has")
+                raise TrainerError(f"{file.path} has no column {name} of type {kind}, as {self.files[0].path} has")
         return name
 
 
@@ -86,13 +103,14 @@ def layout(settings: Settings) -> Layout:
     if not train:
         raise TrainerError(f"no *.parquet files in {folder} or {folder / 'train'}")
     held_out = next((paths for paths in others if paths), [])
-    footers = tuple((path, _footer(path)) for path in (*train, *held_out))
-    train_spans, held_out_spans = _spans(footers[: len(train)]), _spans(footers[len(train) :])
+    files = tuple(_file(path) for path in (*train, *held_out))
+    train_spans = [span for file in files[: len(train)] for span in file.spans()]
+    held_out_spans = [span for file in files[len(train) :] for span in file.spans()]
     if not held_out:
         train_spans, held_out_spans = _divided(train_spans)
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
-    return Layout(folder, tuple(train_spans), tuple(held_out_spans), footers, footers[0][1].schema.to_arrow_schema())
+    return Layout(folder, tuple(train_spans), tuple(held_out_spans), files)
 
 
 def read_rows(span: Span, columns: Sequence[str]) -> Any:
@@ -106,7 +124,9 @@ def read_rows(span: Span, columns: Sequence[str]) -> Any:
         with parquet.ParquetFile(span.path, page_checksum_verification=True) as file:
             table = file.read_row_group(span.group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DamagedError(" ".join(str(error).split())) from error
+        raise DamagedError(_one_line(str(error))) from error
+    if table.num_columns < len(columns):
+        raise DamagedError(f"it has no longer all of the columns {', '.join(columns)}")
     if table.num_rows < span.stop:
         raise DamagedError(f"it has {table.num_rows} rows and had at least {span.stop} at first")
     return table.slice(span.start, span.stop - span.start)
@@ -117,23 +137,23 @@ def unreadable(span: Span, error: DamagedError) -> TrainerError:
     return TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again")
 
 
-def _footer(path: Path) -> Any:
+def _file(path: Path) -> File:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.read_metadata(path)
+        footer = parquet.read_metadata(path)
+        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        if min(rows, default=0) < 0 or sum(rows) != footer.num_rows:
+            raise ValueError(f"its row groups have {sum(rows)} rows, and the file {footer.num_rows}")
+        return File(path, footer, footer.schema.to_arrow_schema())
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split())
+        reason = _one_line(str(error))
         raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {reason}") from error
 
 
-def _spans(footers: Sequence[tuple[Path, Any]]) -> list[Span]:
-    spans = []
-    for path, footer in footers:
-        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-        spans += [Span(path, group, 0, count) for group, count in enumerate(rows) if count]
-    return spans
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _divided(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:

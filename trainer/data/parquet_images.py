@@ -18,7 +18,9 @@ from trainer.data.parquet import DamagedError, Layout, Span, layout, read_rows, 
 from trainer.data.parts import Parts
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.data.rowgroups import RowGroups
+from trainer.errors import TrainerError
 
+_MAX_CLASSES = 1_000_000
 _UNKNOWN = -1  # the class of a row that has none
 
 
@@ -153,16 +155,19 @@ def _largest_label(files: Layout, label: str) -> int:
     from pyarrow import compute
 
     largest = 0
-    for path, footer in files.footers:
-        for group in range(footer.num_row_groups):
-            row_group = footer.row_group(group)
-            chunks = [row_group.column(place) for place in range(row_group.num_columns)]
-            statistics = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == label)
+    for file in files.files:
+        leaves = [file.footer.schema.column(place).path for place in range(len(file.footer.schema))]
+        place = leaves.index(label)
+        for span in file.spans():
+            statistics = file.footer.row_group(span.group).column(place).statistics
             if statistics is not None and statistics.has_min_max:
                 largest = max(largest, statistics.max)
-            elif row_group.num_rows:
-                span = Span(path, group, 0, row_group.num_rows)
+            else:
                 largest = max(largest, compute.max(_readable(span, [label]).column(label)).as_py() or 0)
+            if largest >= _MAX_CLASSES:
+                raise TrainerError(
+                    f"{span} has {largest} in column {label}: that is no class; name one with --label-column"
+                )
     return int(largest)
 
 
