@@ -26,7 +26,7 @@ Fields = dict[str, Tensor]
 Transform = Callable[[Fields, Indices], Fields]
 
 
-class BrokenSample(TrainerError):
+class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the run may go on)
     """A sample cannot be read; training may go on with another one."""
 
     def __init__(self, index: int, where: str, reason: str) -> None:
