@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
+from trainer.checkpoints.random_state import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import load_data
 from trainer.data.feed import Feed
@@ -45,7 +44,7 @@ class Session:
         self.progress = progress
         self.precision = Precision(settings, world.device)
         self.data = load_data(settings)
-        torch.manual_seed(settings.seed)  # the same initial weights on every rank
+        seed_everything(settings.seed)  # the same initial weights on every rank
         self.built = build(settings, self.data)
         objective = build_objective(settings, self.data, self.built.model, world)
         self.precision.place(objective)
@@ -65,7 +64,7 @@ class Session:
         # 0 until the largest that fits has been found.
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
-        torch.manual_seed(self._rank_seed())
+        seed_everything(self._rank_seed())
 
     def __enter__(self) -> Session:
         return self
@@ -153,7 +152,7 @@ class Session:
         if self.world.rank < len(state["random"]):
             restore_random_state(state["random"][self.world.rank], self.world.device)
         else:
-            torch.manual_seed(self._rank_seed())  # a rank that did not exist when this was saved
+            seed_everything(self._rank_seed())  # a rank that did not exist when this was saved
 
     def _rank_seed(self) -> int:
         """Different dropout on every rank, and on a rank that joins later."""

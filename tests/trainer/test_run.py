@@ -1,0 +1,149 @@
+"""Whole runs of two ranks: phases, ways of spreading, and going on from one to another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
+from tests.trainer.test_loop import same
+from trainer.checkpoints import load
+from trainer.config import unfold
+from trainer.world import World
+
+PHASES = json.dumps(
+    [
+        {"name": "cold", "steps": 4, "lr": "x0.1", "validate_every": 2},
+        {"name": "warm", "steps": 6, "batch_size": "x0.5", "grad_accum": 4, "parallel": "zero1", "ema": 0.9},
+        {"name": "alone", "steps": 3, "ranks": 1, "precision": "bf16"},
+        {"name": "spread", "steps": 3, "parallel": "fsdp", "gradient_checkpointing": "full", "reset_optimizer": True},
+    ]
+)
+PHASED = ("--phases", PHASES, "--validate-every", "0", "--checkpoint-every", "5", "--dropout", "0.2")
+
+
+def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
+    """Trains until all ranks crash as a step begins, so that nobody is left waiting."""
+    fault = ";".join(f"crash@step={step},rank={rank}" for rank in range(world.size))
+    with pytest.raises(RuntimeError, match=f"injected crash at step {step} on rank {world.rank}"):
+        train_on(world, output, *flags, "--inject", fault)
+
+
+def train_until(world: World, output: Path, step: int, *flags: str) -> None:
+    """Trains; every rank asks itself to stop when that step has been written."""
+    metrics = output / "metrics.jsonl"
+
+    def ask() -> None:
+        wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), 60, f"step {step}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    train_on(world, output, *flags)
+    thread.join()
+
+
+def test_phases_follow_each_other_with_settings_of_their_own(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(train_on, tmp_path, *PHASED)
+    steps = step_lines(tmp_path)
+    assert [line["step"] for line in steps] == list(range(1, 17))
+    assert [line["phase"] for line in steps] == ["cold"] * 4 + ["warm"] * 6 + ["alone"] * 3 + ["spread"] * 3
+    # 8 x 2 of two ranks, 4 x 4 of two, 8 x 2 of one, and of two again.
+    samples = [line["samples"] for line in steps]
+    assert [after - before for before, after in zip([0, *samples], samples, strict=False)] == [32] * 10 + [16] * 3 + [
+        32
+    ] * 3
+    warm_up = settings(*PHASED).warmup_steps
+    assert steps[0]["lr"] == pytest.approx(0.1 * settings().lr / warm_up)
+    assert steps[4]["lr"] == pytest.approx(settings().lr / warm_up)  # each phase has a warm-up of its own
+    assert [line["event"] for line in lines(tmp_path) if line.get("event") in ("start", "phase", "end")] == [
+        *("start", "phase", "phase", "phase", "end")
+    ]
+    assert [one["world_size"] for one in events(tmp_path, "phase")] == [2, 1, 2]
+    assert [one["step"] for one in events(tmp_path, "validation")] == [2, 4, 10, 13, 16]
+    state = load(tmp_path / "checkpoints" / "step_00000016.pt")
+    assert (state["phase"], state["phase_step"], state["step"]) == ("spread", 3, 16)
+    assert state["optimizer"]["head.weight"]["step"] == 3
+
+
+def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks, tmp_path: Path) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    two_ranks.run(train_on, straight, *PHASED)
+    two_ranks.run(train_and_crash, broken, 8, *PHASED)
+    assert checkpoints(broken)[-1] == "step_00000005.pt"
+    two_ranks.run(train_on, broken, *PHASED, "--resume", "auto")
+    one, two = (load(output / "checkpoints" / "step_00000016.pt") for output in (straight, broken))
+    for part in ("model", "optimizer", "random", "samples", "metrics"):
+        assert same(one[part], two[part]), part
+
+
+def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(two_ranks: Ranks, tmp_path: Path) -> None:
+    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 5000, "ranks": 1}])
+    two_ranks.run(train_until, tmp_path, 5, "--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
+    [stop] = events(tmp_path, "stop")
+    assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
+    assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
+
+
+def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    phases = json.dumps([{"name": "a", "steps": 2, "ranks": 3}])
+    assert train(tmp_path, "--phases", phases) == 2
+    assert "--ranks 3 are more than the 1 that were started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--parallel", "zero1"),
+        ("--parallel", "fsdp"),
+        ("--parallel", "fsdp", "--sharded-checkpoints"),
+        ("--parallel", "local_sgd", "--average-every", "2"),
+        ("--async-checkpoints", "--gzip-checkpoints"),
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
+    flags: tuple[str, ...], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    common = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
+    two_ranks.run(train_and_crash, tmp_path, 26, *common, *flags)
+    whole = ("--batch-size", "16", "--resume", "auto")  # the two ranks' batches in one
+    assert train(tmp_path, *common, *whole) == 0
+    [resume] = events(tmp_path, "resume")
+    assert resume["step"] == 24
+    plain = tmp_path / "plain"
+    assert train(plain, *common, "--batch-size", "16") == 0
+    tolerance = 0.1 if "local_sgd" in flags else 1e-3
+    for one, other in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
+        assert one["step"] == other["step"] and one["samples"] == other["samples"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=tolerance)
+
+
+def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    flags = ("--steps", "8", "--batch-size", "120", "--grad-accum", "6", "--validate-every", "2", "--best-checkpoint")
+    assert train(tmp_path, *flags, "--epoch-checkpoints", "--checkpoint-every", "0") == 0
+    folder = tmp_path / "checkpoints"
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt")) == [
+        "best_model.pt",
+        "phase_main/epoch_0.pt",
+        "phase_main/epoch_1.pt",
+        "phase_main/epoch_2.pt",
+        "phase_main/epoch_3.pt",
+        "step_00000008.pt",
+    ]
+    best = json.loads((folder / "best_model.json").read_text())
+    measured = {one["step"]: one["val/loss"] for one in events(tmp_path, "validation")}
+    assert best["value"] == min(measured.values()) == measured[best["step"]]
+    assert best["settings"]["batch_size"] == 120 and load(folder / "best_model.pt")["step"] == best["step"]
+
+
+def test_unfolding_keeps_what_a_phase_does_not_name() -> None:
+    cold, warm, *_ = unfold(settings(*PHASED))
+    assert (cold.steps, cold.batch_size, warm.batch_size, warm.ema) == (4, 8, 4, 0.9)
