@@ -1,0 +1,73 @@
+"""The profiles that come with gputui: what they say of themselves, and that the trainer takes what gputui gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputui.config import shipped_profiles
+from gputui.profiles.loading import Profile, load
+from gputui.profiles.resolve import resolve
+from gputui.recovery.actions import EFFECTIVE_BATCH_TOLERANCE, AppliedAction, shrink_batch
+from gputui.runs.command import build_launch
+from gputui.runs.spec import RunSpec, Scalar
+from trainer.config import Settings, from_arguments, unfold
+
+PATHS = sorted(shipped_profiles().glob("*.yaml"))
+OF_THE_TRAINER = [path for path in PATHS if load(path).form.module == "trainer"]
+
+every_profile = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+of_the_trainer = pytest.mark.parametrize("path", OF_THE_TRAINER, ids=lambda path: path.stem)
+
+
+def resolved(path: Path) -> RunSpec:
+    return resolve(load(path), gpus_override="0")
+
+
+def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None = None) -> Settings:
+    """What the trainer makes of the command line that gputui starts it with."""
+    launch = build_launch(
+        spec, run_id="r", run_dir="/r", attempt=1, params=params, visible_gpus=(), nproc=2, port=1,
+        checkpoint=checkpoint,
+    )  # fmt: skip
+    words = launch.argv[launch.argv.index("trainer") + 1 :]
+    return from_arguments(words, {name: text for name, text in launch.env.items() if name.startswith("GPUTUI")})[0]
+
+
+@every_profile
+def test_it_says_what_it_is_and_what_it_needs(path: Path) -> None:
+    profile: Profile = load(path)
+    description = profile.form.description or ""
+    assert 20 < len(description) < 110 and not description.endswith(".")
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ") and max(map(len, lines)) <= 140
+    if not profile.form.gpus.is_none:
+        assert lines[1].startswith("# Needs ")
+        assert profile.form.requires.gpu_memory and profile.form.requires.disk
+
+
+@of_the_trainer
+def test_the_trainer_understands_the_command(path: Path) -> None:
+    spec = resolved(path)
+    settings = settings_of(spec, dict(spec.params), checkpoint="/r/checkpoints/step_00000040.pt")
+    assert settings.resume == "/r/checkpoints/step_00000040.pt"
+    assert str(settings.metrics) == "/r/metrics.jsonl"
+    assert spec.checkpoints is not None and str(settings.checkpoint_dir) == spec.checkpoints.directory.format(
+        run_dir="/r"
+    )
+    assert settings.steps == spec.params["steps"]
+
+
+@of_the_trainer
+def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) -> None:
+    spec = resolved(path)
+    shrunk = shrink_batch(spec, spec.params, None)
+    assert isinstance(shrunk, AppliedAction)
+    changed = dict(spec.params) | {change.parameter: change.after for change in shrunk.changes}
+    before, after = (unfold(settings_of(spec, dict(params))) for params in (spec.params, changed))
+    for old, new in zip(before, after, strict=True):
+        assert isinstance(old.batch_size, int) and isinstance(new.batch_size, int)
+        assert new.batch_size < old.batch_size
+        kept = new.batch_size * new.grad_accum / (old.batch_size * old.grad_accum)
+        assert kept == pytest.approx(1, abs=EFFECTIVE_BATCH_TOLERANCE)
