@@ -11,6 +11,13 @@ import torch
 from trainer.checkpoints.files import State
 
 
+def seed_everything(seed: int) -> None:
+    """Sets every global random generator of this process, those of GPUs too, by a seed of 0 or more."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state(device: torch.device) -> State:
     """The state of every global random generator of this process, as plain values and tensors."""
     kind, keys, *rest = np.random.get_state(legacy=True)
