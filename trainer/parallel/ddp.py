@@ -51,13 +51,15 @@ class Ddp(Plain):
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             find_unused_parameters=settings.find_unused_parameters,
         )
-        wrapped.broadcast_buffers = settings.broadcast_buffers  # at forward; at the start they are always made equal
+        # At forward; at the start they are always made equal. Constants of the objective are not worth an exchange.
+        wrapped.broadcast_buffers = settings.broadcast_buffers and any(True for _ in self.objective.model.buffers())
         wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
         return wrapped
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def loss(self, fields: Fields) -> Tensor:
+        self.exchange.call(exchanges=self._wrapped.broadcast_buffers)
         loss: Tensor = self._wrapped(fields)
         return loss
 
@@ -130,6 +132,6 @@ class _Entered(nn.Module):
         self._exchange = exchange
 
     def forward(self, fields: Fields) -> Tensor:
-        self._exchange.entered = True
+        self._exchange.enter()
         loss: Tensor = self.objective(fields)
         return loss

@@ -32,6 +32,8 @@ class Exchange:
         self._type = _TYPES.get(compression)
         self._on_device = world.device.type == "cuda"
         self._ready = self._done = 0.0
+        self._called: float | None = None
+        self._before_forward = 0.0
         # The host may read one step while the device is still busy with the next.
         self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
         self._ready_mark: torch.cuda.Event | None = None
@@ -41,6 +43,17 @@ class Exchange:
         self.sent = 0
         self.entered = False
         self._ready_mark = None
+        self._before_forward = 0.0
+
+    def call(self, *, exchanges: bool) -> None:
+        """The module is called; `exchanges` is whether DDP may exchange something before it comes to the forward."""
+        self._called = time.perf_counter() if exchanges and not self.entered else None
+
+    def enter(self) -> None:
+        """The forward is reached."""
+        if self._called is not None:
+            self._before_forward, self._called = time.perf_counter() - self._called, None
+        self.entered = True
 
     def finish(self) -> None:
         """The step's last backward has returned: what is given to the device from now on follows the exchange."""
@@ -76,7 +89,7 @@ class Exchange:
     def seconds(self) -> float | None:
         """The newest step's wait that is known by now; never waits for the device."""
         if not self._on_device:
-            return max(0.0, self._done - self._ready) if self.rounds else None
+            return self._before_forward + max(0.0, self._done - self._ready) if self.rounds else None
         for ready, done in reversed(self._marks):
             if done.query():  # type: ignore[no-untyped-call]
                 milliseconds: float = ready.elapsed_time(done)
