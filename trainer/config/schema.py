@@ -76,17 +76,25 @@ class RunSettings(_Group):
 class ModelSettings(_Group):
     """The network"""
 
-    model: str = Field("auto", description="a name, a Hugging Face config.json, or package.module:function")
+    model: str = Field(
+        "auto",
+        description="a name such as resnet50 or gpt2, a Hugging Face config.json, or package.module:function; auto is"
+        " cnn for images, bytes for lm, bert-tiny for mlm",
+    )
     model_options: dict[str, Any] = Field(
         {}, description="keys of the model's configuration to change, or arguments of the function"
     )
-    weights: Path | None = Field(None, description="folder with model.safetensors to start from, for fine-tuning")
-    width: int = Field(16, ge=8, description="channels (cnn) or embedding size (bytes, a multiple of 32)")
-    depth: int = Field(2, ge=1, description="residual blocks of cnn and bytes")
-    dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped in training")
+    weights: Path | None = Field(None, description="fine-tuning: folder with model.safetensors to start from")
+    width: int = Field(16, ge=8, description="cnn: channels, a multiple of 8; bytes: embedding size, a multiple of 32")
+    depth: int = Field(2, ge=1, description="cnn, bytes: residual blocks")
+    dropout: float = Field(
+        0.1, ge=0, le=0.9, description="share of activations dropped in training (ResNets have none)"
+    )
     context: int = Field(128, ge=8, description="tokens that a language model sees at once")
     embedding_size: int = Field(64, ge=2, description="size of the vectors that contrastive learning compares")
-    temperature: float = Field(0.1, gt=0, description="contrastive: how sharply similarities are compared")
+    temperature: float = Field(
+        0.1, gt=0, description="contrastive: similarities are divided by it; the lower, the sharper"
+    )
     hard_negatives: int = Field(
         0, ge=0, description="contrastive: compare each view with only so many most similar others; 0: with all"
     )
@@ -112,9 +120,13 @@ class DataSettings(_Group):
         0, ge=0, description="processes per rank that read ahead; 0: reading happens in the training process"
     )
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
-    pin_memory: bool = Field(True, description="page-locked host memory for batches, with CUDA")
-    persistent_workers: bool = Field(True, description="keep the workers when the order of reading changes")
-    cache_bytes: int = Field(0, ge=0, description="memory per reading process for samples already read; 0: none")
+    pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
+    persistent_workers: bool = Field(
+        True, description="keep the workers from one validation, or batch size, to the next"
+    )
+    cache_bytes: int = Field(
+        0, ge=0, description="bytes of memory per reading process for samples already read; 0: none"
+    )
     max_broken_samples: int = Field(
         100, ge=0, description="unreadable samples per rank that are skipped before the run fails"
     )
@@ -124,18 +136,20 @@ class ParallelSettings(_Group):
     """How the ranks work together"""
 
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
-    tensor_parallel: int = Field(1, ge=1, description="ranks that share every layer between them; with parallel fsdp")
+    tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that share every layer between them")
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
-    bucket_cap_mb: float = Field(25.0, gt=0, description="ddp: mebibytes of gradients exchanged at once")
-    static_graph: bool = Field(False, description="ddp: the same parameters are used in every step")
-    gradient_as_bucket_view: bool = Field(True, description="ddp: gradients live in the exchange buffers")
-    find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
-    broadcast_buffers: bool = Field(True, description="ddp: rank 0's batch statistics are everybody's")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: mebibytes of gradients exchanged at once")
+    static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
+    gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
+    find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
+    broadcast_buffers: bool = Field(True, description="ddp, zero1: rank 0's batch statistics are everybody's")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
     compress_gradients: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="ddp: exchange gradients in half precision"
+        "none", description="ddp, zero1: exchange gradients in half precision"
     )
-    reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
+    reshard_after_forward: bool = Field(
+        True, description="fsdp: free gathered weights after forward and gather them again for backward"
+    )
     cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
     average_every: int = Field(8, ge=1, description="local_sgd: steps between averages of the weights")
 
@@ -157,7 +171,8 @@ class PrecisionSettings(_Group):
     loss_scale_interval: int = Field(2000, ge=1, description="fp16: good steps before the scale grows")
     channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
     gradient_checkpointing: Recompute = Field(
-        "none", description="recompute activations in backward to save memory: selective (every other block) or full"
+        "none",
+        description="recompute activations in backward to save memory: selective (every other block) or full; true is full",
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(
@@ -182,7 +197,9 @@ class OptimizerSettings(_Group):
     )
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
     oom_retries: int = Field(
-        0, ge=0, description="times that a CUDA out of memory is answered with smaller micro batches"
+        0,
+        ge=0,
+        description="times that running out of GPU memory is answered with smaller micro batches, in this process",
     )
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd is with Nesterov momentum")
@@ -190,9 +207,9 @@ class OptimizerSettings(_Group):
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay after the warm-up")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
-    weight_decay: float = Field(0.01, ge=0, description="for matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the gradient's mean")
-    beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the gradient's square")
+    weight_decay: float = Field(0.01, ge=0, description="decay of matrices and other weights of two or more dimensions")
+    beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the mean gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean squared gradient")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
     reset_optimizer: bool = Field(False, description="forget the optimizer's state when this phase begins")
@@ -211,7 +228,7 @@ class CheckpointSettings(_Group):
     best_metric: str = Field(
         "val/loss", description="what best means; loss and perplexity the lower, all others the higher"
     )
-    keep: int = Field(3, ge=1, description="newest checkpoints to keep")
+    keep: int = Field(3, ge=1, description="newest checkpoints of checkpoint_every to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     gzip_checkpoints: bool = Field(False, description="compress checkpoints (slow; names then end in .pt.gz)")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
