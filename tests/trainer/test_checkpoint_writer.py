@@ -201,6 +201,7 @@ def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Pa
     assert saver.save(state_of(10), step=10)
     assert gate.reached.wait(20)
     assert saver.busy and saver.poll() == []
+    assert saver.save(state_of(10), step=10)  # that one is on its way
     assert not saver.save(state_of(20), step=20)
     assert saver.save(state_of(20), step=20, periodic=False)  # nothing was due
     (skipped,) = saver.poll()
