@@ -172,7 +172,7 @@ class PrecisionSettings(_Group):
     channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
     gradient_checkpointing: Recompute = Field(
         "none",
-        description="recompute activations in backward to save memory: selective (every other block) or full; true is full",
+        description="recompute activations in backward to save memory: selective (every other block), or full or true",
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(
