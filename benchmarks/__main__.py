@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import death, ingest, latency, peers, record, start, table, tui
+from benchmarks import death, figures, ingest, latency, peers, record, start, table, tui
 from benchmarks.alone import end_tidily
 from benchmarks.fakenvml.build import BuildError
 from benchmarks.processes import machine_load
 from benchmarks.scene import GPUS, PROCESSES_EACH
 from benchmarks.terminal import TerminalTimeoutError
+from benchmarks.trainer import parts
 
 BENCHMARKS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "record": record.measure,
@@ -29,6 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "latency": latency.measure,
     "death": death.measure,
     "peers": peers.measure,
+    "trainer": parts.measure,
 }
 
 FAILURES = (
@@ -69,7 +71,9 @@ def main(argv: list[str] | None = None) -> int:
             results[name] = None
             failed.append(f"{name} could not be measured: {_reason(error)}")
     print(f"\n{table.render(results)}\n")
-    for line in [*failed, *(f"missed: {text}" for text in table.missed(results))]:
+    failed += [f"{text} (could not be measured)" for text in figures.said(results, "failed")]
+    left_out = [f"left out: {text}" for text in figures.said(results, "why_not")]
+    for line in [*failed, *left_out, *(f"missed: {text}" for text in table.missed(results))]:
         print(line)
     print(f"took {time.monotonic() - began_at:.0f} s")
     if args.json is not None:

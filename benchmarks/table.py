@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
+from benchmarks import figures
+from benchmarks.figures import NOTHING, Figure, Results, Unit
+from benchmarks.trainer.rows import TRAINER_FIGURES
 from benchmarks.watching import SIZES, size_word
-
-Results = Mapping[str, Mapping[str, Any] | None]
-"""Name of a benchmark → what its ``measure`` returned; None where it failed. One that was not asked for is missing."""
-
-Unit = Literal["%", "MB", "bytes/s", "/s", "s"]
-_FORMATS: Mapping[Unit, tuple[float, str]] = {
-    "%": (1.0, "{:.2f}"),
-    "MB": (1e-6, "{:.1f}"),
-    "bytes/s": (1.0, "{:,.0f}"),
-    "/s": (1.0, "{:,.0f}"),
-    "s": (1.0, "{:.3f}"),
-}
-NOTHING = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line. ``path`` leads to the value among the results of ``benchmark``, ``peer_path`` to a peer's."""
-
-    benchmark: str
-    text: str
-    unit: Unit
-    path: tuple[str, ...]
-    aim: float | None = None
-    aim_is: Literal["below", "at most", "at least"] = "below"
-    peer_path: tuple[str, ...] | None = None
-
-    def is_reached(self, value: float | None) -> bool | None:
-        """None where there is no aim or no value."""
-        if self.aim is None or value is None:
-            return None
-        if self.aim_is == "below":
-            return value < self.aim
-        return value <= self.aim if self.aim_is == "at most" else value >= self.aim
-
-    @property
-    def aim_text(self) -> str:
-        sign = {"below": "<", "at most": "≤", "at least": "≥"}[self.aim_is]
-        return "" if self.aim is None else f"{sign} {_number(self.aim, self.unit, exact=True)}"
 
 
 def _screen(columns: int, rows: int, bytes_aim: float) -> list[Figure]:
@@ -91,6 +54,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("latency", "a live run's page 200x50, CPU of a core", "%", ("page_cpu_percent",)),
     Figure("latency", "a live run's page 200x50, to the terminal", "bytes/s", ("page_bytes_per_second",)),
     Figure("death", "worker's death to the next attempt's first step", "s", ("seconds",)),
+    *TRAINER_FIGURES,
 )
 
 PEERS = ("nvitop", "nvtop")
@@ -100,36 +64,14 @@ def render(results: Results) -> str:
     """The table as text, a line for each figure that was asked for."""
     peers = results.get("peers")
     rows = [["figure", "gputui", "aim", "reached", *(_heading(name, peers) for name in PEERS)]]
-    for figure in FIGURES:
-        if figure.benchmark not in results:
-            continue
-        value = _at(results[figure.benchmark], figure.path)
-        reached = figure.is_reached(value)
-        rows.append(
-            [
-                figure.text,
-                _number(value, figure.unit) + _unit(figure.unit, value),
-                figure.aim_text,
-                "" if reached is None else "yes" if reached else "NO",
-                *(_peer(name, figure, peers) for name in PEERS),
-            ]
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(_cell(text, column, widths[column]) for column, text in enumerate(row)).rstrip() for row in rows]
-    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+    for figure in figures.asked_for(FIGURES, results):
+        rows.append([*figures.row(figure, results), *(_peer(name, figure, peers) for name in PEERS)])
+    return figures.layout(rows)
 
 
 def missed(results: Results) -> list[str]:
     """The figures that were measured and miss their aim."""
-    return [
-        figure.text
-        for figure in FIGURES
-        if figure.benchmark in results and figure.is_reached(_at(results[figure.benchmark], figure.path)) is False
-    ]
-
-
-def _cell(text: str, column: int, width: int) -> str:
-    return text.ljust(width) if column in (0, 3) else text.rjust(width)
+    return figures.missed(FIGURES, results)
 
 
 def _heading(name: str, peers: Mapping[str, Any] | None) -> str:
@@ -144,24 +86,4 @@ def _peer(name: str, figure: Figure, peers: Mapping[str, Any] | None) -> str:
         return NOTHING
     if peers.get(name) is None:
         return "not installed"
-    value = _at(peers[name], figure.peer_path)
-    return _number(value, figure.unit) + _unit(figure.unit, value)
-
-
-def _at(found: Any, path: Sequence[str]) -> float | None:
-    for key in path:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(key)
-    return None if found is None else float(found)
-
-
-def _number(value: float | None, unit: Unit, *, exact: bool = False) -> str:
-    if value is None:
-        return NOTHING
-    factor, form = _FORMATS[unit]
-    return f"{value * factor:,g}" if exact else form.format(value * factor)
-
-
-def _unit(unit: Unit, value: float | None) -> str:
-    return "" if value is None else f" {unit}"
+    return figures.with_unit(figures.at(peers[name], figure.peer_path), figure.unit)

@@ -1,0 +1,122 @@
+"""What a checkpoint of a given size costs: how long training stands still for it, and how long saving and loading take.
+
+    python -m benchmarks.trainer.checkpointing MEGABYTES TIMES cpu|cuda
+
+A process of its own, because it holds the state several times over. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoints import Checkpointer, Outcome, State, choose, load
+from trainer.config import Settings
+from trainer.world import World
+
+PARAMETERS = 100
+
+
+def made_state(size: int, device: torch.device) -> State:
+    """Weights and the two means of AdamW, `size` bytes in all, of random numbers, which compress as weights do."""
+    generator = torch.Generator(device).manual_seed(0)
+    numel = size // (3 * 4 * PARAMETERS)
+
+    def tensor() -> Tensor:
+        return torch.randn(numel, device=device, generator=generator)
+
+    names = [f"block.{number}.weight" for number in range(PARAMETERS)]
+    return {
+        "step": 0,
+        "model": {name: tensor() for name in names},
+        "optimizer": {
+            name: {"step": torch.tensor(1.0), "exp_avg": tensor(), "exp_avg_sq": tensor().square()} for name in names
+        },
+    }
+
+
+def saving(
+    state: State, folder: Path, device: torch.device, times: int, *, background: bool, gzip: bool = False
+) -> dict[str, Any]:
+    """Saves the state that often. Later ones find buffers and files as the first one has left them.
+
+    `blocked_seconds` is until training may go on; `device_blocked_seconds` until its device has nothing left to copy.
+    """
+    chosen: dict[str, Any] = {"async_checkpoints": background, "gzip_checkpoints": gzip}
+    settings = Settings(**{"checkpoint_dir": folder, "keep": 1, **chosen})
+    checkpointer = Checkpointer(settings, World(rank=0, size=1, device=device, backend=""))
+    blocked, on_device, outcomes = [], [], []
+    for step in range(1, times + 1):
+        _wait_for(device)
+        began = time.perf_counter()
+        checkpointer.save(lambda: state, step=step)
+        blocked.append(time.perf_counter() - began)
+        _wait_for(device)
+        on_device.append(time.perf_counter() - began)
+        checkpointer.wait()
+        outcomes += checkpointer.poll()
+    written = [_good(outcome) for outcome in outcomes]
+    return {
+        "first_blocked_seconds": blocked[0],
+        "blocked_seconds": statistics.median(blocked[1:] or blocked),
+        "first_device_blocked_seconds": on_device[0],
+        "device_blocked_seconds": statistics.median(on_device[1:] or on_device),
+        "seconds": statistics.median(seconds for seconds, _ in written),
+        "bytes": written[-1][1],
+    }
+
+
+def loading(state: State, folder: Path, times: int) -> dict[str, float]:
+    """Seconds to find the newest valid checkpoint, which reads it all, and to get its tensors into live ones."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        path = choose("auto", folder).path
+        assert path is not None
+        found = load(path)
+        for name, tensor in state["model"].items():
+            tensor.copy_(found["model"][name])
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state["optimizer"][name][kind].copy_(found["optimizer"][name][kind])
+        _wait_for(next(iter(state["model"].values())).device)
+        taken.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(taken)}
+
+
+def measure(size: int, times: int, device: torch.device) -> dict[str, Any]:
+    """Everything about a state of `size` bytes on a device; compressed saving and loading is done once."""
+    state = made_state(size, device)
+    with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:
+        plain, packed = Path(folder) / "plain", Path(folder) / "packed"
+        return {
+            "state_bytes": size,
+            "times": times,
+            "sync": saving(state, plain, device, times, background=False),
+            "load": loading(state, plain, times),
+            "async": saving(state, Path(folder) / "async", device, times, background=True),
+            "gzip": saving(state, packed, device, 1, background=False, gzip=True),
+            "gzip_load": loading(state, packed, 1),
+        }
+
+
+def _good(outcome: Outcome) -> tuple[float, int]:
+    if outcome.error is not None or outcome.seconds is None or outcome.bytes is None:
+        raise OSError(f"checkpoint {outcome.path} was not written: {outcome.error}")
+    return outcome.seconds, outcome.bytes
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(float(sys.argv[1]) * 1e6), int(sys.argv[2]), torch.device(sys.argv[3]))))
