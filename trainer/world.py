@@ -89,9 +89,13 @@ class World:
         """
         if not self.backend:
             return self
-        return dataclasses.replace(
-            self, backend="gloo", group=dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
+        group = dist.new_group(
+            dist.get_process_group_ranks(self.group),
+            backend="gloo",
+            timeout=datetime.timedelta(days=365),
+            use_local_synchronization=True,
         )
+        return dataclasses.replace(self, backend="gloo", group=group)
 
     def share(self, state: Any) -> Any:
         """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).
