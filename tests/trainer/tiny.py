@@ -41,8 +41,7 @@ class TinyBlock(nn.Module):
         self.outer = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.outer(torch.tanh(self.inner(self.norm(x))))
-        return x
+        return x + self.outer(torch.tanh(self.inner(self.norm(x))))
 
 
 class TinyModel(nn.Module):

@@ -6,6 +6,7 @@ Validation runs through the same blocks, so all ranks must take the same number 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -136,6 +137,8 @@ class Fsdp(Strategy):
 
 def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
     """Spreads every repeated block by itself, and what remains as one more; sums of gradients are in fp32."""
+    # The warning is about writing to the model's output, which no objective does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     half = torch.bfloat16 if settings.precision == "bf16" else None
     reduced = torch.float32 if half else None
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": settings.reshard_after_forward}

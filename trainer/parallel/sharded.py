@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 
@@ -23,8 +24,12 @@ def whole(tensor: Tensor) -> Tensor:
     if not isinstance(kept, DTensor):
         return kept
     # Parts that are kept in host memory travel between devices.
-    on_device: DTensor = kept.to(kept.device_mesh.device_type)  # type: ignore[assignment]
-    return on_device.full_tensor()
+    gathered: DTensor = kept.to(kept.device_mesh.device_type)  # type: ignore[assignment]
+    # One dimension of the mesh after the other, the last one cut first: torch warns about doing both at once.
+    for dimension in range(gathered.device_mesh.ndim):
+        placements = (*[Replicate()] * (dimension + 1), *gathered.placements[dimension + 1 :])
+        gathered = gathered.redistribute(placements=placements)
+    return gathered.to_local()
 
 
 def part(whole_tensor: Tensor, like: Tensor) -> Tensor:
@@ -52,14 +57,27 @@ def mesh_of(tensor: Tensor) -> DeviceMesh | None:
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.device) -> Tensor:
     """As torch's clip_grad_norm_, for parameters that are not all spread over the same ranks (collective)."""
-    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            by_mesh.setdefault(mesh_of(parameter.grad), []).append(parameter.grad)
-    norms = [whole(get_total_norm(gradients)).to(device) for gradients in by_mesh.values()]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    # Squares add up over the ranks that a gradient is cut for; ranks with copies of it count it once.
+    by_groups: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        by_groups.setdefault(_cut_for(gradient), []).append(local(gradient))
+    square = torch.zeros((), device=device)
+    for groups, parts in by_groups.items():
+        own = get_total_norm(parts).to(device) ** 2
+        for group in groups:
+            dist.all_reduce(own, group=group)
+        square += own
+    norm = square.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradients in by_mesh.values():
-        for gradient in gradients:
-            local(gradient).mul_(factor.to(gradient.device))
+    for gradient in gradients:
+        local(gradient).mul_(factor.to(gradient.device))
     return norm
+
+
+def _cut_for(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """The groups of ranks that have different parts of it."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    placements = enumerate(tensor.placements)
+    return tuple(tensor.device_mesh.get_group(dimension) for dimension, cut in placements if not cut.is_replicate())

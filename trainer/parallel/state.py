@@ -41,41 +41,40 @@ def load_state_by_name(
     `share` turns a whole tensor of the parameter's shape into this rank's part of it. Raises KeyError for names that
     are not in `names`, and ValueError for other shapes or the state of another kind of optimizer.
     """
-    unknown = sorted(set(state) - set(names.values()))
-    if unknown:
-        raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
-    whole_file = optimizer.state_dict()
+    _check(optimizer, names, state)
+    packed_state = optimizer.state_dict()
     loaded: dict[int, dict[str, Any]] = {}
-    for group, packed in zip(optimizer.param_groups, whole_file["param_groups"], strict=True):
+    for group, packed in zip(optimizer.param_groups, packed_state["param_groups"], strict=True):
         for parameter, index in zip(group["params"], packed["params"], strict=True):
             name = names[parameter]
             if state.get(name):
-                _check_kind(optimizer, name, state[name])
-                loaded[index] = {
-                    key: _own_copy(name, key, value, parameter, share) for key, value in state[name].items()
-                }
-    optimizer.load_state_dict({"state": loaded, "param_groups": whole_file["param_groups"]})
+                loaded[index] = {key: _own_copy(name, key, value, share) for key, value in state[name].items()}
+    optimizer.load_state_dict({"state": loaded, "param_groups": packed_state["param_groups"]})
 
 
-def _own_copy(name: str, key: str, value: Any, parameter: Tensor, share: Change) -> Any:
+def _own_copy(name: str, key: str, value: Any, share: Change) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if key == "step":
-        return value.detach().clone()
-    if value.shape != parameter.shape:
-        raise ValueError(
-            f"the optimizer's {key} of {name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
-        )
-    return share(name, value.detach()).clone()
+    return (value if key == "step" else share(name, value)).detach().clone()
 
 
-def _check_kind(optimizer: torch.optim.Optimizer, name: str, state: Mapping[str, Any]) -> None:
+def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
+    """Of all parameters, whoever steps them, so that all ranks come to the same answer."""
+    unknown = sorted(set(state) - set(names.values()))
+    if unknown:
+        raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
     needed = _NEEDED.get(type(optimizer), set())
-    if not needed <= set(state):
-        raise ValueError(
-            f"the optimizer's state of {name} holds {', '.join(sorted(state))}: "
-            f"it is not that of {type(optimizer).__name__}"
-        )
+    for parameter, name in names.items():
+        values = state.get(name) or {}
+        if values and not needed <= set(values):
+            raise ValueError(
+                f"the optimizer's state of {name} holds {', '.join(sorted(values))}: "
+                f"it is not that of {type(optimizer).__name__}"
+            )
+        for key, value in values.items():
+            if isinstance(value, Tensor) and key != "step" and value.shape != parameter.shape:
+                shapes = f"has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
+                raise ValueError(f"the optimizer's {key} of {name} {shapes}")
 
 
 def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], share: Change) -> None:
