@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.data.contract import Fields, Transform
 from trainer.errors import SettingsError
-from trainer.parallel import sharded
+from trainer.parallel import averages, sharded
 from trainer.parallel.build import build_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.state import names_by_parameter
@@ -476,3 +476,32 @@ def settle_with_broken_buckets(world: World) -> None:
         strategy._names = names_by_parameter(strategy.objective.model)
         strategy.exchange.entered = True
         strategy.settle()
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def kind_and_place(world: World, **settings: Any) -> tuple[str, int, int]:
+    strategy = build(world, **settings)
+    return type(strategy).__name__, strategy.data_rank, strategy.data_ranks
+
+
+def data_place(world: World, **settings: Any) -> tuple[int, int]:
+    strategy = build_strategy(tiny_settings(task="lm", width=32, **settings), words_objective("llama"), world)
+    return strategy.data_rank, strategy.data_ranks
+
+
+def first_weights(world: World, seed: int, **settings: Any) -> State:
+    """The model before any step, where every rank began with weights of its own."""
+    return copied(build(world, seed=seed + world.rank, **settings).model_state())
+
+
+def averaged(world: World) -> list[list[float]]:
+    tensors = [
+        torch.full((2,), float(world.rank)),
+        torch.full((1,), 1.0 + world.rank, dtype=torch.float64),
+        torch.arange(2).float(),
+        torch.tensor([world.rank]),
+    ]
+    averages.average(tensors, world)
+    return [tensor.tolist() for tensor in tensors]

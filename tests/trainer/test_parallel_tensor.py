@@ -1,0 +1,129 @@
+"""Ranks that share every layer of a language model train as one process does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from tests.trainer import parallel_checks as checks
+from tests.trainer.parallel_checks import ALONE
+from tests.trainer.ranks import Ranks
+from tests.trainer.test_parallel import difference
+from tests.trainer.tiny import TinyModel
+from trainer.errors import SettingsError
+from trainer.parallel.plans import plan
+
+# AdamW makes more of the last bits of gradients that are nearly zero than of all others.
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-6, 2e-4
+
+SHARED: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """Ten steps of one process, by model."""
+    return {kind: checks.train_words(ALONE, kind, 10) for kind in ("llama", "bert", "gpt2")}
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+def test_sharing_layers_changes_neither_losses_nor_weights(kind: str, alone: dict[str, Any], two_ranks: Ranks) -> None:
+    losses, model, optimizer, norms = alone[kind]
+    main, other = two_ranks.run(checks.train_words, kind, 10, **SHARED)
+    assert losses[-1] < 0.9 * losses[0]
+    assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE)
+    assert main[3] == other[3] == pytest.approx(norms, abs=LOSS_TOLERANCE)
+    assert difference(main[1], model) < WEIGHT_TOLERANCE
+    assert main[2].keys() == optimizer.keys()
+    for name, state in optimizer.items():
+        assert difference(main[2][name], state) < LOSS_TOLERANCE
+
+
+@pytest.mark.parametrize("way", [SHARED, {"parallel": "fsdp"}, {"parallel": "zero1"}])
+def test_four_ranks_reach_the_same_loss_in_rows_and_without(
+    way: dict[str, Any], alone: dict[str, Any], four_ranks: Ranks
+) -> None:
+    losses, model, _, norms = alone["llama"]
+    main = four_ranks.run(checks.train_words, "llama", 10, **way)[0]
+    assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE)
+    assert main[3] == pytest.approx(norms, abs=LOSS_TOLERANCE)
+    assert difference(main[1], model) < WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_state_goes_on_with_and_without_shared_layers(
+    kind: str, alone: dict[str, Any], two_ranks: Ranks, four_ranks: Ranks
+) -> None:
+    _, model, optimizer, _ = alone[kind]
+    losses, expected, _, _ = checks.train_words(ALONE, kind, 3, state=(model, optimizer))
+    for group in (two_ranks, four_ranks):
+        found, _, _, _ = group.run(checks.train_words, kind, 3, state=(model, optimizer), **SHARED)[0]
+        assert found == pytest.approx(losses, abs=LOSS_TOLERANCE)
+    shared = two_ranks.run(checks.train_words, kind, 10, **SHARED)[0]
+    found, result, _, _ = two_ranks.run(checks.train_words, kind, 3, state=shared[1:3], parallel="zero1")[0]
+    assert found == pytest.approx(losses, abs=1e-4)
+    assert difference(result, expected) < 1e-3
+
+
+def test_ranks_that_share_layers_take_the_same_data(four_ranks: Ranks) -> None:
+    assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+
+
+def test_what_cannot_be_shared_is_refused(two_ranks: Ranks, four_ranks: Ranks) -> None:
+    assert (
+        four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=4)
+        == ["--tensor-parallel 4 does not divide the model's num_key_value_heads, 2"] * 4
+    )
+    assert (
+        two_ranks.run(checks.refusal, **{**SHARED, "task": "lm", "width": 32})
+        == ["--tensor-parallel: no layers to share in this model; it knows those of Llama, BERT and GPT-2"] * 2
+    )
+    assert (
+        four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=3)
+        == ["--tensor-parallel 3 does not divide the 4 ranks"] * 4
+    )
+    assert (
+        four_ranks.run(checks.in_a_part, checks.refusal, "llama", **SHARED)[:2]
+        == ["--tensor-parallel 2 needs all ranks: leave --ranks away"] * 2
+    )
+
+
+def test_the_plan_names_both_halves_of_every_pair() -> None:
+    llama = plan(checks.words_objective("llama").model, 2)
+    block = "inner.model.layers.0."
+    assert {name.removeprefix(block): cut for name, cut in llama.items() if name.startswith(block)} == {
+        "self_attn.q_proj": "outputs",
+        "self_attn.k_proj": "outputs",
+        "self_attn.v_proj": "outputs",
+        "self_attn.o_proj": "inputs",
+        "mlp.gate_proj": "outputs",
+        "mlp.up_proj": "outputs",
+        "mlp.down_proj": "inputs",
+    }
+    bert = plan(checks.words_objective("bert").model, 2)
+    block = "inner.bert.encoder.layer.1."
+    assert {name.removeprefix(block): cut for name, cut in bert.items() if name.startswith(block)} == {
+        "attention.self.query": "outputs",
+        "attention.self.key": "outputs",
+        "attention.self.value": "outputs",
+        "attention.output.dense": "inputs",
+        "intermediate.dense": "outputs",
+        "output.dense": "inputs",
+    }
+    assert len(llama) == 14 and len(bert) == 12
+    gpt2 = plan(checks.words_objective("gpt2").model, 2)
+    # The attention of GPT-2 is not shared.
+    assert {name.removeprefix("inner.transformer.h.0."): cut for name, cut in gpt2.items() if ".0." in name} == {
+        "mlp.c_fc": "outputs",
+        "mlp.c_proj": "inputs",
+    }
+
+
+def test_widths_must_be_divisible() -> None:
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"up_proj": nn.Linear(8, 6), "down_proj": nn.Linear(6, 8)})})
+    assert plan(model, 3) == {"mlp.up_proj": "outputs", "mlp.down_proj": "inputs"}
+    with pytest.raises(SettingsError, match=r"--tensor-parallel 4 does not divide the 6 outputs of mlp\.up_proj"):
+        plan(model, 4)
+    with pytest.raises(SettingsError, match="no layers to share"):
+        plan(TinyModel(), 2)
