@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test check format bench screenshots clean
+.PHONY: run demo test check format coverage bench screenshots clean
 
 run: $(VENV)/.installed
 	@GPUTUI_HOME="$${GPUTUI_HOME:-$(CURDIR)}" $(BIN)/gputui
@@ -24,6 +24,13 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# How much of the trainer its own tests run, rank processes included.
+coverage: $(VENV)/.installed-dev
+	rm -rf .coverage && mkdir .coverage
+	$(BIN)/python -m coverage run -m pytest tests/trainer
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks

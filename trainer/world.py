@@ -83,19 +83,15 @@ class World:
         return dataclasses.replace(self, size=size, group=group) if self.rank < size else None
 
     def patient(self) -> World:
-        """The same ranks in a gloo group whose exchanges may wait for as long as a run lasts (collective).
+        """All ranks of the run in a gloo group whose exchanges may wait for as long as a run lasts (collective).
 
         For ranks that have nothing to do for a while: a peer that dies still ends their waiting at once.
         """
         if not self.backend:
             return self
-        group = dist.new_group(
-            dist.get_process_group_ranks(self.group),
-            backend="gloo",
-            timeout=datetime.timedelta(days=365),
-            use_local_synchronization=True,
+        return dataclasses.replace(
+            self, backend="gloo", group=dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
         )
-        return dataclasses.replace(self, backend="gloo", group=group)
 
     def share(self, state: Any) -> Any:
         """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).
