@@ -131,6 +131,25 @@ def test_attention_takes_no_mask_tensor(name: str, monkeypatch: pytest.MonkeyPat
     assert calls == [(None, SMALL[name][0] == "lm")] * 3
 
 
+@pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes"])
+def test_compiled_attention_takes_no_mask_either_and_is_the_same(name: str) -> None:
+    calls: list[tuple[bool, bool]] = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if "scaled_dot_product_attention" in str(node.target):
+                calls.append((node.kwargs.get("attn_mask") is None, node.kwargs.get("is_causal", False)))
+        return graph.forward
+
+    data = SMALL[name][1]
+    model = build_model(small_settings(name, dropout=0.0), data)
+    samples = inputs(data)
+    compiled = torch.compile(model, backend=noted, dynamic=False)(samples)
+    torch._dynamo.reset()
+    assert calls == [(True, SMALL[name][0] == "lm")] * 3
+    torch.testing.assert_close(compiled, model(samples))
+
+
 @pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes", "cnn"])
 def test_dropout_is_a_setting(name: str) -> None:
     data = SMALL[name][1]

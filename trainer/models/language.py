@@ -42,6 +42,10 @@ MASKED_NAMES = tuple(_BERT)
 
 _VOCABULARY_UNIT = 64
 
+# Windows are never padded, so whole and causal attention need no mask. "sdpa" of transformers makes one all the same
+# where it is compiled, and torch's flash kernel takes none.
+_ATTENTION = "unmasked_sdpa"
+
 
 def padded(vocabulary: int) -> int:
     """The next multiple of 64: matrix products on GPUs are fast with such sizes. The further tokens never occur."""
@@ -54,13 +58,15 @@ def build(settings: Settings, vocabulary: int, context: int) -> nn.Module:
     Special tokens are the data's business: none has a meaning to the network.
     """
     hf, name = library(), settings.model
+    # For an attention without a function for masks, none are made.
+    hf.AttentionInterface.register(_ATTENTION, hf.AttentionInterface()["sdpa"])
     common = {
         "vocab_size": padded(vocabulary),
         "use_cache": False,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        "attn_implementation": "sdpa",
+        "attn_implementation": _ATTENTION,
     }
     if name in _GPT2:
         kind, model, values = hf.GPT2Config, hf.GPT2LMHeadModel, _gpt2(settings, context)
