@@ -9,6 +9,7 @@ import torch
 
 from trainer.batch import smaller
 from trainer.checkpoints import Checkpointer
+from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.probing import largest_batch
 from trainer.session import Session
@@ -215,6 +216,9 @@ class Loop:
         """Measures on held-out data; the means as ``val/…``."""
         self.drain()
         means, seconds = validate(self.session)
+        wanted = self.settings.best_metric
+        if self.settings.best_checkpoint and wanted not in means:
+            raise SettingsError(f"--best-metric {wanted} is not measured; it can be {', '.join(sorted(means))}")
         self.telemetry.skipped(self.progress.step, self.session.held_out.report().skipped)
         self.progress.metrics |= means
         self.telemetry.validation(self.progress.step, means, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import time
@@ -15,6 +16,7 @@ from trainer.config import Settings, phase_at, unfold
 from trainer.errors import CheckpointError, SettingsError
 from trainer.faults import Injector
 from trainer.loop import Ending, Loop
+from trainer.parallel.build import check
 from trainer.session import Progress, Session
 from trainer.signals import Signals
 from trainer.telemetry.emit import Value
@@ -58,6 +60,8 @@ class Run:
         for phase in self.phases:
             if phase.ranks > world.size:
                 raise SettingsError(f"--ranks {phase.ranks} are more than the {world.size} that were started")
+            # Before the first one begins, not hours later.
+            check(phase, dataclasses.replace(world, size=phase.ranks or world.size))
         # Ranks that a phase does without wait in it for the others.
         some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
         self.meeting = world.patient() if some_wait else world
@@ -148,6 +152,8 @@ class Run:
             "precision": settings.precision,
             "parameters": session.parameters,
         }
+        if settings.phase:
+            facts["phase"] = settings.phase
         self.telemetry.event(step, "start" if not number or self.step == 0 else "phase", **facts)
         if settings.phase:
             self.telemetry.say(

@@ -107,7 +107,7 @@ def test_without_its_hash_a_file_is_not_trusted(folder: Path) -> None:
     (folder / "step_00000001.pt.sha256").unlink()
     with pytest.raises(CheckpointError, match=r"cannot be used: .*\.sha256 is missing"):
         hashes.verify(path)
-    with pytest.raises(CheckpointError, match=r"cannot be used: .*step_00000002\.pt.* is missing"):
+    with pytest.raises(CheckpointError, match=r"step_00000002\.pt cannot be used: the file is missing"):
         hashes.verify(folder / "step_00000002.pt")
     path.with_name("step_00000003.pt.sha256").write_text("0" * 64 + "  step_00000003.pt\n")
     with pytest.raises(CheckpointError, match=r"cannot be used: .*step_00000003\.pt is missing"):

@@ -147,3 +147,18 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
 def test_unfolding_keeps_what_a_phase_does_not_name() -> None:
     cold, warm, *_ = unfold(settings(*PHASED))
     assert (cold.steps, cold.batch_size, warm.batch_size, warm.ema) == (4, 8, 4, 0.9)
+
+
+def test_what_cannot_work_in_a_later_phase_is_said_before_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 2, "parallel": "fsdp", "cpu_offload": True}])
+    assert train(tmp_path, "--phases", phases) == 2
+    assert "--cpu-offload needs a process group: start with torchrun --nproc-per-node 1" in capsys.readouterr().err
+    assert step_lines(tmp_path) == []
+
+
+def test_a_best_metric_that_is_not_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4", "--validate-every", "2")
+    assert train(tmp_path, *flags) == 2
+    assert "--best-metric val/acuracy is not measured; it can be val/accuracy, val/loss" in capsys.readouterr().err

@@ -44,7 +44,8 @@ def read(path: Path) -> list[Entry]:
     try:
         lines = names.hash_file(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {error.filename} is missing") from None
+        missing = error.filename if path.exists() else "the file"
+        raise CheckpointError(f"checkpoint {path} cannot be used: {missing} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
     matches = [_LINE.fullmatch(line) for line in lines]

@@ -221,7 +221,7 @@ class Checkpointer:
                 blocked_seconds=job.blocked_seconds or job.seconds,
                 seconds=job.seconds,
                 bytes=None if job.error else job.bytes,
-                error=str(job.error) if job.error else job.problem,
+                error=job.error.strerror or str(job.error) if job.error else job.problem,
             )
         )
 

@@ -17,8 +17,8 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     The objective belongs to it from then on: for another strategy build another one. Raises SettingsError for
     combinations that do not work.
     """
-    for complaint in _complaints(settings, world):
-        raise SettingsError(complaint)
+    # What settings forbid each other whatever the ranks, they have already checked themselves.
+    check(settings, world)
     # Each way imports torch's parts for it, so only the chosen one is imported.
     if settings.parallel == "data_parallel":
         from trainer.parallel.data_parallel import DataParallel
@@ -49,6 +49,12 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     return Ddp(settings, objective, world)
 
 
+def check(settings: Settings, world: World) -> None:
+    """Raises SettingsError where the ranks cannot work together as the settings ask; says nothing of the model."""
+    for complaint in _complaints(settings, world):
+        raise SettingsError(complaint)
+
+
 def _complaints(settings: Settings, world: World) -> Iterator[str]:
     parallel, shared_by = settings.parallel, settings.tensor_parallel
     if settings.sync_batchnorm and world.device.type != "cuda":
@@ -57,23 +63,16 @@ def _complaints(settings: Settings, world: World) -> Iterator[str]:
         yield f"--sync-batchnorm needs --parallel ddp, zero1 or fsdp, not {parallel}"
     if settings.compress_gradients == "bf16" and world.backend == "gloo":
         yield "--compress-gradients bf16 needs CUDA GPUs; fp16 works between CPUs too"
-    if settings.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
-        yield f"--compress-gradients needs --parallel ddp or zero1, not {parallel}"
     if parallel == "data_parallel" and world.size > 1:
         yield f"--parallel data_parallel is for one process, not {world.size}: leave torchrun away, or use ddp"
     if parallel == "fsdp" and settings.precision == "fp16":
         yield "--parallel fsdp needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
     for name in ("cpu_offload", "sharded_checkpoints"):
-        flag = "--" + name.replace("_", "-")
-        if getattr(settings, name) and parallel != "fsdp":
-            yield f"{flag} needs --parallel fsdp, not {parallel}"
         if getattr(settings, name) and not world.backend:
-            yield f"{flag} needs a process group: start with torchrun --nproc-per-node 1"
+            yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
     if settings.average_every != type(settings).model_fields["average_every"].default and parallel != "local_sgd":
         yield f"--average-every needs --parallel local_sgd, not {parallel}"
     if shared_by > 1:
-        if parallel != "fsdp":
-            yield f"--tensor-parallel needs --parallel fsdp, not {parallel}"
         if world.size % shared_by:
             yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"
         if world.group is not None:
