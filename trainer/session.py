@@ -149,11 +149,13 @@ class Session:
         if same_batch and settings.phase == state["phase"]:
             # Nobody asked for another batch: what was found to fit still does.
             self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
-        if self.world.rank < len(state["random"]):
-            restore_random_state(state["random"][self.world.rank], self.world.device)
+        # Ranks that share layers draw alike, also where those that saved this did not.
+        first = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
+        if first < len(state["random"]):
+            restore_random_state(state["random"][first], self.world.device)
         else:
             seed_everything(self._rank_seed())  # a rank that did not exist when this was saved
 
     def _rank_seed(self) -> int:
-        """Different dropout on every rank, and on a rank that joins later."""
-        return (self.settings.seed * 1_000_003 + self.world.rank * 10_007 + self.progress.step) % 2**63
+        """Different dropout on all ranks with data of their own, and on a rank that joins later."""
+        return (self.settings.seed * 1_000_003 + self.strategy.data_rank * 10_007 + self.progress.step) % 2**63
