@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from trainer import config
 from trainer.config import Action
@@ -42,10 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the
         # others fail in turn as soon as that happens.
         record(run.run)(settings)
-    except TrainerError as error:
-        return _report(error)
-    finally:
+    except BaseException as error:
+        code = _report(error) if isinstance(error, TrainerError) else None
+        if world.leaving_may_wait():
+            # Only the end of this process tells the others, and the launcher, that nothing more comes from it.
+            _end_at_once(error, code)
         world.leave()
+        if code is None:
+            raise
+        return code
+    world.leave()
     return 0
 
 
@@ -58,6 +66,17 @@ def _report(error: TrainerError) -> int:
     if _is_main():
         print(f"trainer: {error}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def _end_at_once(error: BaseException, code: int | None) -> NoReturn:
+    """What Python does at the end of a process, but for everything that runs at its exit."""
+    if code is None and isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    elif code is None:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if code is None else code)
 
 
 if __name__ == "__main__":

@@ -168,9 +168,17 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
 
 
 def leave() -> None:
-    """Destroys the process group; peers that still wait for this rank then fail instead of hanging."""
+    """Destroys the process group; peers that still wait for this rank through gloo then fail instead of hanging."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leaving_may_wait() -> bool:
+    """Whether `leave`, and even the end of the interpreter, may wait for other ranks, and so must not follow an error.
+
+    NCCL finishes what it was given before it goes, and for that needs all ranks of the group to do the same.
+    """
+    return dist.is_initialized() and torch.cuda.is_initialized()
 
 
 def _choose_device(settings: Settings, local_rank: int, local_size: int) -> torch.device:
