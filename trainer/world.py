@@ -37,6 +37,7 @@ class World:
     device: torch.device
     backend: str  # nccl, gloo, or empty for a single process without a group
     group: dist.ProcessGroup | None = None
+    timeout: datetime.timedelta | None = None  # how long ranks wait for each other; None: torch's own
 
     @property
     def is_main(self) -> bool:
@@ -79,7 +80,7 @@ class World:
         """The first `size` ranks as a world of their own; None on the others. All ranks call it (collective)."""
         if size == self.size:
             return self
-        group = dist.new_group(list(range(size)))
+        group = dist.new_group(list(range(size)), timeout=self.timeout)
         return dataclasses.replace(self, size=size, group=group) if self.rank < size else None
 
     def patient(self) -> World:
@@ -164,7 +165,7 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
         timeout=timeout,
         device_id=device if cuda else None,
     )
-    return World(rank=rank, size=size, device=device, backend="nccl" if cuda else "gloo")
+    return World(rank=rank, size=size, device=device, backend="nccl" if cuda else "gloo", timeout=timeout)
 
 
 def leave() -> None:
@@ -178,7 +179,7 @@ def leaving_may_wait() -> bool:
 
     NCCL finishes what it was given before it goes, and for that needs all ranks of the group to do the same.
     """
-    return dist.is_initialized() and torch.cuda.is_initialized()
+    return dist.is_initialized() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _choose_device(settings: Settings, local_rank: int, local_size: int) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 from typing import Any
 
 import torch
@@ -21,6 +23,14 @@ def exchanges(world: World) -> dict[str, Any]:
         "patient": world.patient().vote(1.0)[0],
         "whole": world.part(world.size) is world,
     }
+
+
+def patience_of_a_part(world: World) -> float | None:
+    half = dataclasses.replace(world, timeout=datetime.timedelta(seconds=7)).part(2)
+    if half is None or half.group is None:
+        return None
+    options: Any = half.group._get_backend(world.device).options
+    return float(options._timeout.total_seconds())
 
 
 def share_a_state(world: World) -> Any:
@@ -43,6 +53,10 @@ def share_a_state(world: World) -> Any:
 def fail_on_one(world: World) -> None:
     if world.rank == 1:
         raise ValueError("rank 1 gives up")
+
+
+def test_ranks_of_a_part_wait_no_longer_for_each_other_than_all_do(four_ranks: Ranks) -> None:
+    assert four_ranks.run(patience_of_a_part) == [7.0, 7.0, None, None]
 
 
 def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:
