@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,7 @@ def survive(
     **settings: Any,
 ) -> dict[str, Any]:
     """Trains as the loop does; on some ranks one micro batch of one step runs out of memory, and all do it again."""
+    gc.freeze()  # looking through all of torch for garbage would take most of the time
     objective = tiny_objective(**(model or {}))
     blocks = objective.model.blocks
     blocks[1] = bad = Failing(blocks[1])
