@@ -9,8 +9,10 @@ import torch
 
 from trainer.session import Session
 
-# Without gradients larger batches fit than in training; a batch of one would take forever.
+# A batch of one would take forever, and without gradients larger ones fit than in training. But for text: most of what
+# a language model needs is its logits, of every token as many as there are tokens to choose from.
 _SMALLEST_BATCH = 64
+_TOKENS = 8192
 
 
 def validate(session: Session) -> tuple[dict[str, float], float]:
@@ -20,15 +22,17 @@ def validate(session: Session) -> tuple[dict[str, float], float]:
     """
     began = time.perf_counter()
     objective, world = session.objective, session.world
-    batch_size = max(min(_SMALLEST_BATCH, session.settings.max_batch_size), session.batch_size)
     sums: dict[str, torch.Tensor] = {}
     averaged = session.ema.swapped() if session.ema else contextlib.nullcontext()
     objective.eval()
     with averaged, torch.no_grad():
-        for fields in session.held_out.batches(batch_size):
+        for fields in session.held_out.batches(_batch_size(session)):
+            nothing = not len(next(iter(fields.values())))
             with session.precision.autocast():
-                measured = objective.measure(fields)
+                # A forward pass may be something that all ranks do together, and few networks take no samples.
+                measured = objective.measure(session.held_out.any_sample() if nothing else fields)
             for name, value in measured.items():
+                value = torch.zeros_like(value) if nothing else value
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
     objective.train()
     names = sorted(sums)
@@ -36,3 +40,9 @@ def validate(session: Session) -> tuple[dict[str, float], float]:
     totals = dict(zip(names, world.sum(*(sums[name] for name in names)), strict=True))
     means = {f"val/{name}": value for name, value in objective.summary(totals).items()}
     return means, time.perf_counter() - began
+
+
+def _batch_size(session: Session) -> int:
+    tokens = session.objective.tokens_per_sample
+    smallest = min(_SMALLEST_BATCH, max(1, _TOKENS // tokens)) if tokens else _SMALLEST_BATCH
+    return max(min(smallest, session.settings.max_batch_size), session.batch_size)

@@ -48,14 +48,14 @@ class HeldOut:
     def batches(self, batch_size: int) -> Iterator[Fields]:
         """This rank's batches, on its device; as many on every rank, of sizes that differ by at most one on a rank.
 
-        Where there are fewer samples than ranks or batches, some batches have no samples: fields of length 0, so that
-        forward passes that exchange something still happen everywhere. Raises TrainerError like `Feed.next`.
+        Where there are fewer samples than ranks or batches, some batches have no samples: fields of length 0. Raises
+        TrainerError like `Feed.next`.
         """
         requests = shares(self.samples, self._rank, self._ranks, batch_size, self._readers.count)
         fetched = self._readers.fetch(requests)
         began = time.perf_counter()
         for batch in fetched:
-            fields = on_device(batch.fields or self._no_samples(), self._device)
+            fields = on_device(batch.fields, self._device) if batch.fields else self._no_samples()
             self._tally.add(batch, time.perf_counter() - began)
             yield fields
             began = time.perf_counter()
@@ -74,11 +74,13 @@ class HeldOut:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _no_samples(self) -> Fields:
-        """The fields of any sample that can be read, cut down to length 0."""
+    def any_sample(self) -> Fields:
+        """A batch of one that can be read, whichever; for forward passes that must happen on all ranks alike."""
         first = Samples(self._split, max_broken=self._max_broken).take(np.zeros(1, dtype=np.int64))
-        fields = self._transform(first.fields, np.zeros(1, dtype=np.int64))
-        return {name: tensor[:0] for name, tensor in fields.items()}
+        return on_device(self._transform(first.fields, np.zeros(1, dtype=np.int64)), self._device)
+
+    def _no_samples(self) -> Fields:
+        return {name: tensor[:0] for name, tensor in self.any_sample().items()}
 
 
 @dataclass(frozen=True)
