@@ -56,6 +56,8 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
     Whatever has no deterministic implementation warns and goes on.
     """
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    # Else each new tensor is filled before it is written, at the cost of as much memory traffic again.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type != "cuda":
         return
     tf32 = settings.tf32 and not settings.deterministic
@@ -72,4 +74,14 @@ def compile_objective(objective: nn.Module, settings: Settings) -> None:
     The module stays the same object and its state keeps its names. Before DistributedDataParallel wraps it.
     """
     if settings.compile != "off":
+        forget_compiled(settings)
         objective.compile(mode=settings.compile, dynamic=False)
+
+
+def forget_compiled(settings: Settings) -> None:
+    """Drops what was compiled for other shapes of batch or for an earlier phase, with the memory of its CUDA graphs.
+
+    All modules share torch's limit of eight compilations, beyond which it computes uncompiled.
+    """
+    if settings.compile != "off":
+        torch.compiler.reset()

@@ -6,6 +6,7 @@ import torch
 
 from trainer.batch import Probe, find_batch
 from trainer.checkpoints.snapshot import HostBuffers
+from trainer.precision import forget_compiled
 from trainer.session import Session
 from trainer.stepper import Stepper
 
@@ -25,6 +26,7 @@ def largest_batch(session: Session, stepper: Stepper) -> int:
     session.strategy.load_optimizer_state({})
     session.load(state)
     session.grad_accum = accumulation
+    forget_compiled(session.settings)
     return found
 
 
@@ -32,6 +34,7 @@ def _probe(session: Session, stepper: Stepper, batch_size: int) -> Probe | None:
     """One step with this batch, and two micro batches where steps have several; None where a rank ran out of memory."""
     device, strategy = session.world.device, session.strategy
     session.set_batch(batch_size, min(session.grad_accum, 2))
+    forget_compiled(session.settings)
     base = _begin_measuring(device)
     total = stepper.gradients(session.progress.step + 1, survive=strategy.can_settle)
     if session.world.vote(total is None)[0]:
@@ -43,11 +46,11 @@ def _probe(session: Session, stepper: Stepper, batch_size: int) -> Probe | None:
         # There is no telling what a process on the CPU may still take: only failing tells.
         return Probe(peak_bytes=0, total_bytes=1)
     torch.cuda.synchronize(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
+    free, everything = torch.cuda.mem_get_info(device)
+    mine = torch.cuda.memory_reserved(device)
     return Probe(
         peak_bytes=torch.cuda.max_memory_reserved(device),
-        total_bytes=int((free + reserved) * session.settings.memory_fraction),
+        total_bytes=min(free + mine, int(everything * session.settings.memory_fraction)),
         base_bytes=base,
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainer.batch import is_out_of_memory
 from trainer.faults import Injector
+from trainer.precision import forget_compiled
 from trainer.session import Session
 from trainer.telemetry.timing import StepClock
 
@@ -53,6 +54,7 @@ class Stepper:
     def renew(self) -> None:
         """On all ranks, after a step in which one ran out of memory: gives memory back and gets ready for another."""
         self._session.strategy.renew()
+        forget_compiled(self._session.settings)
         if self._session.world.device.type == "cuda":
             torch.cuda.empty_cache()
 

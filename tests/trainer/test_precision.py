@@ -122,6 +122,11 @@ def test_compiling_changes_no_names_and_only_where_asked(monkeypatch: pytest.Mon
     assert calls == [{"mode": "reduce-overhead", "dynamic": False}]
 
 
+def test_new_memory_is_not_filled() -> None:
+    switch_backends(Settings(deterministic=True), CPU)
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
 def test_a_compiled_module_keeps_its_state() -> None:
     model = nn.Linear(2, 2)
     names = list(model.state_dict())
