@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gputui.agent import queueing
+from gputui.agent.refusing import RefusedError
 from gputui.agent.rundirs import checkpoint_directory, open_metrics
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
@@ -27,10 +29,6 @@ from gputui.store import commands
 from gputui.store.commands import PendingCommand
 
 log = logging.getLogger(__name__)
-
-
-class RefusedError(Exception):
-    """The command cannot be carried out; the text says why and what to do. Nothing was changed."""
 
 
 def answer_all(supervisor: Supervisor) -> int:
@@ -197,6 +195,9 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "restart": restart,
     "resume": resume,
     "rm": remove,
+    "queue_pause": queueing.pause,
+    "queue_resume": queueing.resume,
+    "queue_move": queueing.move,
 }
 
 

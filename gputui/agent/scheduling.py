@@ -14,13 +14,15 @@ FOREIGN_BUSY_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True)
 class GpuStanding:
     """One GPU as the scheduler sees it. ``obstacle`` says why nothing may start on it now, None when it may;
-    ``holder`` is the run that leases it; ``free_bytes`` is None when the driver does not say."""
+    ``out_of_service`` that waiting does not help; ``holder`` is the run that leases it; ``free_bytes`` is None when the
+    driver does not say."""
 
     uuid: str
     index: int
     holder: str | None = None
     obstacle: str | None = None
     free_bytes: int | None = None
+    out_of_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,25 @@ class Wait:
     reason: str
 
 
-def schedule(queue: Sequence[RunRecord], gpus: Sequence[GpuStanding] | None) -> list[Start | Wait]:
-    """First come, first served. A run that must wait holds back later ones from any GPU that it could use itself, so
-    that a large run is never starved by small ones; runs without GPUs start at once.
+PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
-    ``gpus`` is None while the sampler has not reported yet.
+
+def schedule(
+    queue: Sequence[RunRecord], gpus: Sequence[GpuStanding] | None, *, paused: bool = False
+) -> list[Start | Wait]:
+    """Strictly in the order of ``queue``. A run that must wait holds back later ones from any GPU that it could use
+    itself, so that a large run is never starved by small ones; one that the GPUs in service could never satisfy holds
+    back nobody. Runs without GPUs start at once.
+
+    ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
+    incident.
     """
     outcome: list[Start | Wait] = []
     taken: set[str] = set()
     for run in queue:
+        if paused and not goes_on(run):
+            outcome.append(Wait(run, PAUSED))
+            continue
         request = run.spec.gpus
         wanted = len(request.uuids) or request.count
         if not wanted:
@@ -64,9 +76,16 @@ def schedule(queue: Sequence[RunRecord], gpus: Sequence[GpuStanding] | None) -> 
             taken.update(chosen)
             outcome.append(Start(run, chosen))
         else:
-            taken.update(gpu.uuid for gpu in candidates)
+            in_service = [gpu for gpu in candidates if not gpu.out_of_service]
+            if own or len(in_service) >= wanted:
+                taken.update(gpu.uuid for gpu in candidates)
             outcome.append(Wait(run, _why(candidates, fitting, wanted, run)))
     return outcome
+
+
+def goes_on(run: RunRecord) -> bool:
+    """Whether the run goes on by itself after an incident: only recovery says when the next attempt may start."""
+    return run.not_before is not None
 
 
 def _fits(gpu: GpuStanding, run: RunRecord, taken: set[str]) -> bool:

@@ -30,6 +30,7 @@ from gputui.runs.identity import ProcessIdentity, environment_of, is_alive, mark
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
+from gputui.store import queue
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +223,8 @@ class Supervisor:
             total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
             used = sample.memory_used_bytes if sample else None
             free = None if total is None or used is None else total - used
-            standings.append(GpuStanding(gpu.uuid, gpu.index, holders.get(gpu.uuid), obstacle, free))
+            broken = (sample is not None and sample.state != "ok") or bool(gpu.mig_mode)
+            standings.append(GpuStanding(gpu.uuid, gpu.index, holders.get(gpu.uuid), obstacle, free, broken))
         return standings
 
     def _stranger(self, uuid: str) -> GpuProcess | None:
@@ -233,10 +235,11 @@ class Supervisor:
         return None
 
     def _schedule(self) -> None:
-        queue = repository.runs_in(self.connection, [RunState.QUEUED])
-        if not queue:
+        waiting = repository.queue(self.connection)
+        if not waiting:
             return
-        for outcome in schedule(queue, self.standings()):
+        paused = queue.pause(self.connection) is not None
+        for outcome in schedule(waiting, self.standings(), paused=paused):
             if isinstance(outcome, Start):
                 self._start(outcome)
             elif outcome.run.waiting_for != outcome.reason:

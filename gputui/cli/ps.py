@@ -8,8 +8,9 @@ import click
 
 from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
+from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
-from gputui.store import json_shapes, queries
+from gputui.store import json_shapes, queries, queue
 
 
 @click.command("ps")
@@ -23,6 +24,9 @@ def command(session: Session, as_json: bool, active: bool) -> None:
     if as_json:
         print_json([json_shapes.run_shape(run) for run in runs])
         return
+    pause = None if connection is None else queue.pause(connection)
+    if pause is not None:
+        say(pause_line(pause, time.time()))
     if not runs:
         say("no runs yet; gputui profiles lists what can be launched")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import click
 
@@ -24,6 +25,9 @@ FOLLOW_AGENT_SECONDS = 5.0
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
 @click.option("--name", help="What the run is called (else as the profile).")
+@click.option(
+    "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
+)
 @click.option("--wait", is_flag=True, help="Wait until it is over; the exit code tells how it ended.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
@@ -34,6 +38,7 @@ def command(
     changes: tuple[str, ...],
     gpus: str | None,
     name: str | None,
+    priority: int | None,
     wait: bool,
     dry_run: bool,
     as_json: bool,
@@ -58,6 +63,8 @@ def command(
             wait_for_gpus(connection)
     situation = resolving.gpu_situation(session)
     spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+    if priority is not None:
+        spec = replace(spec, priority=priority)
     results = preflight(spec, state=session.workspace.state, gpus=situation)
     failed = [result for result in results if result.status == "fail"]
     if failed:

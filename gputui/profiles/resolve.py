@@ -93,6 +93,7 @@ def resolve(
         recovery=dict(form.recovery),
         alerts=form.alerts,
         grace_seconds=float(form.grace),
+        priority=form.priority,
     )
 
 

@@ -17,11 +17,12 @@ from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.runs.states import RunState, check_move
+from gputui.store.queue import ORDER
 
 _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
 _RUN_COLUMNS = (
     "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, "
-    "waiting_for"
+    "waiting_for, priority"
 )
 
 
@@ -41,6 +42,7 @@ class RunRecord:
     started_at: float | None
     resume_from: str | None
     waiting_for: str | None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ def insert_run(
 ) -> None:
     """A new run, queued."""
     connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at, priority) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             run_id,
             sequence,
@@ -118,6 +120,7 @@ def insert_run(
             json.dumps(dict(params)),
             now,
             now,
+            spec.priority,
         ),
     )
     connection.execute(
@@ -140,7 +143,8 @@ def move(
             cause if target.is_over or target is RunState.RECOVERING else None,
             target.is_over,
             now,
-            target is RunState.QUEUED,
+            # A run that goes on after an incident keeps its place in the queue.
+            target is RunState.QUEUED and run.state is not RunState.RECOVERING,
             now,
             run.run_id,
         ),
@@ -177,6 +181,12 @@ def runs_in(connection: sqlite3.Connection, states: Sequence[RunState]) -> list[
         f"SELECT {_RUN_COLUMNS} FROM runs WHERE state IN ({marks}) ORDER BY sequence",  # noqa: S608 - marks only
         tuple(states),
     )
+    return [_run(row) for row in rows.fetchall()]
+
+
+def queue(connection: sqlite3.Connection) -> list[RunRecord]:
+    """The runs that wait, in the order in which they are served."""
+    rows = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs WHERE state = 'queued' ORDER BY {ORDER}")  # noqa: S608
     return [_run(row) for row in rows.fetchall()]
 
 
@@ -349,4 +359,5 @@ def _run(row: Sequence[Any]) -> RunRecord:
         started_at=row[9],
         resume_from=row[10],
         waiting_for=row[11],
+        priority=row[12],
     )

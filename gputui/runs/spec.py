@@ -86,6 +86,7 @@ class RunSpec:
     recovery: Mapping[str, Any] = field(default_factory=lambda: {"policy": "standard"})
     alerts: str | None = "standard"
     grace_seconds: float = 30.0
+    priority: int = 0
 
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
         """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""

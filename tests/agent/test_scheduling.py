@@ -11,11 +11,18 @@ from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.states import RunState
 
 
-def run(name: str, count: int = 0, *, uuids: tuple[str, ...] = (), memory: int | None = None) -> RunRecord:
+def run(
+    name: str,
+    count: int = 0,
+    *,
+    uuids: tuple[str, ...] = (),
+    memory: int | None = None,
+    not_before: float | None = None,
+) -> RunRecord:
     spec = RunSpec(
         name=name, launcher="python", program=("x.py",), python="/p", workdir="/", gpus=GpuRequest(count, uuids, memory)
     )
-    return RunRecord(name, name, RunState.QUEUED, 0, spec, {}, 0.0, 0.0, None, None, None, None)
+    return RunRecord(name, name, RunState.QUEUED, 0, spec, {}, 0.0, 0.0, not_before, None, None, None)
 
 
 def gpus(count: int, **changes: GpuStanding) -> list[GpuStanding]:
@@ -44,6 +51,21 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
     assert isinstance(large, Wait) and isinstance(small, Wait)
     assert "waits for 4 GPUs (3 free; GPU 0 is leased to other-1)" in large.reason
     assert "promised to an earlier run" in small.reason
+
+
+def test_a_run_that_can_never_start_holds_back_nobody() -> None:
+    lost = GpuStanding("g0", 0, obstacle="is lost", out_of_service=True)
+    large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=lost))
+    assert isinstance(large, Wait) and "GPU 0 is lost" in large.reason
+    assert small == Start(run("small", 1), ("g1",))
+
+
+def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> None:
+    recovering = run("r", 1, not_before=5.0)
+    outcomes = schedule([run("cpu"), run("a", 1), recovering], gpus(1), paused=True)
+    assert [type(outcome) for outcome in outcomes] == [Wait, Wait, Start]
+    assert isinstance(outcomes[0], Wait) and "paused" in outcomes[0].reason
+    assert outcomes[2] == Start(recovering, ("g0",))
 
 
 def test_a_run_that_asks_elsewhere_is_not_held_back() -> None:

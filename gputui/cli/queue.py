@@ -1,0 +1,115 @@
+"""`gputui queue`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from gputui.charts import units
+from gputui.cli.acting import act
+from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.table import columns
+from gputui.store import queue
+from gputui.store.json_shapes import iso
+
+
+@click.group("queue", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """The runs that wait, in the order in which they are served, and what each waits for.
+
+    A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs holds back those behind
+    it from every GPU that it could use itself.
+    """
+    if ctx.invoked_subcommand is None:
+        show(ctx.obj, as_json)
+
+
+def show(session: Session, as_json: bool) -> None:
+    connection = session.reader_or_none()
+    pause = None if connection is None else queue.pause(connection)
+    waiting = [] if connection is None else queue.entries(connection)
+    if as_json:
+        print_json(
+            {
+                "paused": pause is not None,
+                "paused_at": iso(pause.at) if pause else None,
+                "paused_by": pause.actor if pause else None,
+                "runs": [
+                    {
+                        "position": entry.position,
+                        "id": entry.run_id,
+                        "priority": entry.priority,
+                        "queued_at": iso(entry.queued_at),
+                        "waiting_for": entry.waiting_for,
+                    }
+                    for entry in waiting
+                ],
+            }
+        )
+        return
+    if pause is not None:
+        say(pause_line(pause, time.time()))
+    if not waiting:
+        say("no run waits")
+        return
+    now = time.time()
+    rows = [
+        (
+            str(entry.position),
+            entry.run_id,
+            str(entry.priority),
+            "–" if entry.queued_at is None else units.duration(max(0.0, now - entry.queued_at)),
+            entry.waiting_for or "",
+        )
+        for entry in waiting
+    ]
+    for line in columns(("", "RUN", "PRIORITY", "WAITS", ""), rows):
+        say(line)
+
+
+def pause_line(pause: queue.QueuePause, now: float) -> str:
+    """What a person is told while the queue is paused; ``now`` is UTC unix seconds."""
+    since = units.duration(max(0.0, now - pause.at))
+    return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
+
+
+@command.command("pause")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def pause_queue(session: Session, as_json: bool) -> None:
+    """Start nothing new; what runs goes on, and is recovered as ever."""
+    result = session.command("queue_pause", None)
+    if as_json:
+        print_json(result)
+    else:
+        say("the queue is paused; gputui queue resume opens it")
+
+
+@command.command("resume")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def resume_queue(session: Session, as_json: bool) -> None:
+    """Open the queue again."""
+    result = session.command("queue_resume", None)
+    if as_json:
+        print_json(result)
+    else:
+        say("the queue is open")
+
+
+@command.command("move")
+@click.argument("run")
+@click.option("--first", is_flag=True, help="Before all others that wait.")
+@click.option("--last", is_flag=True, help="Behind all others that wait.")
+@click.option("--priority", type=click.IntRange(-1000, 1000), help="This priority.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def move(session: Session, run: str, first: bool, last: bool, priority: int | None, as_json: bool) -> None:
+    """Change a waiting run's place; --first and --last do it by its priority."""
+    if first + last + (priority is not None) != 1:
+        fail("give one of --first, --last and --priority N", EXIT_USAGE)
+    place = "first" if first else "last" if last else None
+    act(session, "queue_move", run, as_json, place=place, priority=priority)
