@@ -43,6 +43,7 @@ class Incident:
         summary: one plain sentence without its full stop.
         fingerprint: the same for the same trouble, whatever the rank, numbers, addresses and paths in it.
         evidence_lines: what it was concluded from, harmless for a terminal.
+        gpu: the UUID of the GPU whose fault it was, where the driver said so; contained: it may be used again.
     """
 
     kind: str
@@ -51,6 +52,8 @@ class Incident:
     summary: str
     fingerprint: str
     evidence_lines: tuple[str, ...]
+    gpu: str | None = None
+    contained: bool = False
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
@@ -62,7 +65,7 @@ def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
     done = record is not None and record.clean and not record.stop_requested
     if stop_intended:
         return "succeeded" if done else "stopped"
-    return "succeeded" if done and not evidence.observed else "failed"
+    return "succeeded" if done and not any(seen.ended_run for seen in evidence.observed) else "failed"
 
 
 def classify(evidence: Evidence) -> Incident:
@@ -82,6 +85,8 @@ def classify(evidence: Evidence) -> Incident:
         summary=_line(summary),
         fingerprint=fingerprint(primary.kind, primary.text),
         evidence_lines=tuple(_line(text) for text in _evidence(evidence, report, primary, found)[:MAX_EVIDENCE_LINES]),
+        gpu=primary.gpu,
+        contained=primary.contained,
     )
 
 

@@ -93,13 +93,23 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent saw itself while the attempt ran, and for which it ended it: a kind, when, and in words."""
+    """What the agent saw itself while the attempt ran: a kind, when, and in words.
+
+    Attributes:
+        ended_run: the agent ended the attempt for it; else it is only what the driver said meanwhile.
+        gpu: the UUID of the GPU that it is about; contained: that GPU may be used again as it is.
+        distant: it was so long before the end that any cause found elsewhere is likelier.
+    """
 
     kind: str
     at: float
     text: str
     rank: int | None = None
     step: int | None = None
+    ended_run: bool = True
+    gpu: str | None = None
+    contained: bool = False
+    distant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from gputui.runs.logs import lines_of
 TRAILING_LINES = 20
 # torchrun stamps a death that left no error file when it notices it, in whole seconds; exceptions when they are raised.
 NOTICED_LATE_SECONDS = 2.0
+# The driver is asked once a second, and what a rank raises is stamped at once.
+SEEN_LATE_SECONDS = 3.0
 # Native messages further up belong to something that the process survived.
 LAST_LINES = 200
 
@@ -38,6 +40,7 @@ class Finding:
         at: seconds, comparable among the findings of one attempt; None is unknown.
         specific: recognised by a signature or an exit status, not merely some exception.
         detail: what a summary says in parentheses.
+        gpu: the UUID of the GPU whose fault it was; contained: that GPU may be used again as it is.
     """
 
     kind: str
@@ -48,6 +51,8 @@ class Finding:
     where: str | None = None
     specific: bool = True
     detail: str | None = None
+    gpu: str | None = None
+    contained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,12 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
 def _supervision(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
     """What gputui itself saw, and what the attempt's exit record says."""
     for seen in evidence.observed:
-        yield Finding(seen.kind, seen.rank, KINDS[seen.kind].tier, seen.text, float("-inf"), detail=seen.text)
+        # What the driver said comes in its place in time: it is the cause of what happened after it, not before.
+        at = float("-inf") if seen.ended_run else seen.at - SEEN_LATE_SECONDS
+        tier = Tier.SYMPTOM if seen.distant else KINDS[seen.kind].tier
+        yield Finding(
+            seen.kind, seen.rank, tier, seen.text, at, detail=seen.text, gpu=seen.gpu, contained=seen.contained
+        )
     if evidence.rebooted:
         yield Finding("interrupted", None, Tier.CAUSE, "the boot id has changed", float("-inf"))
     record = evidence.exit

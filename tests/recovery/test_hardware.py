@@ -1,0 +1,148 @@
+"""What the driver says of an attempt's GPUs, and when it is the cause of an end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputui.gpu.xid import xid_text
+from gputui.gpu.xid_classes import XID_CLASSES, XidClass, xid_class
+from gputui.recovery.classify import Incident, classify, outcome
+from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.hardware import Sighting, observations
+from tests.recovery.attempts import lay_out, report, traceback
+
+GPUS = ("GPU-a", "GPU-b")
+END = 1000.0
+
+
+def seen(code: int, *, at: float = END - 5, uuid: str = "GPU-b") -> Sighting:
+    return Sighting(at, uuid, "xid", code)
+
+
+def observed(*sightings: Sighting, nproc: int = 2) -> tuple[Observation, ...]:
+    return observations(sightings, GPUS, nproc, ended_at=END)
+
+
+def evidence(*sightings: Sighting, code: int = 1, files: dict[str, str] | None = None, folder: Path) -> Evidence:
+    lay_out(folder, files or {})
+    record = ExitRecord(code=code, ended_at=END)
+    return collect(folder, exit=record, ended_at=END, launcher="torchrun", observed=observed(*sightings))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (13, "illegal_access"),
+        (31, "illegal_access"),
+        (48, "ecc"),
+        (64, "ecc"),
+        (94, "ecc"),
+        (95, "ecc"),
+        (74, "nvlink_error"),
+        (79, "gpu_lost"),
+        (119, "gpu_lost"),
+        (120, "gpu_lost"),
+        (154, "gpu_lost"),
+        (43, None),
+        (45, None),
+        (63, None),
+        (92, None),
+        (9999, None),
+    ],
+)
+def test_what_an_xid_says(code: int, kind: str | None) -> None:
+    assert [one.kind for one in observed(seen(code))] == ([] if kind is None else [kind])
+
+
+def test_every_class_is_told_in_words() -> None:
+    assert all("see the kernel log (dmesg)" not in xid_text(code) for code in XID_CLASSES)
+    assert xid_class(None) is XidClass.NOTICE
+
+
+def test_the_rank_and_the_gpu_are_named() -> None:
+    (one,) = observed(seen(95))
+    assert (one.rank, one.gpu, one.contained) == (1, "GPU-b", False)
+    assert "XID 95" in one.text and "GPU 1 of the run" in one.text
+
+
+def test_with_several_ranks_for_a_gpu_no_rank_is_blamed() -> None:
+    assert observed(seen(95), nproc=4)[0].rank is None
+
+
+def test_gpus_of_others_are_not_looked_at() -> None:
+    assert observed(seen(79, uuid="GPU-z")) == ()
+
+
+def test_a_gpu_that_came_back_is_not_lost() -> None:
+    lost, back = Sighting(900, "GPU-a", "lost"), Sighting(910, "GPU-a", "returned")
+    assert [one.kind for one in observed(lost)] == ["gpu_lost"]
+    assert observed(lost, back) == ()
+    # An XID 79 is the driver's last word on a GPU; that it answers again takes nothing from it.
+    assert [one.kind for one in observed(lost, back, seen(79, uuid="GPU-a"))] == ["gpu_lost"]
+
+
+def test_an_old_error_ends_nothing() -> None:
+    assert observed(seen(31, at=END - 200)) == ()
+    assert observed(seen(74, at=END - 1000)) == ()
+    assert observed(seen(79, at=END - 5000)) != ()
+
+
+def test_counters_are_seen_too() -> None:
+    kinds = [
+        (one.kind, one.text) for one in observed(Sighting(990, "GPU-a", "ecc", 2), Sighting(991, "GPU-b", "remap"))
+    ]
+    assert [kind for kind, _ in kinds] == ["ecc", "ecc"]
+    assert "2 uncorrectable ECC errors" in kinds[0][1] and "remapped" in kinds[1][1]
+
+
+def test_an_error_that_needs_a_reset_counts_more_than_a_contained_one() -> None:
+    (one,) = observed(seen(94, at=990), seen(95, at=991))
+    assert not one.contained and "XID 95" in one.text
+    assert observed(seen(94))[0].contained
+
+
+# --- against what the logs say -----------------------------------------------------------------------------------
+
+NCCL = (
+    "[rank0]:[E1120 17:42:04 ProcessGroupNCCL.cpp:1] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
+)
+
+
+def verdict(*sightings: Sighting, folder: Path, files: dict[str, str]) -> Incident:
+    return classify(evidence(*sightings, folder=folder, files=files))
+
+
+def test_hardware_wins_over_the_consequences_in_the_logs(tmp_path: Path) -> None:
+    files = {"output.log": report({0: -6, 1: -6}, root=0), "ranks/0/stderr.log": NCCL, "ranks/1/stderr.log": NCCL}
+    found = verdict(seen(74, at=END - 620), folder=tmp_path, files=files)
+    assert (found.kind, found.rank, found.gpu) == ("nvlink_error", 1, "GPU-b")
+    assert "XID 74" in found.summary
+    assert any("Watchdog" in line for line in found.evidence_lines)
+
+
+def test_a_cause_in_the_logs_wins_over_an_error_long_before(tmp_path: Path) -> None:
+    oom = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0", rank=0)
+    files = {"output.log": report({0: 1, 1: -15}, root=0, asked=(1,)), "ranks/0/stderr.log": oom}
+    assert verdict(seen(74, at=END - 620), folder=tmp_path, files=files).kind == "cuda_oom"
+
+
+def test_a_lost_gpu_wins_over_what_the_rank_raised(tmp_path: Path) -> None:
+    raised = traceback("RuntimeError: CUDA error: unknown error", rank=1)
+    files = {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": raised}
+    found = verdict(seen(79), folder=tmp_path, files=files)
+    assert (found.kind, found.gpu, found.contained) == ("gpu_lost", "GPU-b", False)
+
+
+def test_a_run_that_ends_well_in_spite_of_an_error_has_succeeded(tmp_path: Path) -> None:
+    assert outcome(evidence(seen(94), code=0, folder=tmp_path), stop_intended=False) == "succeeded"
+    ended = Observation("hang", END, "no step for 300 s")
+    stopped = Evidence(ExitRecord(code=0), "torchrun", observed=(ended,))
+    assert outcome(stopped, stop_intended=False) == "failed"
+
+
+def test_evidence_survives_being_stored(tmp_path: Path) -> None:
+    kept = evidence(seen(95), folder=tmp_path)
+    assert Evidence.from_json(kept.to_json()) == kept
