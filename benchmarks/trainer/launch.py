@@ -66,11 +66,11 @@ def run(command: Sequence[str], *, cuda: bool, threads: int | None = 1) -> int:
 
 
 def child(module: str, *arguments: str, cuda: bool) -> Any:
-    """What a module prints as JSON when it is run in a process of its own. Raises CalledProcessError."""
+    """What a module prints as JSON when it is run in a process of its own, on one thread. Raises CalledProcessError."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env=_environment(cuda, None),
+        env=_environment(cuda, 1),
         capture_output=True,
         text=True,
         check=True,
