@@ -1,35 +1,36 @@
 """Which checkpoints of a run are whole, without PyTorch and without ever unpickling anything.
 
 A checkpoint counts as valid only after its content was checked: against the SHA-256 beside it (``<name>.sha256``, in
-the format of sha256sum), else by the CRC of every member of its ZIP archive (what ``torch.save`` writes), else by the
-layout of a safetensors file. Files are read in pieces, whatever their size.
+the format of sha256sum; other files that it lists belong to the checkpoint), else by the CRC of every member of its
+ZIP archive (what ``torch.save`` writes), of the stream of a gzip file, else by the layout of a safetensors file. Files
+are read in pieces, whatever their size.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from gputui.recovery import zip_archive
+from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
+from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
 
 PIECE_BYTES = 1 << 20
-MAX_DIRECTORY_FILES = 10_000
-# The format's own limit on its header: github.com/huggingface/safetensors, "Format".
-MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
+# Beyond so many damaged ones in a row the folder is taken to hold none that is whole.
+MAX_DAMAGED = 1000
 
-CHECKSUM_SUFFIX = ".sha256"
+GZIP_MAGIC = b"\x1f\x8b"
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".stale", ".lock", "~", CHECKSUM_SUFFIX)
-_HASH = re.compile(r"^\\?([0-9a-fA-F]{64})(?: [ *]|$)")
 _DIGITS = re.compile(r"\d+")
 # In a folder, files with these endings hold weights and must each be valid; others are only required to be readable.
-_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ def newest_valid(directory: Path, pattern: str) -> CheckpointInfo | None:
 def survey(directory: Path, pattern: str, *, wanted: int = 1) -> list[CheckpointInfo]:
     """Checkpoints from the newest back to the ``wanted``-th valid one, the invalid ones among them with the reason."""
     found: list[CheckpointInfo] = []
-    for path in candidates(directory, pattern):
+    damaged = 0
+    for path in _newest_first(directory, pattern):
         found.append(validate(path))
-        if sum(info.valid for info in found) >= wanted:
+        damaged = 0 if found[-1].valid else damaged + 1
+        if damaged > MAX_DAMAGED or sum(info.valid for info in found) >= wanted:
             break
     return found
 
@@ -68,22 +71,28 @@ def candidates(directory: Path, pattern: str) -> list[Path]:
 
     Newest is the highest step in the name; names without a number come after all others, by their time.
     """
-    dated = []
+    return list(_newest_first(directory, pattern))
+
+
+def _newest_first(directory: Path, pattern: str) -> Iterator[Path]:
+    """The candidates one by one: of thousands only those that are asked for are looked at."""
+    by_step: dict[int | None, list[Path]] = {}
     try:
         for path in directory.glob(pattern):
-            name = path.name
-            if name.startswith(".") or name.endswith(_UNFINISHED):
-                continue
+            if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED):
+                by_step.setdefault(step_of(path, directory), []).append(path)
+    except (OSError, ValueError, NotImplementedError):
+        return  # no such directory, or a pattern that is none: nothing is found
+    for step in sorted(by_step, key=lambda step: (step is not None, step or 0), reverse=True):
+        dated = []
+        for path in by_step[step]:
             try:
                 status = path.stat()
             except OSError:
                 continue  # gone meanwhile: scripts delete their old ones
             if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                step = step_of(path, directory)
-                dated.append((step is not None, step or 0, status.st_mtime_ns, path))
-    except (OSError, ValueError, NotImplementedError):
-        return []  # no such directory, or a pattern that is none: nothing is found
-    return [entry[-1] for entry in sorted(dated, reverse=True)]
+                dated.append((status.st_mtime_ns, path))
+        yield from (path for _, path in sorted(dated, reverse=True))
 
 
 def step_of(path: Path, directory: Path | None = None) -> int | None:
@@ -121,71 +130,81 @@ def _check_file(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise _InvalidError("is empty")
-        recorded = _recorded_hash(path)
+        recorded = _recorded(path)
         if recorded is not None:
-            digest = hashlib.sha256()
-            for piece in _pieces(file):
-                digest.update(piece)
-            if digest.hexdigest() != recorded:
-                raise _InvalidError(f"does not match the SHA-256 in {path.name}{CHECKSUM_SUFFIX}")
-            return "matches its SHA-256"
-        if file.read(len(zip_archive.MAGIC)) == zip_archive.MAGIC:
+            return _check_hashes(path, file, recorded)
+        magic = file.read(len(zip_archive.MAGIC))
+        if magic == zip_archive.MAGIC:
             return _check_zip(file)
         file.seek(0)
+        if magic.startswith(GZIP_MAGIC):
+            return _check_gzip(file)
         if path.suffix == ".safetensors":
             return _check_safetensors(file, size)
     raise _InvalidError(
-        f"has no {CHECKSUM_SUFFIX} file beside it and a format that cannot be checked (neither ZIP nor safetensors)"
+        f"has no {CHECKSUM_SUFFIX} file beside it and a format that cannot be checked (none of ZIP, gzip, safetensors)"
     )
 
 
-def _check_folder(path: Path) -> str:
-    """A folder: every file of weights must be valid, and a distributed checkpoint must have its index."""
-    files = [entry for entry in _walk(path) if not entry.name.endswith(CHECKSUM_SUFFIX)]
-    if not files:
-        raise _InvalidError("is an empty folder")
-    unfinished = next((entry for entry in files if entry.name.endswith(_UNFINISHED)), None)
-    if unfinished is not None:
-        raise _InvalidError(f"is still being written, or its writing was cut short: it holds {unfinished.name}")
-    shards = [entry for entry in files if entry.suffix == ".distcp"]
-    if shards and not any(entry.name == ".metadata" and entry.stat().st_size for entry in files):
-        raise _InvalidError("is a distributed checkpoint without its .metadata")
-    for entry in files:
+def _check_hashes(path: Path, file: IO[bytes], recorded: Checksums) -> str:
+    if _digest(file) not in recorded.own:
+        raise _InvalidError(f"does not match the SHA-256 in {path.name}{CHECKSUM_SUFFIX}")
+    for name, digests in recorded.parts.items():
+        part = path.parent / name
+        # A link may lead anywhere; what is outside of the checkpoint's folder is no part of it.
+        if not part.resolve().is_relative_to(path.parent.resolve()):
+            raise _InvalidError(f"lists {name} in its {CHECKSUM_SUFFIX} file, which is outside of its folder")
         try:
-            if entry.suffix in _WEIGHTS or _recorded_hash(entry) is not None:
+            with _open(part) as opened:
+                matches = _digest(opened) in digests
+        except FileNotFoundError:
+            raise _InvalidError(f"lacks its part {name}") from None
+        if not matches:
+            raise _InvalidError(f"has a part that does not match its SHA-256: {name}")
+    parts = len(recorded.parts)
+    return f"matches its SHA-256, and so do its {parts} parts" if parts else "matches its SHA-256"
+
+
+def _check_folder(path: Path) -> str:
+    """A folder: every file of weights must be valid, and what its indexes name must be there."""
+    try:
+        files = checkpoint_folders.files_of(path)
+        held = [entry for entry in files if not entry.name.endswith(CHECKSUM_SUFFIX)]
+        if not held:
+            raise _InvalidError("is an empty folder")
+        unfinished = next((entry for entry in held if entry.name.endswith(_UNFINISHED)), None)
+        if unfinished is not None:
+            raise _InvalidError(f"is still being written, or its writing was cut short: it holds {unfinished.name}")
+        checkpoint_folders.check_complete(path, held)
+    except checkpoint_folders.IncompleteError as error:
+        raise _InvalidError(str(error)) from None
+    for entry in held:
+        try:
+            if entry.name.endswith(_WEIGHTS) or _recorded(entry) is not None:
                 _check_file(entry)
             elif entry.suffix == ".distcp" and not entry.stat().st_size:
                 raise _InvalidError("is empty")
         except _InvalidError as error:
             raise _InvalidError(f"{entry.relative_to(path)} {error}") from None
-    return f"each of its {len(files)} files was checked" if len(files) != 1 else "its file was checked"
+    return f"each of its {len(held)} files was checked" if len(held) != 1 else "its file was checked"
 
 
-def _walk(path: Path) -> list[Path]:
-    found: list[Path] = []
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
-            entry = Path(folder) / name
-            if entry.is_file():
-                found.append(entry)
-            if len(found) > MAX_DIRECTORY_FILES:
-                raise _InvalidError(f"holds more than {MAX_DIRECTORY_FILES} files")
-    return found
-
-
-def _recorded_hash(path: Path) -> str | None:
-    """The SHA-256 recorded beside a file, None where there is none. Raises _InvalidError where it cannot be used."""
-    beside = path.with_name(path.name + CHECKSUM_SUFFIX)
+def _recorded(path: Path) -> Checksums | None:
+    """The hashes recorded beside a file, None where there are none."""
     try:
-        with _open(beside) as file:
-            text = file.read(4096).decode("utf-8", "replace")
+        with _open(path.with_name(path.name + CHECKSUM_SUFFIX)) as file:
+            return read_checksums(file, path.name)
     except FileNotFoundError:
         return None
-    match = _HASH.match(text)
-    if match is None:
-        raise _InvalidError(f"has a {CHECKSUM_SUFFIX} file beside it that holds no SHA-256")
-    return match[1].lower()
+    except ChecksumError as error:
+        raise _InvalidError(str(error)) from None
+
+
+def _digest(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(file):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _check_zip(file: IO[bytes]) -> str:
@@ -196,31 +215,23 @@ def _check_zip(file: IO[bytes]) -> str:
     return f"the CRC of each of its {count} members was checked"
 
 
-def _check_safetensors(file: IO[bytes], size: int) -> str:
-    """Header and offsets must describe the file exactly; the format has no checksum of its own."""
-    head = file.read(8)
-    length = int.from_bytes(head, "little")
-    if len(head) < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER_BYTES):
-        raise _InvalidError("is cut short: its header is not all there")
+def _check_gzip(file: IO[bytes]) -> str:
     try:
-        header = json.loads(file.read(length))
-        end = _data_end(header)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _InvalidError("is damaged: its header cannot be read") from None
-    if 8 + length + end != size:
-        raise _InvalidError(f"is damaged: its header describes {8 + length + end} bytes, it has {size}")
+        with gzip.GzipFile(fileobj=file) as stream:
+            size = sum(len(piece) for piece in _pieces(stream))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _InvalidError(f"is damaged: {error}") from None
+    if not size:
+        raise _InvalidError("is damaged: it unpacks to nothing")
+    return "the CRC of its gzip stream was checked"
+
+
+def _check_safetensors(file: IO[bytes], size: int) -> str:
+    try:
+        safetensors_file.check(file, size)
+    except safetensors_file.DamagedError as error:
+        raise _InvalidError(str(error)) from None
     return "its header describes the file exactly (the format has no checksum)"
-
-
-def _data_end(header: dict[str, Any]) -> int:
-    """Where the data of a safetensors file end, counted from behind the header; they must have no gaps."""
-    spans = sorted(tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
-    end = 0
-    for start, stop in spans:
-        if not isinstance(start, int) or not isinstance(stop, int) or start != end or stop < start:
-            raise ValueError("offsets")
-        end = stop
-    return end
 
 
 def _open(path: Path) -> IO[bytes]:

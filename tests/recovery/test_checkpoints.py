@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import os
+import pickle
 import struct
 import tracemalloc
 import zipfile
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.recovery import checkpoints
 from gputui.recovery.checkpoints import candidates, newest_valid, step_of, survey, validate
 
 
@@ -141,7 +144,8 @@ def test_what_is_refused_says_why(name: str, data: bytes, why: str, tmp_path: Pa
 
 
 def test_safetensors_need_offsets_without_gaps(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [8, 12]}}).encode()
+    four = {"dtype": "F32", "shape": [1]}
+    header = json.dumps({"a": {**four, "data_offsets": [0, 4]}, "b": {**four, "data_offsets": [8, 12]}}).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(12)
     assert validate(write(tmp_path / "a.safetensors", data)).why == "is damaged: its header cannot be read"
 
@@ -159,6 +163,99 @@ def test_forms_of_a_hash_file(form: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.pt", b"data")
     (tmp_path / "a.pt.sha256").write_text(form.format(digest, digest.upper()))
     assert validate(path).valid
+
+
+def sharded(tmp_path: Path) -> Path:
+    """A checkpoint whose hash file lists its shards, as the bundled trainer writes it."""
+    path = write(tmp_path / "step_00000040.pt", archive())
+    (tmp_path / "step_00000040.shards").mkdir()
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"]
+    for rank in range(2):
+        name = f"step_00000040.shards/step_00000040_rank_{rank}_of_2.pt"
+        shard = write(tmp_path / name, archive())
+        lines.append(f"{hashlib.sha256(shard.read_bytes()).hexdigest()}  {name}\n")
+    (tmp_path / "step_00000040.pt.sha256").write_text("".join(lines))
+    return path
+
+
+def test_every_shard_in_the_hash_file_is_checked(tmp_path: Path) -> None:
+    path = sharded(tmp_path)
+    assert validate(path).why == "matches its SHA-256, and so do its 2 parts"
+    shard = tmp_path / "step_00000040.shards" / "step_00000040_rank_1_of_2.pt"
+    whole = shard.read_bytes()
+    flip(shard)
+    info = validate(path)
+    assert not info.valid and info.why.endswith(f"does not match its SHA-256: step_00000040.shards/{shard.name}")
+    shard.unlink()
+    assert validate(path).why == f"lacks its part step_00000040.shards/{shard.name}"
+    shard.write_bytes(whole)
+    assert validate(path).valid
+
+
+@pytest.mark.parametrize("name", ["../other.pt", "/etc/passwd", "step.shards/../../other.pt"])
+def test_a_part_outside_of_the_checkpoints_folder_is_refused(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    other = write(tmp_path / "other.pt", b"data")
+    path = write(folder / "step_1.pt", b"data", hashed=True)
+    beside = folder / "step_1.pt.sha256"
+    beside.write_text(beside.read_text() + f"{hashlib.sha256(other.read_bytes()).hexdigest()}  {name}\n")
+    assert validate(path).why == f"lists {name} in its .sha256 file, which is outside of its folder"
+
+
+def test_a_link_that_leads_out_of_the_checkpoints_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    write(tmp_path / "other.pt", b"data")
+    path = write(folder / "step_1.pt", b"data", hashed=True)
+    (folder / "shards").symlink_to(tmp_path)
+    beside = folder / "step_1.pt.sha256"
+    beside.write_text(beside.read_text() + f"{hashlib.sha256(b'data').hexdigest()}  shards/other.pt\n")
+    assert validate(path).why.endswith("which is outside of its folder")
+
+
+def test_both_hashes_count_while_a_checkpoint_is_being_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "best.pt", b"old")
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"new", b"old")]
+    (tmp_path / "best.pt.sha256").write_text("".join(f"{digest}  best.pt\n" for digest in digests))
+    assert validate(path).valid
+    assert validate(write(path, b"new")).valid
+    assert not validate(write(path, b"neither")).valid
+
+
+def test_a_renamed_checkpoint_with_its_hash_file_is_the_same(tmp_path: Path) -> None:
+    path = sharded(tmp_path)
+    moved = path.rename(tmp_path / "keep.pt")
+    (tmp_path / "step_00000040.pt.sha256").rename(tmp_path / "keep.pt.sha256")
+    assert validate(moved).why == "matches its SHA-256, and so do its 2 parts"
+
+
+def test_a_damaged_line_makes_the_checkpoint_doubtful(tmp_path: Path) -> None:
+    path = sharded(tmp_path)
+    beside = tmp_path / "step_00000040.pt.sha256"
+    beside.write_text(beside.read_text()[:-80])
+    assert validate(path).why == "has a .sha256 file beside it that is damaged"
+
+
+def test_a_compressed_checkpoint_is_checked_by_its_crc(tmp_path: Path) -> None:
+    good = gzip.compress(archive())
+    path = write(tmp_path / "step_00000040.pt.gz", good)
+    info = validate(path)
+    assert (info.valid, info.step, info.why) == (True, 40, "the CRC of its gzip stream was checked")
+    for length in range(2, len(good), 13):
+        assert not validate(write(path, good[:length])).valid
+    for place in range(10, len(good), 7):
+        data = bytearray(good)
+        data[place] ^= 0x10
+        assert not validate(write(path, bytes(data))).valid
+    assert not validate(write(path, good + b"more")).valid
+    assert not validate(write(path, gzip.compress(b""))).valid
+
+
+def test_a_shape_must_fit_its_bytes(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [11], "data_offsets": [0, 40]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(40)
+    assert validate(write(tmp_path / "a.safetensors", data)).why == "is damaged: its header cannot be read"
 
 
 def test_things_that_are_no_files(tmp_path: Path) -> None:
@@ -223,6 +320,43 @@ def test_folders_that_are_refused(files: dict[str, bytes], why: str, tmp_path: P
 
 def test_a_distributed_checkpoint_with_its_index(tmp_path: Path) -> None:
     assert validate(folder(tmp_path / "step-7", w__distcp=b"x", __metadata=b"x")).valid
+
+
+def test_a_distributed_checkpoint_needs_every_file_that_its_index_names(tmp_path: Path) -> None:
+    class Danger:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "unpickled"),)
+
+    index = pickle.dumps({"files": ["__0_0.distcp", "__1_0.distcp"], "danger": Danger()})
+    path = folder(tmp_path / "step-7", __metadata=index)
+    (path / "__0_0.distcp").write_bytes(b"x")
+    assert validate(path).why == "lacks __1_0.distcp, which .metadata names"
+    (path / "__1_0.distcp").write_bytes(b"x")
+    assert validate(path).valid
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_what_pytorch_saves_distributed_is_whole_until_a_file_is_gone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    path = tmp_path / "step-7"
+    saving.save({"w": torch.arange(300.0)}, checkpoint_id=str(path), no_dist=True)
+    assert validate(path).valid
+    next(path.glob("*.distcp")).unlink()
+    assert not validate(path).valid
+
+
+def test_a_model_in_parts_needs_every_part(tmp_path: Path) -> None:
+    names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    path = folder(tmp_path / "checkpoint-9")
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+    write(path / names[0], safetensors())
+    assert validate(path).why == f"lacks {names[1]}, which model.safetensors.index.json names"
+    write(path / names[1], safetensors())
+    assert validate(path).valid
+    index.write_text("{")
+    assert validate(path).why == "has an index that cannot be read: model.safetensors.index.json"
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
@@ -294,6 +428,31 @@ def test_damaged_newest_ones_are_passed_over(damage: Callable[[Path], None], has
     surveyed = survey(tmp_path, "step_*.pt", wanted=2)
     assert [(info.step, info.valid) for info in surveyed] == [(30, False), (20, True), (10, True)]
     assert [info.step for info in survey(tmp_path, "step_*.pt")] == [30, 20]
+
+
+def test_of_very_many_only_the_newest_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(5000):
+        (tmp_path / f"step_{step:08d}.pt").touch()
+    for step in (4998, 4990):
+        write(tmp_path / f"step_{step:08d}.pt", archive())
+    looked = 0
+    stat_of = Path.stat
+
+    def counted(path: Path, **options: bool) -> os.stat_result:
+        nonlocal looked
+        looked += path.suffix == ".pt"
+        return stat_of(path, **options)
+
+    monkeypatch.setattr(Path, "stat", counted)
+    assert [info.step for info in survey(tmp_path, "step_*.pt", wanted=2) if info.valid] == [4998, 4990]
+    assert looked < 100
+
+
+def test_a_folder_full_of_damaged_ones_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "MAX_DAMAGED", 10)
+    for step in range(50):
+        (tmp_path / f"step_{step:08d}.pt").touch()
+    assert len(survey(tmp_path, "step_*.pt")) == 11
 
 
 def test_none_at_all(tmp_path: Path) -> None:
