@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.examining import Findings, Task
-from gputui.agent.launching import attempt_dir
+from gputui.agent.launching import attempt_dir, is_of_former_boot
 from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
 from gputui.config import Workspace
@@ -20,7 +20,6 @@ from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
-from gputui.runs.identity import boot_id
 from gputui.runs.redaction import redact, redact_params
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
@@ -60,7 +59,7 @@ class Ending:
             exit_record=exit_record,
             survivors=tuple(survivors),
             launcher=run.spec.launcher,
-            rebooted=fresh.shim is not None and fresh.shim.boot_id != boot_id(),
+            rebooted=is_of_former_boot(fresh, attempt_dir(self._workspace, run.run_id, attempt.number)),
             ended_at=when if isinstance(when := (exit_record or {}).get("ended_at"), float) else self._wall(),
             checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,

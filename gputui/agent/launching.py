@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sqlite3
@@ -17,7 +18,7 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository, shim
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.command import build_launch
-from gputui.runs.identity import ProcessIdentity, identify, marked_processes
+from gputui.runs.identity import ProcessIdentity, boot_id, identify, marked_processes
 from gputui.runs.redaction import redact_launch, restore
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
@@ -164,6 +165,19 @@ def find_shim(workspace: Workspace, run_id: str, number: int) -> ProcessIdentity
         if os.fsencode(shim.__file__) in argv:
             return identity
     return None
+
+
+def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
+    """Whether the machine was rebooted since the attempt began; told by its shim, also where its starter died before
+    noting that."""
+    if attempt.shim is not None:
+        return attempt.shim.boot_id != boot_id()
+    try:
+        started = json.loads((folder / "started.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    noted = started.get("boot_id") if isinstance(started, dict) else None
+    return isinstance(noted, str) and noted != boot_id()
 
 
 def wait_for_shim_gone(pid: int, deadline_seconds: float) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gputui.agent import handlers, rebuilding
 from gputui.agent.lock import AgentLock
+from gputui.agent.orphan_watch import OrphanWatch
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
@@ -94,6 +95,7 @@ class Agent:
             on_end=self.watcher.unfollow,
             wake=self._wake,
         )
+        self.orphans = OrphanWatch(self.connection, workspace.runs, self.recorder, self.wall)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()
@@ -231,6 +233,7 @@ class Agent:
 
     def _housekeeping(self, now: float, started: float) -> None:
         self._watch_sampler(now)
+        self.orphans.turn(now)
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         if not self._store_is_ours():

@@ -26,7 +26,7 @@ from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
-from gputui.runs.identity import ProcessIdentity, environment_of, is_alive, marked_processes, send_signal
+from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
@@ -389,7 +389,7 @@ class Supervisor:
             self.selector.unregister(live.pidfd)
             os.close(live.pidfd)
             live.pidfd = None
-        if live.shim is not None:
+        if live.shim is not None and live.shim.boot_id == boot_id():
             launching.wait_for_shim_gone(live.shim.pid, 0.5)
 
     def _begin_draining(self, record: AttemptRecord) -> None:

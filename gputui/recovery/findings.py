@@ -127,9 +127,10 @@ def _supervision(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding
         yield Finding(
             seen.kind, seen.rank, tier, seen.text, at, detail=seen.text, gpu=seen.gpu, contained=seen.contained
         )
-    if evidence.rebooted:
-        yield Finding("interrupted", None, Tier.CAUSE, "the boot id has changed", float("-inf"))
     record = evidence.exit
+    # An exit record without a stop was written before: then the attempt had ended by itself.
+    if evidence.rebooted and (record is None or record.stop_requested):
+        yield Finding("interrupted", None, Tier.CAUSE, "the boot id has changed", float("-inf"))
     if record is None:
         return
     if record.error is not None:

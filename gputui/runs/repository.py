@@ -15,6 +15,7 @@ from typing import Any
 
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
+from gputui.runs.orphans import RunStanding
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.runs.states import RunState, check_move
 from gputui.store.queue import ORDER
@@ -188,6 +189,12 @@ def queue(connection: sqlite3.Connection) -> list[RunRecord]:
     """The runs that wait, in the order in which they are served."""
     rows = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs WHERE state = 'queued' ORDER BY {ORDER}")  # noqa: S608
     return [_run(row) for row in rows.fetchall()]
+
+
+def standings(connection: sqlite3.Connection) -> dict[str, RunStanding]:
+    """State and newest attempt of every run."""
+    rows = connection.execute("SELECT run_id, state, attempt FROM runs")
+    return {run_id: RunStanding(RunState(state), attempt) for run_id, state, attempt in rows.fetchall()}
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:

@@ -1,0 +1,75 @@
+"""`gputui orphans`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+
+import click
+
+from gputui.charts import units
+from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, print_json, say
+from gputui.cli.table import columns
+from gputui.runs import orphans, repository
+from gputui.store import queries
+
+
+@click.command("orphans")
+@click.option("--kill", is_flag=True, help="End them: SIGTERM, and SIGKILL after 5 s.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(session: Session, kill: bool, as_json: bool) -> None:
+    """Processes of this home's runs that are still alive though their attempt is over.
+
+    Only processes of this user that carry the mark of a run of this home are listed, and none other is ever killed.
+    """
+    # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
+    session.need_agent()
+    found = orphans.without_ancestors(orphans.find_marked(session.workspace.runs), os.getpid())
+    with closing(session.reader()) as connection:
+        found = orphans.orphans(found, repository.standings(connection))
+        held: dict[tuple[int, int | None], int] = {}
+        for gpu in queries.gpus(connection, time.time()):
+            for process in gpu.processes or ():
+                key = (process.pid, process.start_ticks)
+                held[key] = held.get(key, 0) + (process.memory_bytes or 0)
+    left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
+    memory = [held.get((orphan.identity.pid, orphan.identity.start_ticks)) for orphan in found]
+    if as_json:
+        print_json(
+            [
+                {
+                    "pid": orphan.identity.pid,
+                    "run_id": orphan.run_id,
+                    "attempt": orphan.attempt,
+                    "command": orphan.command,
+                    "gpu_memory_bytes": size,
+                    "killed": orphan.identity not in left if kill else None,
+                }
+                for orphan, size in zip(found, memory, strict=True)
+            ]
+        )
+    elif not found:
+        say("no orphans: every process of a run belongs to an attempt that is alive")
+    else:
+        rows = [
+            (
+                str(orphan.identity.pid),
+                orphan.run_id,
+                str(orphan.attempt or "–"),
+                "–" if size is None else units.bytes_text(size),
+                "" if not kill else "cannot be killed" if orphan.identity in left else "ended",
+                orphan.command,
+            )
+            for orphan, size in zip(found, memory, strict=True)
+        ]
+        for line in columns(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), rows):
+            say(line)
+        if not kill:
+            say("gputui orphans --kill ends them")
+    if left:
+        pids = ", ".join(str(identity.pid) for identity in left)
+        if not as_json:
+            say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
+    raise SystemExit(EXIT_REFUSED if left else EXIT_OK)

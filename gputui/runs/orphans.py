@@ -1,0 +1,115 @@
+"""Processes of this home's runs that outlived their attempt: found by their mark, told apart by what the database says,
+ended only when proven ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.runs.identity import ProcessIdentity, all_pids, environment_of, identify, is_alive, read_stat, send_signal
+from gputui.runs.states import RunState
+
+TERM_SECONDS = 5.0
+KILL_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedProcess:
+    """A living process of this user that carries the mark of one of this home's runs. ``attempt`` is None where the
+    mark does not tell it."""
+
+    identity: ProcessIdentity
+    run_id: str
+    attempt: int | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStanding:
+    """What the database says of a run: its state, and its newest attempt (0 before the first)."""
+
+    state: RunState
+    attempt: int
+
+
+def find_marked(runs: Path) -> list[MarkedProcess]:
+    """Every such process of the runs in the folder ``runs``."""
+    found = []
+    for pid in all_pids():
+        identity = identify(pid)
+        environment = None if identity is None else environment_of(pid)
+        run_id = (environment or {}).get("GPUTUI_RUN_ID")
+        if identity is None or environment is None or not run_id or not _is_own(pid):
+            continue
+        if environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}" or not is_alive(identity):
+            continue
+        number = environment.get("GPUTUI_ATTEMPT", "")
+        attempt = int(number) if number.isascii() and number.isdigit() else None
+        found.append(MarkedProcess(identity, run_id, attempt, _command(pid)))
+    return found
+
+
+def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStanding]) -> list[MarkedProcess]:
+    """Those whose attempt is over. ``runs`` must have been read after the processes were: an attempt that has begun
+    meanwhile is then no orphan."""
+    return [process for process in processes if _is_over(process, runs.get(process.run_id))]
+
+
+def _is_over(process: MarkedProcess, run: RunStanding | None) -> bool:
+    if run is None or run.state.is_over:
+        return run is None or process.attempt is None or process.attempt <= run.attempt
+    if process.attempt is None:
+        return False
+    return process.attempt < run.attempt or (not run.state.has_attempt and process.attempt == run.attempt)
+
+
+def without_ancestors(processes: Sequence[MarkedProcess], pid: int) -> list[MarkedProcess]:
+    """All but ``pid`` and what it was started from: nobody saws off the branch that he sits on."""
+    chain = set()
+    while pid > 1 and pid not in chain:
+        chain.add(pid)
+        stat = read_stat(pid)
+        pid = stat.parent_pid if stat is not None else 0
+    return [process for process in processes if process.identity.pid not in chain]
+
+
+def end(
+    identities: Sequence[ProcessIdentity],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[ProcessIdentity]:
+    """Ask them to end, then kill them. Returns those that not even SIGKILL ended."""
+    left = list(identities)
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        for identity in left:
+            send_signal(identity, number)
+            if number is signal.SIGTERM:
+                # A stopped process notices nothing.
+                send_signal(identity, signal.SIGCONT)
+        deadline = clock() + seconds
+        while (left := [identity for identity in left if is_alive(identity)]) and clock() < deadline:
+            pause(_PAUSE_SECONDS)
+        if not left:
+            break
+    return left
+
+
+def _is_own(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return os.fsdecode(raw.replace(b"\0", b" ")).strip()

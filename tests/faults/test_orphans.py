@@ -1,0 +1,139 @@
+"""Processes that outlived their run: found, told once, ended; and what must never be taken for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from gputui.agent.orphan_watch import LOOK_SECONDS, OrphanWatch
+from gputui.agent.recorder import Recorder
+from gputui.runs.identity import ProcessIdentity, identify
+from gputui.runs.orphans import MarkedProcess, RunStanding, orphans, without_ancestors
+from gputui.runs.states import RunState
+from tests.machine import Machine
+
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+Leave = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def leave(machine: Machine) -> Iterator[Leave]:
+    """Leave a process behind that carries a run's mark."""
+    left: list[subprocess.Popen[str]] = []
+
+    def start(
+        run_id: str, script: str = SLEEP, *, runs: str | None = None, attempt: str = "1"
+    ) -> subprocess.Popen[str]:
+        marks = {
+            "GPUTUI_RUN_ID": run_id,
+            "GPUTUI_RUN_DIR": f"{runs or machine.workspace.runs}/{run_id}",
+            "GPUTUI_ATTEMPT": attempt,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], env=os.environ | marks, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        left.append(process)
+        return process
+
+    yield start
+    for process in left:
+        process.kill()
+        process.communicate()
+
+
+def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leave: Leave) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    machine.gputui("run", machine.profile(), "--name", "alive", "--set", "steps=100000")
+    machine.wait_for("alive-1", "running")
+    orphan, deaf, removed = leave("steps-1"), leave("steps-1", DEAF), leave("gone-7")
+    elsewhere = leave("steps-1", runs=str(machine.folder / "another/state/runs"))
+    listed = machine.json("orphans")
+    assert sorted((entry["pid"], entry["run_id"], entry["killed"]) for entry in listed) == sorted(
+        [(orphan.pid, "steps-1", None), (deaf.pid, "steps-1", None), (removed.pid, "gone-7", None)]
+    )
+    assert all("time.sleep(600)" in entry["command"] and entry["gpu_memory_bytes"] is None for entry in listed)
+    assert str(orphan.pid) in machine.gputui("orphans")
+    assert orphan.poll() is None
+    killed = json.loads(machine.gputui("orphans", "--kill", "--json"))
+    assert {entry["killed"] for entry in killed} == {True}
+    assert (orphan.wait(5), deaf.wait(5), removed.wait(5)) == (-15, -9, -15)
+    assert elsewhere.poll() is None
+    assert machine.state("alive-1") == "running" and machine.marked("alive-1")
+    assert "no orphans" in machine.gputui("orphans", "--kill")
+
+
+def test_nobody_ends_what_he_was_started_from(machine: Machine, leave: Leave) -> None:
+    """A shell that was opened inside a run: gputui typed there spares it."""
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    words = [sys.executable, "-m", "gputui", "--home", str(machine.folder / "home"), "orphans", "--kill", "--json"]
+    script = f"import subprocess; print('up', flush=True); print(subprocess.check_output({words!r}, text=True))"
+    shell = leave("steps-1", script)
+    output, _ = shell.communicate(timeout=60)
+    assert shell.returncode == 0
+    assert json.loads(output) == []
+
+
+def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    machine.gputui("agent", "stop")
+    orphan = leave("steps-1")
+    with closing(sqlite3.connect(machine.workspace.database, isolation_level=None)) as connection:
+
+        def told() -> list[tuple[str, str]]:
+            return connection.execute("SELECT severity, message FROM events WHERE message LIKE 'process %'").fetchall()
+
+        for now in (0.0, 10_000.0):  # the second one is a successor
+            recorder = Recorder(connection, machine.workspace.runs, lambda: 1.0)
+            watch = OrphanWatch(connection, machine.workspace.runs, recorder, lambda: 1.0)
+            watch.turn(now)
+            before = told()
+            watch.turn(now + LOOK_SECONDS / 2)
+            assert told() == before
+            watch.turn(now + LOOK_SECONDS)
+            watch.turn(now + 2 * LOOK_SECONDS)
+            ((severity, message),) = told()
+            assert severity == "warning"
+            assert message.startswith(f"process {orphan.pid} is still alive, though")
+
+
+def process(run_id: str, attempt: int | None) -> MarkedProcess:
+    return MarkedProcess(ProcessIdentity(2_000_000, 1, "boot"), run_id, attempt, "python")
+
+
+@pytest.mark.parametrize(
+    ("state", "newest", "attempt", "is_orphan"),
+    [
+        (RunState.RUNNING, 2, 2, False),
+        (RunState.STARTING, 2, 2, False),
+        (RunState.STOPPING, 2, 2, False),
+        (RunState.RUNNING, 2, None, False),
+        (RunState.RUNNING, 1, 2, False),  # begun after the database was read
+        (RunState.RUNNING, 2, 1, True),
+        (RunState.RECOVERING, 2, 2, True),
+        (RunState.QUEUED, 2, 2, True),
+        (RunState.QUEUED, 2, 3, False),
+        (RunState.SUCCEEDED, 2, 2, True),
+        (RunState.FAILED, 2, None, True),
+        (RunState.STOPPED, 2, 3, False),  # resumed after the database was read
+    ],
+)
+def test_what_is_an_orphan(state: RunState, newest: int, attempt: int | None, is_orphan: bool) -> None:
+    found = orphans([process("a-1", attempt)], {"a-1": RunStanding(state, newest)})
+    assert bool(found) is is_orphan
+
+
+def test_own_ancestors_are_left_out() -> None:
+    own, parent = identify(os.getpid()), identify(os.getppid())
+    assert own is not None and parent is not None
+    listed = [MarkedProcess(identity, "a-1", 1, "") for identity in (own, parent)]
+    assert without_ancestors([*listed, process("a-1", 1)], os.getpid()) == [process("a-1", 1)]

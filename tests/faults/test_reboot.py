@@ -1,0 +1,114 @@
+"""A reboot in the middle of a run: told by the boot id, decided by the policy, and nobody signals a PID of the former
+boot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.runs.identity import identify
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+FORMER_BOOT = "00000000-1111-2222-3333-444444444444"
+# Any signal that it can notice is written down.
+BYSTANDER = (
+    "import signal, sys, time\n"
+    "for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:\n"
+    "    try: signal.signal(number, lambda n, _: print(n, flush=True))\n"
+    "    except OSError: pass\n"
+    "print('ready', flush=True)\n"
+    "while True: time.sleep(60)\n"
+)
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[str]]:
+    """A process of this boot that has the PID and start time of the former boot's shim."""
+    with subprocess.Popen([sys.executable, "-c", BYSTANDER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def reboot(machine: Machine, run_id: str, pid: int, *, shim_known: bool = True) -> None:
+    """What a power cut leaves: no process, no exit record, and rows with the PIDs of another boot."""
+    folder = machine.workspace.run_dir(run_id) / "attempts/1"
+    machine.kill_agent()
+    os.kill(machine.shim(run_id).pid, signal.SIGKILL)
+    for process in machine.marked(run_id):
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not machine.marked(run_id), what="the end of every process")
+    assert not (folder / "exit.json").exists()
+    now = identify(pid)
+    assert now is not None
+    with closing(sqlite3.connect(machine.workspace.database)) as connection:
+        values = (pid, now.start_ticks, FORMER_BOOT) if shim_known else (None, None, None)
+        connection.execute("UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ?", values)
+        connection.execute("UPDATE agent SET boot_id = ?", (FORMER_BOOT,))
+        connection.commit()
+    started = folder / "started.json"
+    text = started.read_text().replace(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), FORMER_BOOT)
+    started.write_text(text)
+
+
+def begin(machine: Machine, recovery: str) -> None:
+    profile = machine.profile("steps", Path(machine.profile()).read_text() + f"recovery: {recovery}\n")
+    machine.gputui("run", profile, "--set", "seconds=0.05")
+    wait_until(lambda: len(machine.steps("steps-1")) > 15, what="some steps")
+
+
+@pytest.mark.parametrize("shim_known", [True, False])
+def test_a_run_goes_on_after_a_reboot_when_its_policy_says_so(
+    machine: Machine, bystander: subprocess.Popen[str], shim_known: bool
+) -> None:
+    begin(machine, "aggressive")
+    reboot(machine, "steps-1", bystander.pid, shim_known=shim_known)
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "succeeded")
+    first, second = machine.json("show", "steps-1")["attempts"]
+    assert (first["state"], first["incident"]["kind"], first["exit"]) == ("failed", "interrupted", None)
+    assert second["resumed_from"].endswith("step_000010.pt")
+    assert "rebooted or lost power" in " ".join(machine.gputui("explain", "steps-1").split())
+    assert bystander.poll() is None
+    bystander.kill()
+    assert bystander.stdout is not None
+    assert bystander.stdout.read() == "", "a process of this boot was signalled"
+
+
+def test_the_standard_policy_leaves_it_to_a_person(machine: Machine, bystander: subprocess.Popen[str]) -> None:
+    begin(machine, "standard")
+    reboot(machine, "steps-1", bystander.pid)
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "failed")
+    (attempt,) = machine.json("show", "steps-1")["attempts"]
+    assert attempt["incident"]["kind"] == "interrupted"
+    assert machine.rows("SELECT * FROM leases") == []
+    machine.gputui("resume", "steps-1")
+    machine.wait_for("steps-1", "succeeded")
+    assert bystander.poll() is None
+
+
+def test_a_stop_of_a_former_boot_signals_nobody(machine: Machine, bystander: subprocess.Popen[str]) -> None:
+    begin(machine, "aggressive")
+    reboot(machine, "steps-1", bystander.pid)
+    with closing(sqlite3.connect(machine.workspace.database)) as connection:
+        connection.execute("UPDATE runs SET state = 'stopping'")
+        connection.execute("UPDATE attempts SET stop_requested = 'stop'")
+        connection.commit()
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "stopped")
+    assert machine.rows("SELECT count(*) FROM incidents") == [(0,)]
+    assert bystander.poll() is None
+    bystander.kill()
+    assert bystander.stdout is not None
+    assert bystander.stdout.read() == ""
