@@ -140,7 +140,7 @@ class Loop:
             times=self.clock.stop(),
             cache_hit_rate=report.cache_hit_rate,
         )
-        self.lagged.push(step, {"loss": summed, "norm": norm}, note)
+        self.lagged.push(step, {"loss": summed, "norm": norm, **self.stepper.loss_scale()}, note)
         for result in self.lagged.pop_ready():
             self.publish(result)
         telemetry.bottleneck(step)
@@ -179,7 +179,8 @@ class Loop:
         samples_per_s = note.samples_in_step / times.step
         tokens = session.objective.tokens_per_sample
         flops = session.flops_per_sample
-        used = samples_per_s * flops / (self.peak_flops * self.world.size) if flops and self.peak_flops else None
+        devices = self.world.size * session.strategy.devices
+        used = samples_per_s * flops / (self.peak_flops * devices) if flops and self.peak_flops else None
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
         self.telemetry.step(
             result.step,
@@ -196,7 +197,7 @@ class Loop:
                 "data_time": times.data,
                 "comm_time": times.exchange,
                 "gpu_mem_peak": _peak_memory(self.world.device),
-                "loss_scale": session.precision.scaler.get_scale() if scaled else None,
+                "loss_scale": result.values.get("loss_scale"),
                 "cache_hit_rate": note.cache_hit_rate,
             },
         )

@@ -68,11 +68,17 @@ class Stepper:
         norm = strategy.clip(session.settings.grad_clip)
         scaler.step(strategy.optimizer)
         scaler.update()
-        strategy.optimizer.zero_grad()
+        strategy.clear_gradients()
         strategy.after_update(session.progress.step)
         if session.ema:
             session.ema.update(session.progress.step)
         return norm
+
+    def loss_scale(self) -> dict[str, Tensor]:
+        """With fp16 the scale [] that the next step takes, on the device; to ask the scaler for it would be to wait."""
+        scaler = self._session.precision.scaler
+        one = torch.ones((), device=self._session.world.device)
+        return {"loss_scale": scaler.scale(one)} if scaler.is_enabled() else {}
 
     def summed_loss(self, total: Tensor) -> Tensor:
         """The sum [] of all ranks' totals, on the device; the host does not wait for it."""

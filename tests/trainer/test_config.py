@@ -162,6 +162,14 @@ def test_a_wrong_setting_is_one_clear_line(flags: list[str], message: str, capsy
             ["--compress-gradients", "bf16", "--parallel", "fsdp"],
             "--compress-gradients needs --parallel ddp or zero1, not fsdp",
         ),
+        (
+            ["--compile", "--parallel", "data_parallel"],
+            "--compile works with every way of --parallel but data_parallel",
+        ),
+        (
+            ["--compile", "max-autotune", "--parallel", "fsdp"],
+            "--compile max-autotune uses CUDA graphs, for which weights must stay in place: not with fsdp",
+        ),
         (["--compile", "--bucket-cap-mb", "0.5"], "--bucket-cap-mb must be at least 1 with --compile, got 0.5"),
         (["--sync-batchnorm", "--device", "cpu"], "--sync-batchnorm needs CUDA GPUs, not --device cpu"),
     ],

@@ -56,6 +56,12 @@ def test_a_crash_and_a_resume_equal_a_straight_run_bit_for_bit(tmp_path: Path) -
     assert again == [line["loss"] for line in step_lines(straight)[20:]]
 
 
+def test_with_fp16_lines_have_the_scale_that_the_next_step_takes(tmp_path: Path) -> None:
+    scale = ("--device", "cpu", "--precision", "fp16", "--loss-scale", "8", "--loss-scale-interval", "2")
+    assert train(tmp_path, *STEADY, "--steps", "5", *scale) == 0
+    assert [line["loss_scale"] for line in step_lines(tmp_path)] == [8, 16, 16, 32, 32]
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
     losses = []
     for name, seed in [("a", "5"), ("b", "5"), ("c", "6")]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ EXACT: dict[str, dict[str, Any]] = {
     "zero1": {"parallel": "zero1"},
     "fsdp": {"parallel": "fsdp"},
     "fsdp-offload": {"parallel": "fsdp", "cpu_offload": True, "reshard_after_forward": False},
+    # Without a GPU there are no graphs, but what is done for them is.
+    "graphs": {"compile": "reduce-overhead"},
+    "graphs-zero1": {"compile": "max-autotune", "parallel": "zero1", "gradient_as_bucket_view": False},
 }
 ROUNDED: dict[str, tuple[dict[str, Any], float]] = {
     "fp16-exchange": ({"compress_gradients": "fp16"}, 1e-3),
@@ -217,3 +221,38 @@ def test_ways_without_an_exchange_measure_no_wait() -> None:
     strategy = checks.build(ALONE)
     checks.train(strategy, range(1))
     assert strategy.exchange_seconds() is None
+
+
+def test_data_parallel_computes_in_the_chosen_type_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of their own do not know which type autocast was given."""
+    strategy = checks.build(ALONE, parallel="data_parallel")
+    part = strategy._wrapped.module
+    seen: list[torch.dtype] = []
+    strategy.objective.model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+
+    def in_a_thread(*inputs: Any) -> Tensor:
+        with ThreadPoolExecutor(1) as threads:
+            found: Tensor = threads.submit(part, *inputs).result()
+        return found
+
+    monkeypatch.setattr(strategy, "_wrapped", in_a_thread)
+    for half in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=half):
+            strategy.loss(checks.micro_batches(strategy, 0, 1)[0])
+    strategy.loss(checks.micro_batches(strategy, 0, 1)[0])
+    assert seen == [torch.float16, torch.bfloat16, torch.float32]
+
+
+def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
+    """torch's error says so: allocate stable .grad buffers before the compiled backward runs."""
+    strategy = checks.build(ALONE, compile="reduce-overhead")
+    addresses = []
+    for step in range(2):
+        with strategy.accumulate(last=True):
+            before = {name: gradient.data_ptr() for name, gradient in strategy.own_gradients().items()}
+            strategy.loss(checks.micro_batches(strategy, step, 1)[0]).backward()
+        addresses += [before, {name: gradient.data_ptr() for name, gradient in strategy.own_gradients().items()}]
+        strategy.clear_gradients()
+        assert all(not gradient.any() for gradient in strategy.own_gradients().values())
+    assert addresses[0].keys() == strategy.own_parameters().keys()
+    assert all(found == addresses[0] for found in addresses)

@@ -160,6 +160,10 @@ SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "f
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+# Modes of torch.compile in which it records CUDA graphs.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
 class PrecisionSettings(_Group):
     """Numbers and memory"""
 
@@ -179,7 +183,7 @@ class PrecisionSettings(_Group):
         False, description="let CUDA's allocator grow its segments, against fragmentation"
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
-        "off", description="torch.compile and its mode; reduce-overhead uses CUDA graphs"
+        "off", description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs"
     )
 
     @field_validator(*SWITCHES, mode="before")
@@ -326,6 +330,10 @@ class Settings(
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
         if self.compile != "off" and self.bucket_cap_mb < 1:  # torch cuts compiled graphs by DDP's buckets
             yield "bucket_cap_mb", f" must be at least 1 with --compile, got {self.bucket_cap_mb:g}"
+        if self.compile != "off" and parallel == "data_parallel":  # a copy of the model would call the original
+            yield "compile", " works with every way of --parallel but data_parallel"
+        if self.compile in CUDA_GRAPH_MODES and parallel == "fsdp":
+            yield "compile", f" {self.compile} uses CUDA graphs, for which weights must stay in place: not with fsdp"
         if self.sync_batchnorm and self.device == "cpu":
             yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
 

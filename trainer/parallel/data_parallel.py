@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import torch
 from torch import Tensor, nn
 
 from trainer.config import Settings
@@ -17,10 +20,13 @@ class DataParallel(Plain):
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
         self._wrapped = nn.DataParallel(_Sum(objective))
+        self.devices = max(1, len(self._wrapped.device_ids))
 
     def loss(self, fields: Fields) -> Tensor:
         samples = len(next(iter(fields.values())))
-        sums: Tensor = self._wrapped(fields)
+        kind = self.world.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        sums: Tensor = self._wrapped(fields, half)
         return sums.sum() / samples
 
 
@@ -31,7 +37,10 @@ class _Sum(nn.Module):
         super().__init__()
         self.objective = objective
 
-    def forward(self, fields: Fields) -> Tensor:
-        samples = len(next(iter(fields.values())))
-        loss: Tensor = self.objective(fields)
+    def forward(self, fields: Fields, half: torch.dtype | None) -> Tensor:
+        first = next(iter(fields.values()))
+        samples = len(first)
+        # The threads of the other GPUs would take autocast's default type, fp16, whatever was chosen.
+        with torch.autocast(first.device.type, dtype=half) if half else contextlib.nullcontext():
+            loss: Tensor = self.objective(fields)
         return loss.reshape(1) * samples

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from trainer.config import Settings
+from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
 from trainer.optim import build_optimizer
 from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
@@ -25,7 +26,9 @@ Stage = Literal["between", "within", "complete"]
 class Plain(Strategy):
     """The objective as it is. `model_state` and `optimizer_state` are views of the live tensors, on every rank.
 
-    Where steps may be done again, buffers (batch statistics) go back to what they were before a step that failed.
+    With CUDA graphs, gradients stay in memory of their own: left to itself, torch lets them lie in that of the graphs,
+    which the next micro batch writes to. Where steps may be done again, buffers (batch statistics) go back to what they
+    were before a step that failed.
     """
 
     can_settle = True  # there is nobody who waits
@@ -37,6 +40,7 @@ class Plain(Strategy):
         self._names = names_by_parameter(objective.model)
         self.optimizer = self._build_optimizer(settings)
         self.stage: Stage = "between"
+        self._keeps_gradients = settings.compile in CUDA_GRAPH_MODES
         self._buffers = list(objective.buffers()) if settings.oom_retries else []
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
@@ -63,8 +67,15 @@ class Plain(Strategy):
     def begin(self) -> None:
         """The first micro batch of a step begins, or would have begun where this rank has failed before it."""
         self.stage = "within"
+        if self._keeps_gradients:
+            for parameter in self._names:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         if self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
+
+    def clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def after_update(self, step: int) -> None:
         self.stage = "between"

@@ -34,6 +34,7 @@ class Strategy(ABC):
     optimizer: torch.optim.Optimizer
     data_rank: int
     data_ranks: int
+    devices = 1  # that this rank computes on
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -59,6 +60,10 @@ class Strategy(ABC):
         """Called at the end of every step, also where fp16's scaler left the update out (local SGD averages here)."""
         return
 
+    def clear_gradients(self) -> None:
+        """Called when they have been used."""
+        self.optimizer.zero_grad()
+
     # --- running out of memory ----------------------------------------------------------------------------------------
 
     can_settle = False  # whether a rank that failed in the middle of a step can leave the others unhurt
@@ -72,7 +77,7 @@ class Strategy(ABC):
 
     def renew(self) -> None:
         """On all ranks, after a step that at least one gave up: ready for the next one, gradients cleared."""
-        self.optimizer.zero_grad()
+        self.clear_gradients()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
