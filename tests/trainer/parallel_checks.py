@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_settings
+from tests.trainer.tiny import WIDTH, TinyObjective, part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.data.contract import Fields, Transform
 from trainer.errors import SettingsError
 from trainer.parallel import averages, sharded
@@ -36,7 +36,7 @@ def micro_batches(strategy: Strategy, step: int, accumulate: int, size: int = 16
 
 def backward(strategy: Strategy, step: int, accumulate: int = 1) -> float:
     """Forward and backward of one step; the mean loss of this rank's part."""
-    strategy.optimizer.zero_grad()
+    strategy.clear_gradients()
     total = 0.0
     for number, fields in enumerate(micro_batches(strategy, step, accumulate)):
         with strategy.accumulate(number == accumulate - 1):
@@ -507,3 +507,29 @@ def averaged(world: World) -> list[list[float]]:
     ]
     averages.average(tensors, world)
     return [tensor.tolist() for tensor in tensors]
+
+
+class Pixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.convolution(x).mean((2, 3))
+        return result
+
+
+def memory_order(world: World, **settings: Any) -> Any:
+    """Strides of a weight after a step, and the sum of its moments on rank 0; or what is said against it."""
+    torch.manual_seed(0)
+    objective = TinyObjective(Pixels().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    try:
+        strategy = build_strategy(tiny_settings(channels_last=True, **settings), objective, world)
+    except SettingsError as error:
+        return str(error)
+    with strategy.accumulate(True):
+        strategy.loss({"input": torch.ones(2, 3, 5, 5), "target": torch.ones(2, WIDTH)}).backward()  # type: ignore[no-untyped-call]
+    strategy.optimizer.step()
+    state = strategy.optimizer_state().get("convolution.weight") or {}
+    strides = next(objective.model.parameters()).stride()
+    return strides, float(state["exp_avg"].sum()) if state else 0.0

@@ -69,6 +69,14 @@ def test_what_does_not_work_is_refused_in_one_line(settings: dict[str, Any], com
     assert two_ranks.run(checks.refusal, **settings) == [complaint, complaint]
 
 
+def test_images_last_weights_keep_their_memory_order_or_are_refused(two_ranks: Ranks) -> None:
+    (first, moments), (second, _) = two_ranks.run(checks.memory_order, parallel="ddp")
+    assert first == second == (27, 1, 9, 3)
+    assert two_ranks.run(checks.memory_order, parallel="zero1")[0] == ((27, 1, 9, 3), pytest.approx(moments))
+    refusal = "--channels-last needs --parallel ddp or zero1: FSDP2 takes no weights in that order"
+    assert two_ranks.run(checks.memory_order, parallel="fsdp") == [refusal] * 2
+
+
 @pytest.mark.parametrize("flag", ["cpu_offload", "sharded_checkpoints"])
 def test_what_needs_a_group_says_so(flag: str) -> None:
     with pytest.raises(SettingsError, match=f"--{flag.replace('_', '-')} needs a process group: start with torchrun"):

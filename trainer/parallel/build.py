@@ -31,6 +31,8 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     if settings.parallel == "fsdp" and world.backend:
         from trainer.parallel.fsdp import Fsdp
 
+        if not all(weight.is_contiguous() for weight in objective.parameters()):
+            raise SettingsError("--channels-last needs --parallel ddp or zero1: FSDP2 takes no weights in that order")
         return Fsdp(settings, objective, world)
     if world.size == 1:
         from trainer.parallel.plain import Plain

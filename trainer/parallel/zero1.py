@@ -41,7 +41,8 @@ class Zero1(Ddp):
             nameless,
             optimizer_class=kind,
             process_group=self.world.group,
-            parameters_as_bucket_view=True,  # one broadcast per rank and step instead of one per parameter
+            # One broadcast per rank and step instead of one per parameter; its buffers know one memory order only.
+            parameters_as_bucket_view=not settings.channels_last,
             **options,
         )
 
