@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gputui.config import shipped_profiles
@@ -66,7 +67,7 @@ def resolve(
         is_refusal = False
     try:
         selection = form.gpus if gpus_override is None else parse_selection(gpus_override)
-        request = request_gpus(selection, inventory, form.requires.gpu_memory)
+        request = _with_minimum(request_gpus(selection, inventory, form.requires.gpu_memory), form)
     except SelectionError as error:
         problems.append(f"{'gpus' if gpus_override is None else '--gpus'}: {error}")
         is_refusal = is_refusal and error.is_refusal
@@ -166,6 +167,13 @@ def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
         return ("-m", form.module)
     assert form.script is not None
     return (os.path.normpath(profile.folder / _home(form.script, environ)),)
+
+
+def _with_minimum(request: GpuRequest, form: ProfileForm) -> GpuRequest:
+    """The request with how few GPUs will do, which can never be more than are asked for."""
+    if form.min_gpus is None or not request.count:
+        return request
+    return replace(request, min_count=min(form.min_gpus, request.count))
 
 
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:

@@ -126,6 +126,9 @@ class ProfileForm(Model):
     gpus: Gpus = Field(
         Selection(count=1), description=EXPECTED_GPUS + "; 0 for the CPU", json_schema_extra={"default": 1}
     )
+    min_gpus: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None, description="with how few GPUs recovery may go on when others fail; not fewer if left out"
+    )
     nproc: Processes = Field("gpus", description='processes of torchrun; "gpus" is one for each GPU')
     visible: Literal["uuid", "index"] = Field("uuid", description="what CUDA_VISIBLE_DEVICES holds")
     requires: Requires = Field(

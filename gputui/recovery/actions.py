@@ -7,52 +7,32 @@ skipped and says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from gputui.runs.spec import RunSpec, Scalar
+from gputui.recovery import machine_actions
+from gputui.recovery.action_results import (
+    AppliedAction,
+    Change,
+    Params,
+    Result,
+    SkippedAction,
+    apply_changes,
+    like,
+    number,
+    show,
+    switched_on,
+    unmapped,
+    whole,
+)
+from gputui.recovery.machine_actions import Case
+from gputui.runs.spec import RunSpec
+
+__all__ = ["ACTIONS", "ActionKind", "AppliedAction", "Change", "Result", "SkippedAction", "apply_changes", "shrink"]
 
 EFFECTIVE_BATCH_TOLERANCE = 0.02
 BATCH_FACTOR = 0.75
 FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipping switched off
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One parameter's old and new value."""
-
-    parameter: str
-    before: Scalar
-    after: Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedAction:
-    """An action that the next attempt carries out. ``note`` is a phrase that completes "gputui …"."""
-
-    name: str
-    note: str
-    changes: tuple[Change, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        changes = [{"parameter": c.parameter, "from": c.before, "to": c.after} for c in self.changes]
-        return {"action": self.name, "applied": True, "changes": changes, "note": self.note}
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedAction:
-    """An action of the ladder that cannot be carried out here, and why."""
-
-    name: str
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"action": self.name, "applied": False, "changes": [], "note": self.why}
-
-
-Result = AppliedAction | SkippedAction
-Params = Mapping[str, Scalar]
 
 
 def shrink(batch: int, accumulation: int) -> tuple[int, int] | None:
@@ -80,21 +60,21 @@ def shrink_batch(spec: RunSpec, params: Params, argument: float | None) -> Resul
     """Lower the batch to at most 0.75 of its size, and raise the accumulation so that their product stays."""
     name = spec.role("batch_size", params)
     if name is None:
-        return _unmapped("shrink_batch", "batch_size")
-    batch = _whole(params[name])
+        return unmapped("shrink_batch", "batch_size")
+    batch = whole(params[name])
     if batch is None or batch < 1:
-        return SkippedAction("shrink_batch", f"{name} is {_show(params[name])}, not a whole number of at least 1")
+        return SkippedAction("shrink_batch", f"{name} is {show(params[name])}, not a whole number of at least 1")
     if batch == 1:
         return SkippedAction("shrink_batch", f"{name} is 1 already")
     accumulation_name = spec.role("grad_accum", params)
-    accumulation = None if accumulation_name is None else _whole(params[accumulation_name])
+    accumulation = None if accumulation_name is None else whole(params[accumulation_name])
     if accumulation_name is None or accumulation is None or accumulation < 1:
         smaller = max(1, math.floor(BATCH_FACTOR * batch))
         note = (
             f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make up for it, "
             "so that the effective batch changes"
         )
-        return AppliedAction("shrink_batch", note, (Change(name, params[name], _like(params[name], smaller)),))
+        return AppliedAction("shrink_batch", note, (Change(name, params[name], like(params[name], smaller)),))
     found = shrink(batch, accumulation)
     if found is None:
         return SkippedAction("shrink_batch", f"{name} is {batch} already")
@@ -106,24 +86,33 @@ def shrink_batch(spec: RunSpec, params: Params, argument: float | None) -> Resul
         f"so that the effective batch {effective}" + (" per rank" if spec.nproc > 1 else "")
     )
     changes = (
-        Change(name, params[name], _like(params[name], smaller)),
-        Change(accumulation_name, params[accumulation_name], _like(params[accumulation_name], more)),
+        Change(name, params[name], like(params[name], smaller)),
+        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], more)),
     )
     return AppliedAction("shrink_batch", note, changes)
 
 
 def gradient_checkpointing(spec: RunSpec, params: Params, argument: float | None) -> Result:
     """Switch gradient checkpointing on: less memory for more computing."""
-    name = spec.role("gradient_checkpointing", params)
+    return _switch_on("gradient_checkpointing", spec, params)
+
+
+def cpu_offload(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Keep the optimizer's state, or whatever the script offers, in the host's memory."""
+    return _switch_on("cpu_offload", spec, params)
+
+
+def longer_timeout(spec: RunSpec, params: Params, argument: float | None) -> Result:
+    """Multiply how long ranks wait for each other, by 2 unless told otherwise."""
+    name = spec.role("timeout", params)
     if name is None:
-        return _unmapped("gradient_checkpointing", "gradient_checkpointing")
-    value = params[name]
-    switched = _switched_on(value)
-    if switched is None:
-        return SkippedAction("gradient_checkpointing", f"{name} is {_show(value)}, neither on nor off")
-    if switched == value:
-        return SkippedAction("gradient_checkpointing", f"{name} is on already")
-    return AppliedAction("gradient_checkpointing", f"turned {name} on", (Change(name, value, switched),))
+        return unmapped("longer_timeout", "timeout")
+    value = number(params[name])
+    if value is None or not value > 0:
+        return SkippedAction("longer_timeout", f"{name} is {show(params[name])}, not a number above 0")
+    longer = value * (argument or 2.0)
+    after = like(params[name], math.ceil(longer))
+    return AppliedAction("longer_timeout", f"raised {name} {value:g} → {after}", (Change(name, params[name], after),))
 
 
 def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
@@ -134,7 +123,7 @@ def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
 def tighter_clip(spec: RunSpec, params: Params, argument: float | None) -> Result:
     """Divide the largest gradient norm, by 2 unless told otherwise; where clipping is off, switch it on at 1.0."""
     name = spec.role("grad_clip", params)
-    if name is not None and (params[name] is None or _number(params[name]) == 0.0):
+    if name is not None and (params[name] is None or number(params[name]) == 0.0):
         changes = (Change(name, params[name], FIRST_CLIP),)
         return AppliedAction("tighter_clip", f"switched gradient clipping on ({name} {FIRST_CLIP})", changes)
     return _divide("tighter_clip", "grad_clip", spec, params, argument or 2.0)
@@ -144,14 +133,14 @@ def fewer_workers(spec: RunSpec, params: Params, argument: float | None) -> Resu
     """Halve the data loader's workers."""
     name = spec.role("num_workers", params)
     if name is None:
-        return _unmapped("fewer_workers", "num_workers")
-    workers = _whole(params[name])
+        return unmapped("fewer_workers", "num_workers")
+    workers = whole(params[name])
     if workers is None or workers < 0:
-        return SkippedAction("fewer_workers", f"{name} is {_show(params[name])}, not a number of workers")
+        return SkippedAction("fewer_workers", f"{name} is {show(params[name])}, not a number of workers")
     if workers == 0:
         return SkippedAction("fewer_workers", f"{name} is 0 already")
     after = workers // 2
-    changes = (Change(name, params[name], _like(params[name], after)),)
+    changes = (Change(name, params[name], like(params[name], after)),)
     return AppliedAction("fewer_workers", f"lowered {name} {workers} → {after}", changes)
 
 
@@ -176,7 +165,8 @@ class ActionKind:
 
     Attributes:
         help: one sentence for the documentation.
-        apply: what it does to parameters; None for those that say where to resume, or to stop.
+        apply: what it does to parameters; apply_here: the same for those that need to know of the machine. Both are
+            None for those that say where to resume, or to stop.
         argument: what its number means, None where it takes none; default: where it is left out; least: the smallest.
         whole: its number must be a whole one.
     """
@@ -188,6 +178,7 @@ class ActionKind:
     default: float | None = None
     least: float = 0.0
     whole: bool = False
+    apply_here: Callable[[Case], Result] | None = None
 
 
 ACTIONS: dict[str, ActionKind] = {
@@ -201,6 +192,7 @@ ACTIONS: dict[str, ActionKind] = {
             shrink_batch,
         ),
         ActionKind("gradient_checkpointing", "switch gradient checkpointing on", gradient_checkpointing),
+        ActionKind("cpu_offload", "switch CPU offloading on", cpu_offload),
         ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
         ActionKind(
             "tighter_clip",
@@ -215,29 +207,69 @@ ACTIONS: dict[str, ActionKind] = {
             "rollback", "resume from so many valid checkpoints before the newest", None, "checkpoints", 1, 1, True
         ),
         ActionKind("new_port", "start again on another network port", new_port),
+        ActionKind(
+            "longer_timeout", "multiply how long ranks wait for each other", longer_timeout, "factor", 2.0, 1.01
+        ),
+        ActionKind(
+            "nccl_debug",
+            "switch on NCCL's log and PyTorch's record of collectives, for one attempt",
+            apply_here=machine_actions.nccl_debug,
+        ),
+        ActionKind(
+            "exclude_gpu",
+            "quarantine the GPU that failed and go on with a free one, else with fewer where `min_gpus` allows it",
+            apply_here=machine_actions.exclude_gpu,
+        ),
         ActionKind("wait", "start again after so many seconds", wait, "seconds", 60.0),
+        ActionKind(
+            "wait_cool",
+            "start again when the run's GPUs are 15 °C below the temperature where their clocks are lowered, or after "
+            "so many seconds",
+            None,
+            "seconds",
+            900.0,
+            1.0,
+            apply_here=machine_actions.wait_cool,
+        ),
+        ActionKind(
+            "wait_disk",
+            "start again when there is room for so many checkpoints; gives up after 6 h",
+            None,
+            "checkpoints",
+            2,
+            1,
+            True,
+            machine_actions.wait_disk,
+        ),
+        ActionKind(
+            "prune_checkpoints",
+            "remove the run's checkpoints that are older than so many valid ones; in no ready policy",
+            None,
+            "checkpoints kept",
+            3,
+            1,
+            True,
+            machine_actions.prune_checkpoints,
+        ),
+        ActionKind(
+            "notify",
+            "tell somebody, as `notify` of the policy says; goes with another action",
+            None,
+            apply_here=machine_actions.notify,
+        ),
         ActionKind("stop", "stop the run and say why"),
     )
 }
 """Every action by its name."""
 
 
-def apply_changes(params: Params, results: tuple[Result, ...]) -> dict[str, Scalar]:
-    """Parameters with the changes of the applied actions."""
-    changed = dict(params)
-    for result in results:
-        if isinstance(result, AppliedAction):
-            changed |= {change.parameter: change.after for change in result.changes}
-    return changed
-
-
 def _divide(action: str, role: str, spec: RunSpec, params: Params, divisor: float) -> Result:
     name = spec.role(role, params)
     if name is None:
-        return _unmapped(action, role)
-    value = _number(params[name])
+        return unmapped(action, role)
+    value = number(params[name])
     if value is None or not value > 0:
-        return SkippedAction(action, f"{name} is {_show(params[name])}, not a number above 0")
+        return SkippedAction(action, f"{name} is {show(params[name])}, not a number above 0")
     after = float(f"{value / divisor:.12g}")
     if after == 0:
         return SkippedAction(action, f"{name} is {value:g} already")
@@ -245,42 +277,14 @@ def _divide(action: str, role: str, spec: RunSpec, params: Params, divisor: floa
     return AppliedAction(action, f"lowered {name} {value:g} → {after:g}", changes)
 
 
-def _unmapped(action: str, role: str) -> SkippedAction:
-    return SkippedAction(action, f"the profile has no parameter for {role}")
-
-
-def _whole(value: Scalar) -> int | None:
-    """A whole number, also where it was given as text or as 16.0."""
-    number = _number(value)
-    return int(number) if number is not None and number.is_integer() and abs(number) < 2**53 else None
-
-
-def _number(value: Scalar) -> float | None:
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _like(former: Scalar, value: int) -> Scalar:
-    """A new value in the type of the former one, so that the script gets what its flag expects."""
-    return str(value) if isinstance(former, str) else float(value) if isinstance(former, float) else value
-
-
-def _switched_on(value: Scalar) -> Scalar:
-    """The value that means on; the same one where it is on already; None where it is no switch."""
-    if value is None or value is False:
-        return True
-    if isinstance(value, str):
-        pairs = {"false": "true", "False": "True", "0": "1", "no": "yes", "off": "on", "": "true"}
-        return pairs.get(value, value if value in pairs.values() else None)
-    if isinstance(value, bool):
-        return value
-    return 1 if value == 0 else value if value == 1 else None
-
-
-def _show(value: Scalar) -> str:
-    return "not set" if value is None else repr(value)
+def _switch_on(action: str, spec: RunSpec, params: Params) -> Result:
+    name = spec.role(action, params)
+    if name is None:
+        return unmapped(action, action)
+    value = params[name]
+    switched = switched_on(value)
+    if switched is None:
+        return SkippedAction(action, f"{name} is {show(value)}, neither on nor off")
+    if switched == value:
+        return SkippedAction(action, f"{name} is on already")
+    return AppliedAction(action, f"turned {name} on", (Change(name, value, switched),))

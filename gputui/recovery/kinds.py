@@ -249,6 +249,12 @@ def _kinds() -> Iterator[Kind]:
         "The GPU is in exclusive use by another process, or needs a reset.",
     )
     yield Kind(
+        "overheating",
+        "GPU too hot",
+        "the GPU of {who} became so hot that it lowered its clocks",
+        "The hardware lowers a GPU's clocks because of its temperature; a warning, not an end.",
+    )
+    yield Kind(
         "driver_mismatch",
         "driver does not fit",
         "{who} could not use the NVIDIA driver",

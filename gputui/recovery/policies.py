@@ -22,6 +22,8 @@ Ladder = tuple[Rung, ...]
 STOP: Rung = (Action("stop"),)
 DEFAULT = "default"
 """The ladder of every kind that has none of its own."""
+ENDS_ON = ("hang", "nan_loss", "loss_spike")
+"""What gputui notices in a living attempt and may end it for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """How somebody is told: a command, which gets the message as its last argument and as JSON on its standard input,
+    or a webhook, which gets the same JSON by POST."""
+
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """How a run is recovered.
 
@@ -51,6 +62,9 @@ class Policy:
         ladders: kind → rungs, tried from the first; every ladder ends in ``stop``.
         max_attempts: attempts in a row that recovery may use, the first one included.
         max_without_progress: unchanged attempts in a row that may end without getting further.
+        ends_on: of ENDS_ON, the kinds for which gputui ends a living attempt itself; the others are only told.
+        hang_after_seconds: the shortest silence that may count as a hang once a run makes steps.
+        notify: how somebody is told when a run is given up, and where a ladder says ``notify``; None tells nobody.
     """
 
     name: str
@@ -58,6 +72,9 @@ class Policy:
     max_attempts: int = 8
     max_without_progress: int = 3
     backoff: Backoff = field(default_factory=Backoff)
+    ends_on: frozenset[str] = frozenset({"hang", "nan_loss"})
+    hang_after_seconds: float = 60.0
+    notify: Notice | None = None
 
     @property
     def enabled(self) -> bool:
@@ -70,13 +87,13 @@ class Policy:
 
     @property
     def checkpoints_wanted(self) -> int:
-        """How many valid checkpoints a decision may need to choose from."""
+        """How many valid checkpoints a decision may need to choose from: those gone back over, or kept, and one."""
         steps = [
             int(action.argument or 1)
             for ladder in self.ladders.values()
             for rung in ladder
             for action in rung
-            if action.name == "rollback"
+            if action.name in ("rollback", "prune_checkpoints")
         ]
         return 1 + max(steps, default=0)
 
@@ -115,6 +132,7 @@ _RESTART_ONLY: dict[str, Ladder] = {
     "stopped_outside": ladder(),
     "interrupted": ladder(),
     # Warnings that end nothing by themselves.
+    "overheating": ladder(),
     "loss_spike": ladder(),
     "straggler": ladder(),
 }
@@ -126,10 +144,17 @@ _STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
     "resource_limit": ladder("fewer_workers", "restart"),
     "dataloader_killed": ladder("restart", "fewer_workers", "restart"),
     "nan_loss": ladder("restart", "rollback:1 tighter_clip"),
+    "nccl_timeout": ladder("restart", "nccl_debug"),
+    "nccl_error": ladder("restart", "nccl_debug"),
+    # After these the GPU itself is in doubt; a contained error leaves it usable, and exclude_gpu is skipped.
+    "ecc": ladder("exclude_gpu", "restart", "restart"),
+    "nvlink_error": ladder("restart", "exclude_gpu"),
+    "gpu_lost": ladder("exclude_gpu"),
+    "disk_full": ladder("wait_disk:2", "wait:900"),
 }
 
 _AGGRESSIVE: dict[str, Ladder] = _STANDARD | {
-    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch", "shrink_batch"),
+    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch", "cpu_offload", "shrink_batch"),
     "host_oom": ladder("fewer_workers", "fewer_workers", "restart"),
     "nan_loss": ladder("restart", "rollback:1 tighter_clip", "rollback:2 lower_lr", "rollback:2 lower_lr tighter_clip"),
     "loss_spike": ladder("rollback:1 tighter_clip", "rollback:2 lower_lr"),
@@ -137,15 +162,17 @@ _AGGRESSIVE: dict[str, Ladder] = _STANDARD | {
     "stopped_outside": ladder("wait:60"),
     "interrupted": ladder("restart"),
     "unknown": ladder("restart", "restart"),
+    "nccl_timeout": ladder("restart", "nccl_debug", "longer_timeout:2", "restart"),
+    "gpu_lost": ladder("exclude_gpu", "exclude_gpu"),
 }
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("off", {}),
+        Policy("off", {}, ends_on=frozenset()),
         Policy("restart-only", _RESTART_ONLY),
         Policy("standard", _STANDARD),
-        Policy("aggressive", _AGGRESSIVE, max_attempts=20, max_without_progress=5),
+        Policy("aggressive", _AGGRESSIVE, max_attempts=20, max_without_progress=5, ends_on=frozenset(ENDS_ON)),
     )
 }
 """The ready policies by name."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gputui.charts.units import duration
+from gputui.recovery.action_results import NO_EFFECT, Effect
 from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.machine_actions import Case, Surroundings
 from gputui.recovery.policies import POLICIES, Policy, Rung
 from gputui.recovery.policy_parse import PolicyError, PolicyProblem, parse_policy
 from gputui.recovery.resume import ResumePoint, resume_points
@@ -91,6 +95,7 @@ class Plan:
         rung: the place on the ladder, counted from 0.
         reason: one plain sentence without its full stop.
         because: the same for programs.
+        effect: what is to be done besides starting with other parameters.
     """
 
     verdict: Verdict
@@ -102,6 +107,7 @@ class Plan:
     changed: dict[str, Scalar] = field(default_factory=dict)
     resume_from: str | None = None
     delay_seconds: float = 0.0
+    effect: Effect = NO_EFFECT
 
     def actions_json(self) -> list[dict[str, Any]]:
         """The actions as they are stored."""
@@ -125,11 +131,13 @@ def decide(
     *,
     run_id: str,
     attempt: int,
+    around: Surroundings | None = None,
 ) -> Plan:
     """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
 
     ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
-    oldest first (see `gputui.recovery.history`); ``checkpoints`` are the newest first, as `survey` gives them.
+    oldest first (see `gputui.recovery.history`); ``checkpoints`` are the newest first, as `survey` gives them;
+    ``around`` is what is known of the machine.
     """
     kind = KINDS[incident.kind]
     retries = _series(history)
@@ -165,27 +173,27 @@ def decide(
         progress.last_step,
     )
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
-    return _climb(incident, retries, rung, spec, params, policy, points, pause)
+    case = Case(incident, spec, params, None, checkpoints, around or Surroundings())
+    return _climb(case, retries, rung, policy, points, pause)
 
 
 def _climb(
-    incident: Incident,
+    case: Case,
     retries: Sequence[PastDecision],
     first: int,
-    spec: RunSpec,
-    params: Mapping[str, Scalar],
     policy: Policy,
     points: ResumePoint,
     pause: float,
 ) -> Plan:
     """Go up the ladder to the first rung of which something can be done."""
-    ladder = policy.ladder(incident.kind)
+    ladder, params = policy.ladder(case.incident.kind), case.params
     skipped: tuple[Result, ...] = ()
     for rung in range(first, len(ladder)):
         if any(action.name == "stop" for action in ladder[rung]):
             break
-        results, back, seconds = _try(ladder[rung], spec, params, points)
-        if not any(isinstance(result, AppliedAction) for result in results):
+        results, back, seconds = _try(ladder[rung], case, points)
+        # To tell somebody is no attempt at anything.
+        if not any(isinstance(result, AppliedAction) and result.name != "notify" for result in results):
             skipped += results
             continue
         changed_params = apply_changes(params, results)
@@ -203,24 +211,30 @@ def _climb(
             changed=changed,
             resume_from=points.path(back),
             delay_seconds=delay,
+            effect=_effect(result for result in results if isinstance(result, AppliedAction)),
         )
-    reason = _exhausted_reason(incident, retries, skipped, policy)
-    return Plan("stop", reason, "exhausted", dict(params), min(first, len(ladder) - 1), skipped)
+    reason = _exhausted_reason(case.incident, retries, skipped, policy)
+    stays = min(first, len(ladder) - 1)
+    return Plan("stop", reason, "exhausted", dict(params), stays, skipped, effect=_effect(skipped))
 
 
-def _try(
-    rung: Rung, spec: RunSpec, params: Mapping[str, Scalar], points: ResumePoint
-) -> tuple[tuple[Result, ...], int, float]:
+def _effect(results: Iterable[Result]) -> Effect:
+    return functools.reduce(operator.or_, (result.effect for result in results), NO_EFFECT)
+
+
+def _try(rung: Rung, case: Case, points: ResumePoint) -> tuple[tuple[Result, ...], int, float]:
     """What becomes of a rung's actions, how many checkpoints to go back, and how many seconds to wait."""
     results: list[Result] = []
     back, seconds = 0, 0.0
-    now = dict(params)
+    now = dict(case.params)
     for action in rung:
-        apply = ACTIONS[action.name].apply
-        if apply is None:
-            result, back = points.rollback(int(action.argument or 1))
+        kind = ACTIONS[action.name]
+        if kind.apply_here is not None:
+            result = kind.apply_here(replace(case, params=now, argument=action.argument))
+        elif kind.apply is not None:
+            result = kind.apply(case.spec, now, action.argument)
         else:
-            result = apply(spec, now, action.argument)
+            result, back = points.rollback(int(action.argument or 1))
         if action.name == "wait" and isinstance(result, AppliedAction):
             seconds += action.argument or 0.0
         now = apply_changes(now, (result,))

@@ -5,15 +5,27 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import POLICIES, STOP, Action, Backoff, Ladder, Policy, Rung, kinds_with_ladders
+from gputui.recovery.policies import (
+    ENDS_ON,
+    POLICIES,
+    STOP,
+    Action,
+    Backoff,
+    Ladder,
+    Notice,
+    Policy,
+    Rung,
+    kinds_with_ladders,
+)
 
-_KEYS = ("policy", "max_attempts", "max_without_progress", "backoff", "ladders")
+_KEYS = ("policy", "max_attempts", "max_without_progress", "backoff", "ladders", "ends_on", "hang_after", "notify")
 _BACKOFF = {"base": "base_seconds", "factor": "factor", "max": "max_seconds", "jitter": "jitter"}
 MAX_RUNGS = 50
 
@@ -74,7 +86,30 @@ class _Parser:
             max_attempts=self._whole(mapping, "max_attempts", base.max_attempts),
             max_without_progress=self._whole(mapping, "max_without_progress", base.max_without_progress),
             backoff=self._backoff(mapping.get("backoff"), base.backoff),
+            ends_on=self._ends_on(mapping.get("ends_on"), base),
+            hang_after_seconds=self._hang_after(mapping, base),
+            notify=self._notify(mapping.get("notify"), base),
         )
+
+    def _ends_on(self, value: Any, base: Policy) -> frozenset[str]:
+        if value is None:
+            return base.ends_on
+        if not isinstance(value, list):
+            self.wrong(("ends_on",), f"expected a list such as [hang, nan_loss], got {value!r}")
+            return base.ends_on
+        if value and not base.enabled:
+            self.wrong(("ends_on",), "the policy off ends nothing; choose another policy to build on")
+        for place, kind in enumerate(value):
+            if kind not in ENDS_ON:
+                self.wrong(("ends_on", place), f"{kind!r} cannot be ended on; {_nearest(kind, ENDS_ON)}")
+        return frozenset(map(str, value))
+
+    def _hang_after(self, mapping: Mapping[str, Any], base: Policy) -> float:
+        value = mapping.get("hang_after", base.hang_after_seconds)
+        if not _is_number(value) or not 1 <= value <= 86400:
+            self.wrong(("hang_after",), f"expected a number of seconds from 1 to 86400, got {value!r}")
+            return base.hang_after_seconds
+        return float(value)
 
     def _base(self, name: Any) -> Policy:
         if name is False:  # how YAML reads a bare "off"
@@ -162,6 +197,24 @@ class _Parser:
             else:
                 changes[name] = float(number)
         return dataclasses.replace(base, **changes)
+
+    def _notify(self, value: Any, base: Policy) -> Notice | None:
+        key = ("notify",)
+        if value is None:
+            return base.notify
+        if not isinstance(value, Mapping) or not value:
+            self.wrong(key, f"expected a mapping with command or webhook, got {value!r}")
+            return None
+        self._unknown_keys(value, ("command", "webhook"), key)
+        command, webhook = value.get("command", []), value.get("webhook")
+        if not isinstance(command, list) or not all(isinstance(word, str) and "\0" not in word for word in command):
+            self.wrong((*key, "command"), f"expected a list of words such as [notify-send, gputui], got {command!r}")
+            command = []
+        is_url = isinstance(webhook, str) and re.fullmatch(r"https?://[^\s/]\S*", webhook)
+        if webhook is not None and not is_url:
+            # What stands there may be half a secret.
+            self.wrong((*key, "webhook"), "expected an address that begins with http:// or https://")
+        return Notice(tuple(command), webhook if is_url else None)
 
     def _whole(self, mapping: Mapping[str, Any], key: str, default: int) -> int:
         value = mapping.get(key, default)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec, Scalar
@@ -100,10 +101,24 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         args=None if spec.args is None else redact_argv(spec.args),
         params=redact_params(spec.params),
         env=redact(spec.env),
+        recovery=_redact_recovery(spec.recovery),
         checkpoints=None
         if spec.checkpoints is None
         else replace(spec.checkpoints, resume=redact_argv(spec.checkpoints.resume)),
     )
+
+
+def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Whoever knows the address of a webhook may write to it, and commands may hold a password."""
+    notify = recovery.get("notify")
+    if not isinstance(notify, Mapping):
+        return recovery
+    shown = dict(notify)
+    if isinstance(shown.get("webhook"), str):
+        shown["webhook"] = f"https://{REDACTED}"
+    if isinstance(shown.get("command"), list | tuple):
+        shown["command"] = list(redact_argv([str(word) for word in shown["command"]]))
+    return {**recovery, "notify": shown}
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:

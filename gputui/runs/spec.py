@@ -19,6 +19,7 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch_size",),
     "grad_accum": ("grad_accum", "gradient_accumulation_steps"),
     "gradient_checkpointing": ("gradient_checkpointing",),
+    "cpu_offload": ("cpu_offload",),
     "lr": ("lr", "learning_rate"),
     "grad_clip": ("grad_clip", "max_grad_norm"),
     "timeout": ("timeout",),
@@ -32,11 +33,13 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """Which GPUs a run asks for: any ``count`` free ones, or exactly those in ``uuids``. A CPU run asks for none."""
+    """Which GPUs a run asks for: any ``count`` free ones, or exactly those in ``uuids``. A CPU run asks for none.
+    ``min_count``: with how few recovery may go on when GPUs fail; None is not fewer than asked for."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
     memory_bytes: int | None = None
+    min_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

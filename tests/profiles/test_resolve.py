@@ -291,3 +291,10 @@ def test_nonsense_for_gpus_is_no_refusal(project: Path) -> None:
 def test_nothing_is_started_or_written(project: Path) -> None:
     spec_of(project, "script: gone.py\npython: gone/python\nworkdir: gone")
     assert os.listdir(project) == ["x.yaml"]
+
+
+@pytest.mark.parametrize(("asked", "least"), [("4", 2), ("1", 1), ("0", None)])
+def test_with_how_few_gpus_recovery_may_go_on(tmp_path: Path, asked: str, least: int | None) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("launcher: command\ncommand: [a]\ngpus: 4\nmin_gpus: 2\n")
+    assert resolve(load(path), gpus_override=asked).gpus.min_count == least

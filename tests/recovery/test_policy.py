@@ -183,7 +183,7 @@ def test_restart_only_changes_no_parameter() -> None:
             assert plan_for(kind, policy=policy, history=history, progress=STUCK).changed == {}
 
 
-@pytest.mark.parametrize("kind", ["stopped_outside", "interrupted", "gpu_lost"])
+@pytest.mark.parametrize("kind", ["stopped_outside", "interrupted", "overheating"])
 def test_what_needs_a_person_stops(kind: str) -> None:
     plan = plan_for(kind)
     assert (plan.verdict, plan.because) == ("stop", "exhausted")
@@ -240,8 +240,8 @@ def test_chance_is_always_the_same_for_an_attempt_and_differs_between_runs() -> 
 
 
 def test_a_rung_that_waits_waits() -> None:
-    plan = plan_for("disk_full")
-    assert plan.delay_seconds == 300.0 and "after 5 min" in plan.reason
+    plan = plan_for("gpu_busy")
+    assert plan.delay_seconds == 60.0 and "after 1 min" in plan.reason
 
 
 # --- where to resume --------------------------------------------------------------------------------------------------

@@ -1,0 +1,206 @@
+"""Actions that need more than parameters: which GPU failed and which are free, room on the disk, the environment.
+
+Pure like the others: what is known of the machine is passed in, and what is to be done to it comes out as an `Effect`
+for the agent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gputui.recovery.action_results import (
+    AppliedAction,
+    Change,
+    Effect,
+    Gate,
+    Params,
+    Result,
+    SkippedAction,
+    like,
+    whole,
+)
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.classify import Incident
+from gputui.runs.spec import RunSpec
+
+EFFECTIVE_BATCH_TOLERANCE = 0.02
+# Below the temperature where the clocks are lowered; a GPU that stops working cools by as much within a minute.
+COOL_MARGIN_CELSIUS = 15.0
+DISK_LIMIT_SECONDS = 6 * 3600.0
+PRUNE_LIMIT_SECONDS = 600.0
+
+# NCCL's own log, and PyTorch's record of the last collectives, written when one of them times out
+# (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; pytorch.org/docs, "Flight Recorder").
+NCCL_DEBUG_ENV = {
+    "NCCL_DEBUG": "INFO",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{run_dir}/nccl_trace_rank_",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of the machine when an attempt has ended.
+
+    Attributes:
+        gpus: UUIDs that the attempt held, in the order of its local ranks.
+        spares: UUIDs of free, healthy GPUs that the run may have instead, the best first.
+        notifies: the run's policy says how somebody is told.
+        own_checkpoints: the checkpoints lie in the run's own folder, so that no other run needs them.
+    """
+
+    gpus: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    notifies: bool = False
+    own_checkpoints: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One action at one incident."""
+
+    incident: Incident
+    spec: RunSpec
+    params: Params
+    argument: float | None = None
+    checkpoints: Sequence[CheckpointInfo] = ()
+    around: Surroundings = field(default_factory=Surroundings)
+
+
+def exclude_gpu(case: Case) -> Result:
+    """Quarantine the faulty GPU; go on with a free one, else with fewer where the profile allows it."""
+    name, gpus, spec = "exclude_gpu", case.around.gpus, case.spec
+    if not gpus:
+        return SkippedAction(name, "the run has no GPUs")
+    if case.incident.contained:
+        return SkippedAction(name, "the error left the GPU usable")
+    faulty = faulty_gpu(case.incident, gpus, spec)
+    if faulty is None:
+        return SkippedAction(name, "which GPU failed is not known")
+    index = f"GPU {faulty}"
+    if case.around.spares:
+        effect = Effect(quarantine=(faulty,), replacements=case.around.spares[:1])
+        return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
+    effect = Effect(quarantine=(faulty,))
+    least = spec.gpus.min_count
+    if least is None:
+        return SkippedAction(name, "no other GPU is free, and the profile allows no fewer (min_gpus)", effect)
+    left = len(gpus) - 1
+    if left < least:
+        return SkippedAction(name, f"no other GPU is free, and {left} would be fewer than min_gpus {least}", effect)
+    before, after = ranks(spec, len(gpus)), ranks(spec, left)
+    changes, words = for_fewer_ranks(spec, case.params, before, after)
+    note = f"went on with {left} of {len(gpus)} GPUs, without {index}{words}"
+    return AppliedAction(name, note, changes, effect)
+
+
+def faulty_gpu(incident: Incident, gpus: Sequence[str], spec: RunSpec) -> str | None:
+    """The GPU that an incident is about: what the driver named, else that of the rank it began on."""
+    if incident.gpu is not None:
+        return incident.gpu if incident.gpu in gpus else None
+    if len(gpus) == 1:
+        return gpus[0]
+    has_one_each = incident.rank is not None and ranks(spec, len(gpus)) == len(gpus)
+    return gpus[incident.rank] if has_one_each and incident.rank is not None and incident.rank < len(gpus) else None
+
+
+def ranks(spec: RunSpec, gpus: int) -> int:
+    """How many ranks a run has on so many GPUs: as many per GPU as its profile has."""
+    asked = len(spec.gpus.uuids) or spec.gpus.count
+    return max(1, spec.nproc * gpus // asked) if asked and gpus else spec.nproc
+
+
+def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> tuple[tuple[Change, ...], str]:
+    """What keeps the effective batch over all ranks, and that in words: a larger accumulation, and where none fits
+    a smaller batch as well, never a larger one."""
+    if before == after:
+        return (), ""
+    batch_name, accumulation_name = spec.role("batch_size", params), spec.role("grad_accum", params)
+    batch = None if batch_name is None else whole(params[batch_name])
+    accumulation = None if accumulation_name is None else whole(params[accumulation_name])
+    if accumulation_name is None or accumulation is None or accumulation < 1:
+        return (), ", so that the effective batch becomes smaller (the profile has no gradient accumulation)"
+    smaller, more = spread(1 if batch is None else batch, accumulation, before, after)
+    changes = [Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], more))]
+    words = f"{accumulation_name} {accumulation} → {more}"
+    if batch_name is not None and batch is not None and smaller != batch:
+        changes.append(Change(batch_name, params[batch_name], like(params[batch_name], smaller)))
+        words += f" and {batch_name} {batch} → {smaller}"
+    now, was = smaller * more * after, (1 if batch is None else batch) * accumulation * before
+    size = "" if batch is None else f" {now}" if now == was else f" {now} instead of {was}"
+    kept = "stays" if now == was else "becomes"
+    if batch is None:
+        return tuple(changes), f", with {words}"
+    return tuple(changes), f", with {words}, so that the effective batch {kept}{size}"
+
+
+def spread(batch: int, accumulation: int, before: int, after: int) -> tuple[int, int]:
+    """The batch and the accumulation of ``after`` ranks that do nearly what ``before`` ranks did: with the smallest
+    accumulation for which the whole stays within 2 % and the batch is no larger, then as exactly as it goes."""
+    whole_batch = batch * accumulation * before
+    per_rank = whole_batch / after
+    tolerance = EFFECTIVE_BATCH_TOLERANCE * whole_batch
+    least = max(1, math.ceil((whole_batch - tolerance) / (batch * after)))
+    best: tuple[float, int, int] | None = None
+    for more in range(least, max(least, math.ceil(per_rank)) + 1):
+        for size in {min(batch, math.floor(per_rank / more)), min(batch, math.ceil(per_rank / more))} - {0}:
+            miss = abs(size * more * after - whole_batch)
+            if miss <= tolerance:
+                found = (miss, -size, more)
+                best = found if best is None else min(best, found)
+        if best is not None:
+            return -best[1], best[2]
+    # So small a whole that nothing is within 2 %: the nearest accumulation, and the batch as it is.
+    return batch, max(1, round(accumulation * before / after))
+
+
+def nccl_debug(case: Case) -> Result:
+    """Let NCCL and PyTorch write down what they do, for one attempt."""
+    if ranks(case.spec, len(case.around.gpus)) < 2:
+        return SkippedAction("nccl_debug", "the run has one process, which communicates with nobody")
+    return AppliedAction("nccl_debug", "switched NCCL's debugging on", effect=Effect(env=NCCL_DEBUG_ENV))
+
+
+def wait_cool(case: Case) -> Result:
+    """Wait until every GPU of the run is well below the temperature where its clocks are lowered."""
+    if not case.around.gpus:
+        return SkippedAction("wait_cool", "the run has no GPUs")
+    gate = Gate("cool", limit_seconds=case.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
+    return AppliedAction("wait_cool", "waited for the GPUs to cool down", effect=Effect(gates=(gate,)))
+
+
+def wait_disk(case: Case) -> Result:
+    """Wait until there is room for so many checkpoints."""
+    if case.spec.checkpoints is None:
+        return SkippedAction("wait_disk", "the profile names no checkpoints")
+    sizes = [info.size_bytes for info in case.checkpoints if info.size_bytes]
+    if not sizes:
+        return SkippedAction("wait_disk", "the size of a checkpoint is not known yet")
+    count = int(case.argument or 2)
+    gate = Gate("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
+    noun = "a checkpoint" if count == 1 else f"{count} checkpoints"
+    return AppliedAction("wait_disk", f"waited for room for {noun}", effect=Effect(gates=(gate,)))
+
+
+def prune_checkpoints(case: Case) -> Result:
+    """Remove the run's own checkpoints that are older than its newest valid ones."""
+    name, keep = "prune_checkpoints", int(case.argument or 3)
+    if case.spec.checkpoints is None:
+        return SkippedAction(name, "the profile names no checkpoints")
+    if not case.around.own_checkpoints:
+        return SkippedAction(name, "the checkpoints lie outside the run's folder, and may be another's")
+    if sum(info.valid for info in case.checkpoints) <= keep:
+        return SkippedAction(name, f"there are no more than {keep} valid checkpoints")
+    gate = Gate("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)
+    note = f"removed the checkpoints older than the newest {keep} valid ones"
+    return AppliedAction(name, note, effect=Effect(gates=(gate,)))
+
+
+def notify(case: Case) -> Result:
+    """Tell somebody, in the way that the policy says."""
+    if not case.around.notifies:
+        return SkippedAction("notify", "the policy says neither a command nor a webhook (notify)")
+    return AppliedAction("notify", "told whoever is to be told", effect=Effect(notify=True))

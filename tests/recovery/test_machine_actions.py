@@ -1,0 +1,211 @@
+"""Actions that look at the machine: what they do, and when they are skipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.recovery.action_results import Effect, Gate
+from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.classify import Incident
+from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, Surroundings, spread
+from gputui.recovery.policies import Notice
+from gputui.recovery.policy import POLICIES, PolicyError, Progress, decide, parse_policy
+from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
+
+PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
+LOST = Incident("gpu_lost", 1, 40, "rank 1 lost its GPU", "f" * 16, (), gpu="GPU-b")
+
+
+def spec(gpus: int = 2, **values: Any) -> RunSpec:
+    request = GpuRequest(gpus, min_count=values.pop("min_gpus", None))
+    checkpoints = values.pop("checkpoints", CheckpointSpec("/c", "step_*.pt"))
+    nproc = values.pop("nproc", gpus or 1)
+    return RunSpec(
+        name="job", launcher="torchrun", program=("t.py",), workdir="/w", python="/p", nproc=nproc, gpus=request,
+        checkpoints=checkpoints, **values,
+    )  # fmt: skip
+
+
+def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> CheckpointInfo:
+    return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size, 1.0)
+
+
+TWO = Surroundings(gpus=("GPU-a", "GPU-b"))
+CASE = Case(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
+
+
+def act(name: str, case: Case = CASE, **changes: Any) -> AppliedAction | SkippedAction:
+    apply = ACTIONS[name].apply_here
+    assert apply is not None
+    return apply(replace(case, **changes))
+
+
+def test_a_free_gpu_takes_the_place_of_the_faulty_one() -> None:
+    result = act("exclude_gpu", around=replace(TWO, spares=("GPU-c", "GPU-d")))
+    assert isinstance(result, AppliedAction) and result.changes == ()
+    assert result.effect == Effect(quarantine=("GPU-b",), replacements=("GPU-c",))
+
+
+def test_with_fewer_gpus_the_effective_batch_stays() -> None:
+    result = act("exclude_gpu", spec=spec(min_gpus=1))
+    assert isinstance(result, AppliedAction)
+    assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 6)]
+    assert result.effect == Effect(quarantine=("GPU-b",))
+    assert "effective batch stays 96" in result.note
+
+
+def test_four_ranks_become_three() -> None:
+    around = Surroundings(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    result = act("exclude_gpu", spec=spec(4, min_gpus=2), around=around)
+    assert isinstance(result, AppliedAction)
+    assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 4)]
+
+
+def test_without_accumulation_that_is_said() -> None:
+    result = act("exclude_gpu", spec=spec(min_gpus=1), params={"batch_size": 16})
+    assert isinstance(result, AppliedAction) and "effective batch becomes smaller" in result.note
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "quarantined"),
+    [
+        ({}, "no other GPU is free, and the profile allows no fewer (min_gpus)", True),
+        ({"spec": spec(min_gpus=2)}, "no other GPU is free, and 1 would be fewer than min_gpus 2", True),
+        ({"around": Surroundings()}, "the run has no GPUs", False),
+        ({"incident": replace(LOST, contained=True)}, "the error left the GPU usable", False),
+        ({"incident": replace(LOST, gpu=None, rank=None)}, "which GPU failed is not known", False),
+        ({"incident": replace(LOST, gpu="GPU-z")}, "which GPU failed is not known", False),
+        ({"incident": replace(LOST, gpu=None), "spec": spec(nproc=4)}, "which GPU failed is not known", False),
+    ],
+)
+def test_when_no_gpu_is_excluded(changes: dict[str, Any], why: str, quarantined: bool) -> None:
+    assert act("exclude_gpu", **changes) == SkippedAction(
+        "exclude_gpu", why, Effect(quarantine=("GPU-b",)) if quarantined else Effect()
+    )
+
+
+def test_the_gpu_of_the_rank_is_meant_where_the_driver_said_nothing() -> None:
+    result = act("exclude_gpu", incident=replace(LOST, gpu=None, rank=0), spec=spec(min_gpus=1))
+    assert result.effect.quarantine == ("GPU-a",)
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(2, 16), st.data())
+def test_fewer_ranks_never_need_more_memory(batch: int, accumulation: int, before: int, data: st.DataObject) -> None:
+    after = data.draw(st.integers(1, before - 1))
+    smaller, more = spread(batch, accumulation, before, after)
+    whole = batch * accumulation * before
+    assert 1 <= smaller <= batch and more >= 1
+    assert abs(smaller * more * after - whole) <= max(0.02 * whole, batch * after / 2)
+
+
+def test_debugging_is_for_the_next_attempt_only() -> None:
+    assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
+    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), around=Surroundings()), SkippedAction)
+
+
+def test_waiting_for_the_disk() -> None:
+    assert act("wait_disk", argument=3.0).effect.gates == (Gate("disk", limit_seconds=21600.0, bytes_needed=360),)
+    assert act("wait_disk", spec=spec(checkpoints=None)) == SkippedAction(
+        "wait_disk", "the profile names no checkpoints"
+    )
+    assert act("wait_disk", checkpoints=()) == SkippedAction("wait_disk", "the size of a checkpoint is not known yet")
+
+
+def test_waiting_for_cool_gpus() -> None:
+    (gate,) = act("wait_cool", argument=60.0).effect.gates
+    assert (gate.kind, gate.limit_seconds, gate.margin_celsius) == ("cool", 60.0, 15.0)
+    assert isinstance(act("wait_cool", around=Surroundings()), SkippedAction)
+
+
+def test_pruning_leaves_the_newest_valid_ones() -> None:
+    (gate,) = act("prune_checkpoints", argument=1.0).effect.gates
+    assert (gate.kind, gate.keep) == ("prune", 1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"argument": 2.0}, "there are no more than 2 valid checkpoints"),
+        ({"argument": 1.0, "checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
+        ({"argument": 1.0, "spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
+        ({"argument": 1.0, "around": replace(TWO, own_checkpoints=False)}, "the checkpoints lie outside the run's"),
+    ]
+    for changes, why in cases:
+        result = act("prune_checkpoints", **changes)
+        assert isinstance(result, SkippedAction) and result.why.startswith(why)
+
+
+def test_nothing_is_pruned_by_a_ready_policy() -> None:
+    names = {action.name for policy in POLICIES.values() for ladder in policy.ladders.values() for rung in ladder
+             for action in rung}  # fmt: skip
+    assert "prune_checkpoints" not in names and "exclude_gpu" in names
+
+
+def test_parameters_for_offloading_and_patience() -> None:
+    for name, expected in (("cpu_offload", True), ("longer_timeout", 1200)):
+        apply = ACTIONS[name].apply
+        assert apply is not None
+        result = apply(spec(), PARAMS, None)
+        assert isinstance(result, AppliedAction) and result.changes[0].after == expected
+        assert isinstance(apply(spec(), {}, None), SkippedAction)
+    apply = ACTIONS["longer_timeout"].apply
+    assert apply is not None and isinstance(apply(spec(), {"timeout": "10m"}, None), SkippedAction)
+
+
+# --- in a plan -----------------------------------------------------------------------------------------------------
+
+
+def plan(recovery: dict[str, Any], around: Surroundings, run: RunSpec, incident: Incident = LOST) -> Any:
+    policy = parse_policy(recovery)
+    return decide(
+        incident, [], Progress(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
+        around=around,
+    )  # fmt: skip
+
+
+def test_what_is_applied_takes_effect() -> None:
+    made = plan({"policy": "standard"}, TWO, spec(min_gpus=1))
+    assert (made.verdict, made.changed, made.effect.quarantine) == ("retry", {"grad_accum": 6}, ("GPU-b",))
+
+
+def test_a_faulty_gpu_is_quarantined_when_the_run_stops_for_it() -> None:
+    made = plan({"policy": "standard"}, TWO, spec())
+    assert (made.verdict, made.effect.quarantine) == ("stop", ("GPU-b",))
+    assert "min_gpus" in made.reason
+
+
+def test_a_gpu_that_the_run_goes_on_with_is_not_quarantined() -> None:
+    ecc = replace(LOST, kind="ecc")
+    made = plan({"policy": "standard"}, TWO, spec(), ecc)
+    assert (made.verdict, made.effect) == ("retry", Effect())
+    contained = plan({"policy": "standard"}, replace(TWO, spares=("GPU-c",)), spec(), replace(ecc, contained=True))
+    assert contained.effect == Effect() and "the error left the GPU usable" in contained.reason
+
+
+def test_telling_somebody_is_no_attempt() -> None:
+    told = replace(TWO, notifies=True)
+    alone = plan({"ladders": {"gpu_lost": ["notify"]}}, told, spec())
+    assert alone.verdict == "stop"
+    both = plan({"ladders": {"gpu_lost": [["restart", "notify"]]}}, told, spec())
+    assert both.verdict == "retry" and both.effect.notify
+    untold = plan({"ladders": {"gpu_lost": [["restart", "notify"]]}}, TWO, spec())
+    assert untold.verdict == "retry" and not untold.effect.notify and "notify was skipped" in untold.reason
+
+
+def test_how_somebody_is_told() -> None:
+    given_ = {"command": ["mail", "-s", "gputui", "me"], "webhook": "https://example.org/hook"}
+    assert parse_policy({"notify": given_}).notify == Notice(("mail", "-s", "gputui", "me"), "https://example.org/hook")
+    wrong: list[Any] = [
+        {},
+        "mail",
+        {"command": "mail me"},
+        {"webhook": "ftp://x"},
+        {"webhook": "file:///etc"},
+        {"x": 1},
+    ]
+    for value in wrong:
+        with pytest.raises(PolicyError, match="notify"):
+            parse_policy({"notify": value})
