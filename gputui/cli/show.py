@@ -11,6 +11,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.store import json_shapes, queries
+from gputui.store.step_times import StepTimes
 
 
 @click.command("show")
@@ -18,14 +19,19 @@ from gputui.store import json_shapes, queries
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
 def command(session: Session, run: str, as_json: bool) -> None:
-    """One run: its parameters, its attempts, and how each ended."""
+    """One run: its parameters, its attempts, how each ended, and what its failures cost."""
+    from gputui.recovery import cost
+
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         attempts = queries.attempts(connection, view.run_id)
         incidents = queries.incidents(connection, view.run_id)
         decisions = queries.decisions(connection, view.run_id)
+        costs = cost.costs(attempts, incidents, decisions, StepTimes(connection, view.run_id))
+    together = cost.total(costs.values())
     if as_json:
-        print_json(json_shapes.show_shape(view, attempts, incidents, decisions))
+        sums = None if together is None else together.sum_json()
+        print_json(json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums))
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.reason})" if view.reason else ""))
@@ -48,6 +54,10 @@ def command(session: Session, run: str, as_json: bool) -> None:
         say("")
         for line in columns(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows):
             say(line)
+    if together is not None and cost.in_words(together):
+        say("")
+        incidents_word = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
+        say(f"{incidents_word} cost {'at least ' if together.unknown else ''}{cost.in_words(together)}")
 
 
 def steps(first: int | None, last: int | None) -> str:

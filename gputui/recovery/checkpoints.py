@@ -54,11 +54,17 @@ def newest_valid(directory: Path, pattern: str) -> CheckpointInfo | None:
     return next((info for info in survey(directory, pattern) if info.valid), None)
 
 
-def survey(directory: Path, pattern: str, *, wanted: int = 1) -> list[CheckpointInfo]:
-    """Checkpoints from the newest back to the ``wanted``-th valid one, the invalid ones among them with the reason."""
+def survey(directory: Path, pattern: str, *, wanted: int = 1, before: int | None = None) -> list[CheckpointInfo]:
+    """Checkpoints from the newest back to the ``wanted``-th valid one, the invalid ones among them with the reason.
+
+    Those of step ``before`` and later are passed over unread.
+    """
     found: list[CheckpointInfo] = []
     damaged = 0
     for path in _newest_first(directory, pattern):
+        step = step_of(path, directory)
+        if before is not None and step is not None and step >= before:
+            continue
         found.append(validate(path))
         damaged = 0 if found[-1].valid else damaged + 1
         if damaged > MAX_DAMAGED or sum(info.valid for info in found) >= wanted:
@@ -218,10 +224,12 @@ def _check_zip(file: IO[bytes]) -> str:
 def _check_gzip(file: IO[bytes]) -> str:
     try:
         with gzip.GzipFile(fileobj=file) as stream:
-            size = sum(len(piece) for piece in _pieces(stream))
+            is_empty = True
+            while stream.read(PIECE_BYTES):
+                is_empty = False
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _InvalidError(f"is damaged: {error}") from None
-    if not size:
+    if is_empty:
         raise _InvalidError("is damaged: it unpacks to nothing")
     return "the CRC of its gzip stream was checked"
 

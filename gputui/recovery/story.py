@@ -8,6 +8,7 @@ from typing import Any
 
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
+from gputui.recovery.cost import Cost, in_words, total
 from gputui.runs.states import RunState
 from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView, TransitionView
 
@@ -23,10 +24,12 @@ def tell(
     transitions: Sequence[TransitionView],
     *,
     now: float,
+    costs: Mapping[int, Cost] | None = None,
 ) -> list[str]:
     """The story of a run: a paragraph per attempt, one before them and one for how it stands.
 
-    ``now`` in UTC unix seconds. Every paragraph is one line of harmless text; wrapping is the caller's.
+    ``now`` in UTC unix seconds; ``costs`` by incident (see `gputui.recovery.cost`). Every paragraph is one line of
+    harmless text; wrapping is the caller's.
     """
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided: dict[int, DecisionView] = {decision.incident_id: decision for decision in decisions}
@@ -41,10 +44,11 @@ def tell(
                 _ran(run, attempt, now),
                 *_ended(attempt, incident, transitions),
                 _decided(decision),
+                _cost(None if incident is None or costs is None else costs.get(incident.incident_id)),
             )
         )
         before = attempt
-    paragraphs.append(_standing(run, attempts, now))
+    paragraphs.append(_join(_standing(run, attempts, now), _all_costs(costs)))
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 
 
@@ -139,6 +143,20 @@ def _decided(decision: DecisionView | None) -> str:
     if decision is None:
         return ""
     return f"gputui {decision.reason}." if decision.verdict == "retry" else f"gputui stopped here: {decision.reason}."
+
+
+def _cost(cost: Cost | None) -> str:
+    words = "" if cost is None else in_words(cost)
+    return f"That cost {words}." if words else ""
+
+
+def _all_costs(costs: Mapping[int, Cost] | None) -> str:
+    """Of one incident its own sentence says it."""
+    together = total((costs or {}).values())
+    if together is None or together.incidents < 2 or not in_words(together):
+        return ""
+    least = "at least " if together.unknown else ""
+    return f"Its {together.incidents} incidents together cost {least}{in_words(together)}."
 
 
 def _standing(run: RunView, attempts: Sequence[AttemptView], now: float) -> str:

@@ -11,6 +11,9 @@ from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, In
 Shape = dict[str, Any]
 
 
+_NO_COST: Shape = {"lost_steps": None, "lost_seconds": None, "lost_gpu_hours": None}
+
+
 def iso(at: float | None) -> str | None:
     """UTC unix seconds as ISO 8601 with milliseconds and a Z."""
     if at is None:
@@ -75,15 +78,22 @@ def show_shape(
     attempts: Sequence[AttemptView],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
+    costs: Mapping[int, Shape] | None = None,
+    cost_of_failures: Shape | None = None,
 ) -> Shape:
-    """``gputui show RUN --json``. An attempt that met several incidents shows the first: the others follow from it."""
+    """``gputui show RUN --json``. An attempt that met several incidents shows the first: the others follow from it.
+
+    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures`` their sum; null
+    where the run met no incident.
+    """
     first: dict[int, IncidentView] = {}
     for incident in incidents:
         first.setdefault(incident.attempt, incident)
     decided = {decision.incident_id: decision for decision in decisions}
     return {
         **run_shape(run),
-        "attempts": [_attempt_shape(attempt, first.get(attempt.number), decided) for attempt in attempts],
+        "attempts": [_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}) for attempt in attempts],
+        "cost_of_failures": cost_of_failures,
     }
 
 
@@ -100,7 +110,12 @@ def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
     }
 
 
-def _attempt_shape(attempt: AttemptView, incident: IncidentView | None, decided: Mapping[int, DecisionView]) -> Shape:
+def _attempt_shape(
+    attempt: AttemptView,
+    incident: IncidentView | None,
+    decided: Mapping[int, DecisionView],
+    costs: Mapping[int, Shape],
+) -> Shape:
     decision = decided.get(incident.incident_id) if incident else None
     ended = attempt.exit_code is not None or attempt.exit_signal is not None
     return {
@@ -118,6 +133,7 @@ def _attempt_shape(attempt: AttemptView, incident: IncidentView | None, decided:
             "rank": incident.rank,
             "summary": incident.summary,
             "evidence": list(incident.evidence),
+            **(costs.get(incident.incident_id) or _NO_COST),
         }
         if incident
         else None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gputui.recovery.cost import Cost
 from gputui.recovery.story import tell
 from gputui.store.views import RunView
 from tests.recovery.test_history import attempt, decision, incident, move
@@ -180,3 +181,14 @@ def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
     )
     assert all(ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0 for text in told for char in text)
     assert "on the CPU" in told[1]
+
+
+def test_what_failures_cost_is_told_with_each_and_together() -> None:
+    attempts = [attempt(1, at=2.0, last=39), attempt(2, at=60.0, last=45), attempt(3, at=90.0, state="running")]
+    incidents = [incident(1, 1, "killed"), incident(2, 2, "killed")]
+    costs = {1: Cost(9, 30.0, 0.5), 2: Cost(None, None, None)}
+    told = tell(run("running", attempt=3), attempts, incidents, [], [], now=NOW, costs=costs)
+    assert told[1].endswith("That cost 9 steps, 30 s and 0.5 GPU-hours.")
+    assert "cost" not in told[2]
+    assert told[-1].endswith("Its 2 incidents together cost at least 9 steps, 30 s and 0.5 GPU-hours.")
+    assert "cost" not in " ".join(tell(run("running"), attempts, incidents, [], [], now=NOW))

@@ -163,9 +163,10 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     )
     assert list(shown) == [
         "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
-        "attempts",
+        "attempts", "cost_of_failures",
     ]  # fmt: skip
     first, second, third = shown["attempts"]
+    assert shown["cost_of_failures"] is None and first["incident"]["lost_steps"] is None
     assert first["exit"] == {"code": 1, "signal": None}
     assert first["incident"]["kind"] == "cuda_oom" and first["incident"]["rank"] == 1
     assert first["decision"]["actions"] == ["batch_size 512 → 384", "grad_accum 1 → 2"]

@@ -1,0 +1,81 @@
+"""When steps were done, from few rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.store.database import open_writer
+from gputui.store.step_times import StepTimes
+
+
+@pytest.fixture
+def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    connection = open_writer(workspace.database)
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', 0)"
+    )
+    connection.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'a-1', '/m', 'jsonl')")
+    yield connection
+    connection.close()
+
+
+def boundary(store: sqlite3.Connection, attempt: int, offset: int, generation: int = 0) -> None:
+    store.execute("INSERT INTO metric_boundaries VALUES (1, ?, ?, ?)", (generation, offset, attempt))
+
+
+def line(store: sqlite3.Connection, attempt: int, offset: int, step: int | None, at: float | None, **more: str) -> None:
+    store.execute(
+        "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
+        "VALUES (1, 0, ?, ?, ?, ?, ?)",
+        (offset, attempt, step, at, json.dumps({"step": step, "loss": 1.0, **more})),
+    )
+
+
+def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None:
+    boundary(store, 1, 0)
+    boundary(store, 2, 400)
+    line(store, 1, 0, 0, 99.0, event="start")
+    for step in range(1, 40):
+        line(store, 1, step * 10, step, 100.0 + step)
+    for step in range(31, 50):
+        line(store, 2, 400 + step, step, 200.0 + step)
+    times = StepTimes(store, "a-1")
+    assert (times.first_at(1), times.first_at(2)) == (101.0, 231.0)
+    assert times.last_at(1, 30) == 130.0 and times.last_at(1, 1000) == 139.0
+    assert times.last_at(2, 30) is None and times.last_at(2, 35) == 235.0
+    assert times.first_at(3) is None and times.last_at(1, 0) is None
+    assert StepTimes(store, "b-1").first_at(1) is None
+
+
+def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> None:
+    line(store, 1, 0, None, 5.0)
+    line(store, 1, 10, 3, None)
+    times = StepTimes(store, "a-1")
+    assert times.first_at(1) is None and times.last_at(1, 10) is None
+
+
+def test_few_rows_are_read_of_many(store: sqlite3.Connection) -> None:
+    boundary(store, 1, 0)
+    boundary(store, 2, 50_000)
+    for place in range(5000):
+        line(store, 1, place * 10, place, float(place))
+    for place in range(5000):
+        line(store, 2, 50_000 + place * 10, 4000 + place, float(place))
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    store.set_progress_handler(count, 100)
+    times = StepTimes(store, "a-1")
+    assert times.first_at(2) == 0.0 and times.last_at(1, 4990) == 4990.0
+    store.set_progress_handler(None, 0)
+    assert steps < 50  # thousands of rows would be hundreds of these
