@@ -1,0 +1,162 @@
+"""One drill for every kind of the catalogue: what an attempt of it leaves, and what must be made of that by the
+standard policy. Texts are those that PyTorch 2.13, NCCL 2.27 and CPython 3.11 print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.runs.spec import Scalar
+from tests.recovery.attempts import PEER_LOST, lay_out, rank_failed, recorded, report, traceback
+
+LAST_STEP = 45
+Left = Callable[[Path], Evidence]
+
+
+@dataclass(frozen=True)
+class Drill:
+    """``evidence`` is a text that one of the incident's evidence lines must hold; ``changed`` the parameters of the
+    next attempt that differ; ``resumes`` the step of the checkpoint that it goes on from."""
+
+    kind: str
+    left: Left
+    evidence: str
+    verdict: Literal["retry", "stop"] = "retry"
+    changed: Mapping[str, Scalar] = field(default_factory=dict)
+    resumes: int | None = 40
+    rank: int | None = 1
+
+
+def raised(text: str, *, code: int = 1, stderr: str = "", **more: object) -> Left:
+    """Rank 1 of two ends with this exception."""
+    return lambda folder: rank_failed(
+        folder, stderr + traceback(text, rank=1), code=code, **{"last_step": LAST_STEP, **more}
+    )
+
+
+def printed(stderr: str, *, code: int) -> Left:
+    """Rank 1 of two ends with this code after printing this."""
+    return lambda folder: rank_failed(folder, stderr, code=code, last_step=LAST_STEP)
+
+
+def tape(name: str) -> Left:
+    """A recorded end of a real torchrun job."""
+    case = next(case for case in recorded() if case.name == name)
+    return lambda folder: case.evidence(folder)
+
+
+def seen(kind: str, text: str, rank: int | None = 1) -> Left:
+    """gputui saw this itself and ended the attempt."""
+
+    def leave(folder: Path) -> Evidence:
+        lay_out(folder, {"output.log": report({0: -15, 1: -15}, root=0, asked=(0, 1)), "ranks/0/stderr.log": ""})
+        observed = [Observation(kind, 100.0, text, rank=rank, step=LAST_STEP)]
+        record = ExitRecord(code=1, stop_requested=True)
+        return collect(folder, exit=record, ended_at=None, observed=observed, last_step=LAST_STEP)
+
+    return leave
+
+
+def record(rebooted: bool = False, **fields: object) -> Left:
+    """Only an exit record was left, or none where ``fields`` is empty."""
+    known = ExitRecord.from_json(fields) if fields else None
+    return lambda folder: Evidence(exit=known, launcher="torchrun", last_step=LAST_STEP, rebooted=rebooted)
+
+
+def peers_lost(folder: Path) -> Evidence:
+    """Every rank lost another one, and nothing says which was first."""
+    lost = {f"ranks/{rank}/stderr.log": PEER_LOST.format(rank=rank) for rank in (0, 1)}
+    lay_out(folder, {"output.log": report({0: 1, 1: 1}, root=1), **lost})
+    return collect(folder, exit=ExitRecord(code=1), ended_at=None, last_step=LAST_STEP)
+
+
+def killed_for_memory(folder: Path) -> Evidence:
+    """A rank ended by SIGKILL while the kernel's count of OOM kills grew."""
+    grown = {"code": 1, "oom_kills": {"cgroup": 1, "host": 1}}
+    return rank_failed(folder, "", code=-9, exit=grown, last_step=LAST_STEP)
+
+
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {0}"
+WATCHDOG = (
+    "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout"
+    ": WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+)
+
+DRILLS = [
+    # memory
+    Drill("cuda_oom", tape("oom"), "CUDA out of memory", changed={"batch_size": 12, "grad_accum": 4}, resumes=40),
+    Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}),
+    Drill("shm_full", tape("worker_bus_error"), "killed by signal: Bus error", changed={"num_workers": 2}),
+    # communication
+    Drill("nccl_timeout", printed(WATCHDOG, code=-6), "Watchdog caught collective operation timeout"),
+    Drill("nccl_error", raised(NCCL.format("ncclInternalError: Internal check failed.")), "ncclInternalError"),
+    Drill("peer_lost", peers_lost, "Connection closed by peer", rank=0),
+    Drill("rank_left_early", tape("rank_left_early_recorded"), "saw rank 0 fail first"),
+    Drill("port_in_use", tape("port_in_use"), "EADDRINUSE", rank=None),
+    Drill("rendezvous", tape("rendezvous_store_unreachable"), "C10d store has failed", rank=None),
+    Drill("hang", seen("hang", "no step for 90 s, the longest before was 4 s"), "no step for 90 s"),
+    # ends of processes
+    Drill("killed", tape("killed"), "SIGKILL"),
+    Drill("segfault", tape("segfault"), "SIGSEGV"),
+    Drill("user_exception", raised("KeyError: 'tokens'"), "KeyError: 'tokens'"),
+    Drill("nonzero_exit", tape("exit_code"), "code 3"),
+    Drill("stopped_outside", tape("stopped_outside"), "asked to stop", "stop", resumes=None, rank=None),
+    Drill("interrupted", record(rebooted=True), "boot id has changed", "stop", resumes=None, rank=None),
+    Drill("shim_lost", record(), "no exit record", rank=None),
+    Drill("unkillable", record(code=1, survivors=[4242]), "survives SIGKILL", "stop", resumes=None, rank=None),
+    # the set-up
+    Drill("import_error", tape("import_error"), "ModuleNotFoundError", "stop", resumes=None),
+    Drill("config_error", tape("wrong_argument"), "code 2", "stop", resumes=None, rank=0),
+    Drill("launch_failed", record(error="No such file: /p/python9"), "python9", "stop", resumes=None, rank=None),
+    Drill("lease_conflict", record(lease_conflict=["GPU-1.lock"]), "lock held by another", rank=None),
+    Drill("incompatible_checkpoint", tape("checkpoint_mismatch"), "size mismatch", "stop", resumes=None),
+    Drill("corrupt_checkpoint", tape("checkpoint_cut_short"), "OSError: [Errno 22]", resumes=30),
+    # numbers
+    Drill("nan_loss", raised("FloatingPointError: loss is nan at step 41"), "loss is nan", resumes=40),
+    Drill("loss_spike", seen("loss_spike", "loss 40 after 2.1", None), "loss 40", "stop", resumes=None, rank=None),
+    Drill("straggler", seen("straggler", "rank 1 needs 3 times as long"), "3 times", "stop", resumes=None),
+    # hardware and driver
+    Drill(
+        "illegal_access",
+        raised("torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
+        "illegal memory access",
+    ),
+    Drill("ecc", raised("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"), "ECC error"),
+    Drill(
+        "nvlink_error",
+        raised("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution"),
+        "NVLink error",
+    ),
+    Drill("gpu_lost", raised("pynvml.NVMLError_GpuIsLost: GPU is lost"), "GPU is lost", "stop", resumes=None),
+    Drill(
+        "gpu_busy",
+        raised("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+        "busy or unavailable",
+    ),
+    Drill(
+        "driver_mismatch",
+        raised("pynvml.NVMLError_LibRmVersionMismatch: Driver/library version mismatch"),
+        "version mismatch",
+        "stop",
+        resumes=None,
+    ),
+    Drill("cuda_init", raised("RuntimeError: No CUDA GPUs are available"), "No CUDA GPUs", "stop", resumes=None),
+    Drill("overheating", seen("overheating", "GPU 0 at 92 °C"), "92 °C", "stop", resumes=None),
+    # data and disks
+    Drill("dataloader_killed", tape("worker_killed"), "killed by signal: Killed"),
+    Drill("bad_sample", tape("bad_sample"), "label of sample 20"),
+    Drill("dataloader_stall", raised("RuntimeError: DataLoader timed out after 60 seconds"), "timed out after 60"),
+    Drill("resource_limit", tape("open_files"), "Too many open files", changed={"num_workers": 2}),
+    Drill("disk_full", tape("disk_full_in_torch_save"), "unexpected pos"),
+    Drill(
+        "read_only_fs",
+        raised("OSError: [Errno 30] Read-only file system: '/r/step_10.pt'"),
+        "Read-only file system",
+        "stop",
+        resumes=None,
+    ),
+    Drill("unknown", record(started_at=1.0), "code None", rank=None),
+]
