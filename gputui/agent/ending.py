@@ -17,6 +17,7 @@ from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident, classify, outcome
+from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
@@ -25,7 +26,7 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store import queries
+from gputui.store import queries, watch_queries
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Ending:
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
             secrets=secrets_of(self._workspace.run_dir(run.run_id) / SPEC_FILE),
+            observed=observed_in(self._connection, run.run_id, attempt.number),
         )
 
     def attempt_ended(self, task: Task, findings: Findings) -> None:
@@ -263,6 +265,15 @@ class Ending:
             severity="error",
             run_id=run.run_id,
         )
+
+
+def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:
+    """That for which gputui set out to end an attempt."""
+    return tuple(
+        Observation(row.kind, row.at, row.text, row.rank, row.step)
+        for row in watch_queries.observations(connection, run_id, attempt)
+        if row.ends
+    )
 
 
 def policy_of(run: RunRecord) -> Policy:

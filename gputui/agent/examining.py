@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gputui.recovery.checkpoints import CheckpointInfo, survey
-from gputui.recovery.evidence import Evidence, ExitRecord, collect
+from gputui.recovery.classify import classify
+from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.resume import NUMERIC_TROUBLE
 from gputui.runs.redaction import REDACTED
 from gputui.runs.repository import AttemptRecord
 
@@ -30,6 +32,7 @@ class Task:
     checkpoint_pattern: str
     checkpoints_wanted: int
     secrets: tuple[str, ...] = ()
+    observed: tuple[Observation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,19 @@ def examine(task: Task) -> Findings:
         ended_at=task.ended_at,
         last_step=task.attempt.last_step,
         rebooted=task.rebooted,
+        # What ended well before it could be ended did not need to be.
+        observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
     )
     if task.secrets:
         evidence = Evidence.from_json(without(task.secrets, evidence.to_json()))
     ended_well = record is not None and record.clean and not record.stop_requested
     if task.checkpoint_folder is None or ended_well or task.attempt.stop_requested is not None:
         return Findings(evidence, ())
-    return Findings(
-        evidence, tuple(survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted))
-    )
+    incident = classify(evidence)
+    # Of numbers that went wrong, the newest checkpoints are a part; those that are of use may lie far behind.
+    before = incident.step if incident.kind in NUMERIC_TROUBLE else None
+    found = survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted, before=before)
+    return Findings(evidence, tuple(found))
 
 
 def without(secrets: tuple[str, ...], value: Any) -> Any:

@@ -22,6 +22,7 @@ from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
 from gputui.agent.recorder import Recorder
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
+from gputui.agent.watching import Watching
 from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
 from gputui.metrics.ingest import MetricsIngest
@@ -54,6 +55,11 @@ class LiveAttempt:
     sweeping_since: float | None = None
     examination: Examination | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """As far as is known, its command has not ended."""
+        return self.examination is None and self.sweeping_since is None
+
 
 @dataclass(slots=True)
 class Supervisor:
@@ -80,10 +86,14 @@ class Supervisor:
     troubled_until: dict[str, float] = field(default_factory=dict)
     ending: Ending = field(init=False)
     draining: Draining = field(init=False)
+    watching: Watching = field(init=False)
 
     def __post_init__(self) -> None:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
+        self.watching = Watching(
+            self.connection, self.workspace, self.recorder, self.wall, self.clock, self._end_at_once, self.wake
+        )
 
     # --- adoption -------------------------------------------------------------------------------------------------
 
@@ -122,6 +132,7 @@ class Supervisor:
         """Everything that may have become due. Called often; does nothing when nothing changed."""
         for live in list(self.live.values()):
             self._check_guarded(live)
+        self.watching.turn([live.record for live in self.live.values() if live.is_running])
         if self.draining.turn():
             self.needs_schedule = True
         self._wake_recovering()
@@ -302,6 +313,12 @@ class Supervisor:
     def _signal_stop(self, live: LiveAttempt, at_once: bool) -> None:
         if live.shim is not None:
             send_signal(live.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
+
+    def _end_at_once(self, record: AttemptRecord) -> None:
+        """End an attempt that was watched, if it is still there."""
+        live = self.live.get(record.run_id)
+        if live is not None and live.record.number == record.number:
+            self._signal_stop(live, at_once=True)
 
     def _check_guarded(self, live: LiveAttempt) -> None:
         """What nobody foresaw in one run's files must not end the agent of all the others."""

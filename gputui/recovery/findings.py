@@ -26,6 +26,7 @@ LAST_LINES = 200
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 _SHELL_SIGNAL_BASE = 128  # a shell ends with 128 + N when signal N ended its last command
 _USAGE_EXIT = 2
+_OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # Where the exception only says that communication or a worker failed, a native message may say why.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
@@ -82,9 +83,16 @@ def gather(evidence: Evidence, report: TorchrunReport) -> list[Finding]:
         found += _of_process(process, evidence)
     if evidence.launcher == "torchrun":
         found += _of_launcher(evidence, report)
-    disturbed = report.got_signal is not None or (
-        evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None)
+    disturbed = (
+        bool(evidence.observed)
+        or report.got_signal is not None
+        or (evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None))
     )
+    if evidence.observed:
+        # gputui ended it for what it saw: that ranks were killed by signals then says nothing more.
+        found = [
+            replace(finding, tier=Tier.CONSEQUENCE) if finding.kind in _OUR_DOING else finding for finding in found
+        ]
     if disturbed:
         # What ranks raise while they are being ended is no cause, unless it is a known one.
         found = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in found]

@@ -10,7 +10,7 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.runs.spec import RunSpec
 
-_NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
+NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def resume_points(
             why = f"it {info.why}"
         elif _left(info, resumed_step, started_at):
             why = "it belongs to a course of training that was left"
-        elif incident.kind in _NUMERIC_TROUBLE and _not_before(info.step, incident.step):
+        elif incident.kind in NUMERIC_TROUBLE and _not_before(info.step, incident.step):
             why = "it was written after the trouble began"
         elif refused and (str(info.path) == resumed_from or _not_before(info.step, refused_step)):
             why = "it could not be loaded"

@@ -1,0 +1,121 @@
+"""Before a hung attempt is ended: keep what its processes can tell, in a thread with a deadline.
+
+A stack is asked for with SIGABRT: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the stacks of
+all threads to the rank's standard error from C, also while Python waits in a collective, and then ends the process. It
+is sent only to processes that handle it, and only here, where they are about to be ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.logs import rank_logs, tail_text
+from gputui.runs.readings import catches, describe, rank_of
+
+log = logging.getLogger(__name__)
+
+PY_SPY_SECONDS = 5.0
+STACKS_SECONDS = 15.0
+ABORT_SECONDS = 3.0
+KEPT_BYTES = 256 * 1024
+POLL_SECONDS = 0.05
+
+
+class Conclusion:
+    """One hung attempt's last words. ``wake`` is called from its thread when they are kept."""
+
+    def __init__(
+        self, processes: Sequence[ProcessIdentity], attempt_dir: Path, folder: Path, wake: Callable[[], None]
+    ) -> None:
+        self._processes = processes
+        self._attempt_dir = attempt_dir
+        self._folder = folder
+        self._wake = wake
+        self._thread = threading.Thread(target=self._run, name=f"conclude-{folder.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._folder / "processes.txt").write_text(describe(self._processes), "utf-8")
+            ranks = [process for process in self._processes if rank_of(process.pid)[0] is not None]
+            targets = ranks or list(self._processes)
+            self._spy(targets)
+            abort(targets)
+            self._keep_logs()
+        except OSError as error:
+            log.warning("%s: the evidence is incomplete: %s", self._folder, error)
+        finally:
+            self._wake()
+
+    def _spy(self, targets: Sequence[ProcessIdentity]) -> None:
+        """Stacks by py-spy, where it is installed and may look."""
+        program = shutil.which("py-spy")
+        deadline = time.monotonic() + STACKS_SECONDS
+        for process in targets if program else ():
+            left = min(PY_SPY_SECONDS, deadline - time.monotonic())
+            if left <= 0 or not is_alive(process):
+                continue
+            try:
+                done = subprocess.run(
+                    [str(program), "dump", "--nonblocking", "--pid", str(process.pid)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=left,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                log.info("py-spy cannot look at %d: %s", process.pid, error)
+                continue
+            (self._folder / f"stack-{process.pid}.txt").write_bytes(done.stdout[:KEPT_BYTES])
+
+    def _keep_logs(self) -> None:
+        """The end of every log, with the stacks in it; the attempt's own folder may be tidied up one day."""
+        for number, entry in enumerate(rank_logs(self._attempt_dir)):
+            name = "launcher" if entry.rank is None else f"rank{entry.rank}"
+            text = tail_text(entry.path, KEPT_BYTES)
+            if text:
+                (self._folder / f"{number:03d}-{name}-{entry.stream}.txt").write_text(text, "utf-8", "replace")
+
+
+def abort(targets: Sequence[ProcessIdentity]) -> None:
+    """Have processes write their stacks and end. Returns when they have, or after ABORT_SECONDS."""
+    asked = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
+    for process in asked:
+        _without_core(process)
+    for process in asked:
+        send_signal(process, signal.SIGABRT)
+        # One that is stopped gets it the moment it goes on.
+        send_signal(process, signal.SIGCONT)
+    deadline = time.monotonic() + ABORT_SECONDS
+    while time.monotonic() < deadline and any(is_alive(process) for process in asked):
+        time.sleep(POLL_SECONDS)
+
+
+def _without_core(process: ProcessIdentity) -> None:
+    """A core dump of a training process is gigabytes. A limit of 1 byte also keeps programs that receive dumps through
+    a pipe from being started, which 0 does not: core(5)."""
+    try:
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+        soft = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (soft, hard))
+    except (OSError, ValueError) as error:
+        log.info("the core limit of %d cannot be set: %s", process.pid, error)
+
+
+def incident_folder(run_dir: Path, attempt: int, kind: str) -> Path:
+    """Where evidence on an incident of a living attempt is kept."""
+    return run_dir / "incidents" / f"{attempt}-{kind}"

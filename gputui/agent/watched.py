@@ -1,0 +1,162 @@
+"""What the agent remembers of one living attempt in order to watch it."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputui.agent.concluding import Conclusion
+from gputui.gpu.model import GpuSample
+from gputui.recovery.watch.activity import Doing, GpuReading, doing
+from gputui.recovery.watch.leak import MemorySample
+from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
+from gputui.recovery.watch.progress import Course, Line, Pace
+from gputui.runs.identity import ProcessIdentity
+from gputui.runs.readings import Reading, rank_of, read_process
+from gputui.runs.repository import AttemptRecord
+from gputui.store.metric_queries import Cursor
+from gputui.store.watch_queries import WatchedLine, earlier_starts, newest_lines
+
+LINES_PER_LOOK = 5000
+# A quarter of an hour in samples of half a minute is what a leak needs; a night's worth is kept.
+MEMORY_SAMPLES = 1500
+POWER_SAMPLES = 200
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at the processes of an attempt. ``ranks`` holds those that the launcher gave a rank, or, where there are
+    none, all of them as rank None; ``others`` the rest, such as torchrun itself."""
+
+    at: float
+    ranks: dict[int | None, list[Reading]]
+    others: list[Reading]
+    size: int
+
+
+@dataclass(slots=True)
+class Watched:
+    """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
+    found it stuck."""
+
+    record: AttemptRecord
+    course: Course
+    progress_at: float
+    cursor: Cursor = field(default_factory=dict)
+    nonfinite: NonFinite = field(default_factory=NonFinite)
+    spikes: tuple[Spike, Spike] = field(default_factory=lambda: (loss_spike(), gradient_spike()))
+    straggler: Straggler = field(default_factory=Straggler)
+    had_lines: bool = False
+    last: Look | None = None
+    stuck_since: float | None = None
+    memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
+    memory_at: float = float("-inf")
+    size: int = 1
+    powers: dict[str, deque[float]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    ending: str | None = None
+    conclusion: Conclusion | None = None
+
+    @classmethod
+    def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> Watched:
+        """Start from what the store knows, so that an agent that follows a killed one need not learn anew."""
+        pace = Pace()
+        for seconds in earlier_starts(connection, record.run_id, record.number):
+            pace.add_start(seconds)
+        watched = cls(record, Course(pace), clock)
+        lines, watched.cursor = newest_lines(connection, record.run_id, {}, LINES_PER_LOOK)
+        watched.had_lines = bool(lines)
+        for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
+            Course(pace).add(map(_line, (line for line in lines if line.attempt == number)))
+        watched.take(lines, clock)
+        newest = watched.course.at if watched.course.lines else record.started_at or record.created_at
+        watched.progress_at = clock if newest is None else clock - max(0.0, wall - newest)
+        return watched
+
+    def take(self, lines: Iterable[WatchedLine], clock: float) -> list[Finding]:
+        """The attempt's next lines: notes progress, and tells what is wrong with the numbers."""
+        own = [line for line in lines if line.attempt == self.record.number]
+        if not own:
+            return []
+        self.had_lines = True
+        if self.course.add(map(_line, own)):
+            self.progress_at = clock
+            self.stuck_since = None
+            self.last = None
+        return [finding for line in own for finding in self._numbers(line) if finding is not None]
+
+    def _numbers(self, line: WatchedLine) -> list[Finding | None]:
+        if line.event is not None or line.step is None:
+            return []
+        found: list[Finding | None] = []
+        if not line.rank:
+            loss, norm = line.values.get("loss"), line.values.get("grad_norm")
+            if loss is not None:
+                found += [self.nonfinite.add(line.step, loss), self.spikes[0].add(line.step, loss)]
+            if norm is not None:
+                found.append(self.spikes[1].add(line.step, norm))
+        if line.rank is not None:
+            self.size = max(self.size, line.rank + 1)
+            found.append(self.straggler.add(line.rank, line.step, line.values, self.size))
+        return found
+
+    def note_power(self, samples: Mapping[str, GpuSample]) -> None:
+        """What the GPUs draw while the run makes progress."""
+        for uuid in self.record.gpus:
+            sample = samples.get(uuid)
+            if sample is not None and sample.power_watts is not None:
+                self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
+
+    def doings(self, look: Look, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
+        """What each rank did since the last look; None where there was none before."""
+        before, self.last = self.last, look
+        if before is None:
+            return None
+        numbers: list[int | None] = list(range(look.size)) if look.size > 1 else list(look.ranks)
+        return {
+            rank: doing(
+                before.ranks.get(rank, ()), look.ranks.get(rank, ()), look.at - before.at, self._gpu(rank, samples)
+            )
+            for rank in numbers
+        }
+
+    def _gpu(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuReading | None:
+        uuids = self.record.gpus
+        if not uuids:
+            return None
+        # A single process may use any of its GPUs: the busiest tells.
+        own = uuids if rank is None else (uuids[rank % len(uuids)],)
+        found = [(uuid, samples[uuid]) for uuid in own if uuid in samples]
+        if not found:
+            return None
+        uuid, sample = max(found, key=lambda pair: pair[1].utilization_percent or 0.0)
+        usual = statistics.median(self.powers[uuid]) if self.powers.get(uuid) else None
+        share = sample.power_watts / usual if usual and sample.power_watts is not None else None
+        return GpuReading(sample.utilization_percent, sample.memory_utilization_percent, share)
+
+
+def look_at(processes: Sequence[ProcessIdentity], at: float) -> Look:
+    """Read an attempt's processes, the shim left out."""
+    ranks: dict[int | None, list[Reading]] = {}
+    others: list[Reading] = []
+    size = 1
+    for process in processes:
+        reading = read_process(process)
+        if reading is None:
+            continue
+        rank, count = rank_of(process.pid)
+        if rank is None:
+            others.append(reading)
+        else:
+            ranks.setdefault(rank, []).append(reading)
+            size = max(size, count or 1)
+    if not ranks and others:
+        return Look(at, {None: others}, [], 1)
+    return Look(at, ranks, others, size)
+
+
+def _line(line: WatchedLine) -> Line:
+    return Line(line.step, line.at, line.event)

@@ -1,0 +1,220 @@
+"""Watching living attempts: hangs, numbers that go wrong, slow ranks, memory that grows.
+
+Nothing is looked for among the processes while lines arrive, but for their memory now and then; what is found is told
+once and, where the run's policy says so, ends the attempt: first the intent as a row, then what the processes can tell,
+then the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from gputui.agent import launching
+from gputui.agent.concluding import Conclusion, incident_folder
+from gputui.agent.ending import policy_of
+from gputui.agent.recorder import Recorder
+from gputui.agent.watched import LINES_PER_LOOK, Look, Watched, look_at
+from gputui.charts import units
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.recovery.policies import Policy
+from gputui.recovery.watch.leak import MemorySample, find_leak
+from gputui.recovery.watch.numbers import Finding
+from gputui.recovery.watch.progress import silence
+from gputui.recovery.watch.verdict import judge
+from gputui.runs import repository
+from gputui.runs.identity import ProcessIdentity, marked_processes
+from gputui.runs.readings import available_bytes
+from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.states import RunState
+from gputui.store.watch_queries import newest_lines, observations
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+MEMORY_SECONDS = 30.0
+# For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
+STUCK_SECONDS = 10.0
+
+# What a person reads of each kind that only is told.
+_HEADS = {
+    "hang": "no progress",
+    "rank_left_early": "no progress",
+    "slow": "slow",
+    "paused": "paused",
+    "nan_loss": "the loss is not a number",
+    "loss_spike": "the loss jumped",
+    "gradient_spike": "gradients grew",
+    "straggler": "slow rank",
+    "memory_leak": "host memory grows",
+}
+
+
+@dataclass(slots=True)
+class Watching:
+    """All living attempts of one state directory. ``end`` ends an attempt at once; ``wake`` makes the loop turn."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    recorder: Recorder
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    end: Callable[[AttemptRecord], None]
+    wake: Callable[[], None]
+    watched: dict[str, Watched] = field(default_factory=dict)
+    due: float = float("-inf")
+
+    def turn(self, living: Collection[AttemptRecord]) -> None:
+        """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        self._conclude()
+        now = self.clock()
+        if now < self.due:
+            return
+        self.due = now + LOOK_SECONDS
+        numbers = {record.run_id: record.number for record in living}
+        self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}
+        for record in living:
+            self._look(record)
+
+    def _look(self, record: AttemptRecord) -> None:
+        run = repository.get_run(self.connection, record.run_id)
+        if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
+            return
+        one = self.watched.get(record.run_id)
+        if one is None:
+            one = Watched.begin(self.connection, record, self.clock(), self.wall())
+            self.watched[record.run_id] = one
+            self._remember(one)
+        if one.ending is not None:
+            return
+        policy = policy_of(run)
+        lines, one.cursor = newest_lines(self.connection, record.run_id, one.cursor, LINES_PER_LOOK)
+        before = one.progress_at
+        for finding in one.take(lines, self.clock()):
+            self._found(one, finding, policy)
+        if one.progress_at > before:
+            one.note_power(self.recorder.fast)
+        if one.ending is None:
+            self._look_for_hang(one, policy)
+        if one.ending is None and self.clock() - one.memory_at >= MEMORY_SECONDS:
+            self._look_for_leak(one)
+
+    def _remember(self, one: Watched) -> None:
+        """What a predecessor told is not told again, and what it set out to end is ended."""
+        for row in observations(self.connection, one.record.run_id, one.record.number):
+            one.told.add(row.kind)
+            if row.ends:
+                one.ending = row.kind
+        if one.ending is not None:
+            self._begin_conclusion(one)
+
+    # --- what is looked for ---------------------------------------------------------------------------------------
+
+    def _look_for_hang(self, one: Watched, policy: Policy) -> None:
+        quiet = silence(one.course, self.clock() - one.progress_at, policy.hang_after_seconds)
+        if not quiet.is_overdue:
+            one.last, one.stuck_since = None, None
+            return
+        look = look_at(self._processes(one), self.clock())
+        doings = one.doings(look, self.recorder.fast)
+        if doings is None:
+            return
+        verdict = judge(
+            quiet,
+            doings,
+            launcher_stopped=any(process.state == "T" for process in look.others),
+            meets=one.had_lines or look.size > 1,
+        )
+        if verdict is None or not verdict.is_stuck:
+            one.stuck_since = None
+            if verdict is not None:
+                self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
+            return
+        if one.stuck_since is None:
+            one.stuck_since = look.at
+        if look.at - one.stuck_since >= min(STUCK_SECONDS, policy.hang_after_seconds):
+            self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
+
+    def _look_for_leak(self, one: Watched) -> None:
+        one.memory_at = self.clock()
+        available = available_bytes()
+        look = look_at(self._processes(one), self.clock())
+        if available is None:
+            return
+        one.memory.append(MemorySample(look.at, held_bytes(look), available))
+        leak = find_leak(tuple(one.memory)) if "memory_leak" not in one.told else None
+        if leak is not None:
+            grows = units.bytes_text(leak.bytes_per_second * 3600)
+            text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
+            self._tell(one, "memory_leak", None, one.course.step, text)
+
+    def _processes(self, one: Watched) -> list[ProcessIdentity]:
+        marked = marked_processes(self.workspace.run_dir(one.record.run_id), one.record.number)
+        shim = one.record.shim
+        return [process for process in marked if shim is None or process.pid != shim.pid]
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+
+    def _found(self, one: Watched, finding: Finding, policy: Policy) -> None:
+        # The stuck kinds are one to a person who writes a policy.
+        subject = "hang" if finding.kind == "rank_left_early" else finding.kind
+        if one.ending is not None:
+            return
+        if subject not in policy.ends_on:
+            self._tell(one, finding.kind, finding.rank, finding.step, finding.text)
+            return
+        self._write(one, finding.kind, finding.rank, finding.step, finding.text, ends=True)
+        one.ending = finding.kind
+        self._begin_conclusion(one)
+
+    def _tell(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str) -> None:
+        if kind not in one.told:
+            one.told.add(kind)
+            self._write(one, kind, rank, step, text, ends=False)
+
+    def _write(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool) -> None:
+        now, record = self.wall(), one.record
+        who = "" if rank is None else f", rank {rank}"
+        head = f"{_HEADS[kind]}{who}: {clean(text)}"
+        with transaction(self.connection) as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (record.run_id, record.number, now, kind, rank, step, text, ends),
+            )
+            repository.add_event(
+                connection,
+                f"{head}; ending this attempt" if ends else head,
+                now=now,
+                severity="error" if ends else "warning",
+                run_id=record.run_id,
+                attempt=record.number,
+            )
+
+    def _begin_conclusion(self, one: Watched) -> None:
+        record = one.record
+        if one.ending in ("hang", "rank_left_early"):
+            one.conclusion = Conclusion(
+                self._processes(one),
+                launching.attempt_dir(self.workspace, record.run_id, record.number),
+                incident_folder(self.workspace.run_dir(record.run_id), record.number, one.ending),
+                self.wake,
+            )
+        else:
+            # What it would still save is of the trouble, and might take the place of the last good checkpoint.
+            self.end(record)
+
+    def _conclude(self) -> None:
+        for one in self.watched.values():
+            if one.conclusion is not None and one.conclusion.is_over:
+                one.conclusion = None
+                self.end(one.record)
+
+
+def held_bytes(look: Look) -> int:
+    """Private memory of all processes of a look."""
+    groups = [*look.ranks.values(), look.others]
+    return sum(process.private_bytes or 0 for group in groups for process in group)

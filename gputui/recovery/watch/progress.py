@@ -1,0 +1,121 @@
+"""How long a run may say nothing: a function of what its own history shows. All durations are in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["start", "first steps", "steps", "end"]
+
+# A silence is explained up to so many times the longest one that was seen to end well: a validation on a busy disk
+# may take twice as long as the one before.
+HISTORY_FACTOR = 3.0
+# Compilation and autotuning fall into the first steps (NVRx leaves out five; compiled code with a few shapes needs
+# more).
+EARLY_LINES = 10
+# With no history at all, starting up may take ten times the shortest hang, and the first steps five times.
+START_FACTOR, EARLY_FACTOR = 10.0, 5.0
+
+_LAST_EVENTS = frozenset({"end", "stop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one metrics line says of progress. ``at`` is in UTC unix seconds, None where the line tells no time."""
+
+    step: int | None
+    at: float | None
+    event: str | None = None
+
+
+@dataclass(slots=True)
+class Pace:
+    """What one run's history explains; None where there is none. Attempts are added in their order."""
+
+    longest_start: float | None = None
+    longest_early: float | None = None
+    longest_gap: float | None = None
+
+    def add_start(self, seconds: float) -> None:
+        """How long an attempt took to its first step."""
+        self.longest_start = max(self.longest_start or 0.0, seconds)
+
+    def add_gap(self, seconds: float, lines_before: int) -> None:
+        """A silence that ended, after so many lines of its attempt."""
+        if lines_before < EARLY_LINES:
+            self.longest_early = max(self.longest_early or 0.0, seconds)
+        else:
+            self.longest_gap = max(self.longest_gap or 0.0, seconds)
+
+
+@dataclass(slots=True)
+class Course:
+    """One attempt's progress as its lines tell it. ``phase`` is where it is now."""
+
+    pace: Pace
+    lines: int = 0
+    step: int | None = None
+    at: float | None = None
+    leaving: bool = False
+
+    def add(self, lines: Iterable[Line]) -> bool:
+        """Take the next lines. True when one of them is progress: another step than before, or an event. Lines of a
+        side thread that repeat a step are none."""
+        moved = False
+        for line in lines:
+            if line.event is None and (line.step is None or line.step == self.step):
+                continue
+            moved = True
+            if line.at is not None:
+                if self.at is not None and line.at >= self.at and self.lines:
+                    self.pace.add_gap(line.at - self.at, self.lines)
+                self.at = line.at
+            if line.event is None:
+                self.step = line.step
+                self.lines += 1
+                self.leaving = False
+            else:
+                self.leaving = line.event in _LAST_EVENTS
+        return moved
+
+    @property
+    def phase(self) -> Phase:
+        if self.leaving:
+            return "end"
+        if self.lines == 0:
+            return "start"
+        return "first steps" if self.lines < EARLY_LINES else "steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """For how long there was no progress, and for how long that is explained."""
+
+    phase: Phase
+    seconds: float
+    allowed_seconds: float
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.seconds > self.allowed_seconds
+
+
+def allowed_seconds(pace: Pace, phase: Phase, hang_after: float) -> float:
+    """The longest silence that is still explained; ``hang_after`` is the shortest that may ever count as too long."""
+    gap = pace.longest_gap or 0.0
+    early = pace.longest_early or 0.0
+    match phase:
+        case "start" | "end":
+            floor, seen = hang_after * START_FACTOR, max(pace.longest_start or 0.0, gap)
+        case "first steps":
+            floor, seen = hang_after * EARLY_FACTOR, max(early, gap)
+        case "steps":
+            floor, seen = hang_after, gap
+    return max(floor, HISTORY_FACTOR * seen)
+
+
+def silence(course: Course, seconds: float, hang_after: float) -> Silence:
+    """How an attempt's silence of so many seconds stands."""
+    phase = course.phase
+    return Silence(phase, seconds, allowed_seconds(course.pace, phase, hang_after))

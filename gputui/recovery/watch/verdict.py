@@ -1,0 +1,73 @@
+"""Whether a run that says nothing hangs: silence alone never decides, what its ranks do does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gputui.charts import units
+from gputui.recovery.watch.activity import Doing
+from gputui.recovery.watch.progress import Silence
+
+# One rank that works while all others wait for it may validate or save alone; it is believed for so long.
+LONE_WORKER_SECONDS = 1800.0
+LONE_WORKER_FACTOR = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a silence is. ``hang`` and ``rank_left_early`` call for an end; ``slow`` and ``paused`` are only told."""
+
+    kind: Literal["hang", "rank_left_early", "slow", "paused"]
+    rank: int | None
+    text: str
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.kind in ("hang", "rank_left_early")
+
+
+def judge(
+    silence: Silence, ranks: Mapping[int | None, Doing], *, launcher_stopped: bool = False, meets: bool = True
+) -> Verdict | None:
+    """What an attempt's silence is, or None while it is explained.
+
+    ``ranks`` is what each rank does; a run that is one process has the rank None. ``launcher_stopped``: whoever
+    started the ranks is stopped too. ``meets``: the run has written metrics before, or its ranks wait for each other,
+    so that doing nothing is known to be wrong; a program that may be meant to wait is only told.
+    """
+    if not silence.is_overdue or not ranks:
+        return None
+    said = _said(silence)
+    stopped = [rank for rank, what in ranks.items() if what is Doing.STOPPED]
+    if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
+        return Verdict("paused", None, f"all of it is stopped by a signal, {said}")
+    busy = [rank for rank, what in ranks.items() if not what.is_stuck]
+    if not busy:
+        if not meets:
+            return Verdict("slow", None, f"it neither computes nor reads or writes, {said}")
+        return _hang(ranks, stopped, said)
+    if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
+        longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
+        if silence.seconds > longest:
+            return Verdict("hang", busy[0], f"it computes while all others wait for it, {said}")
+    name = "it" if busy[0] is None else f"rank {busy[0]}"
+    return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{said}; {name} {ranks[busy[0]]}")
+
+
+def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], said: str) -> Verdict:
+    if stopped:
+        return Verdict("hang", stopped[0], f"stopped by a signal (SIGSTOP), {said}")
+    gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
+    if gone and len(gone) < len(ranks):
+        return Verdict("rank_left_early", gone[0], f"the others wait for it, {said}")
+    if len(ranks) == 1:
+        return Verdict("hang", None, f"it neither computes nor reads or writes, {said}")
+    return Verdict("hang", None, f"no rank computes, reads or writes, {said}")
+
+
+def _said(silence: Silence) -> str:
+    what = "no first step" if silence.phase == "start" else "nothing new"
+    explained = units.duration(silence.allowed_seconds)
+    return f"{what} for {units.duration(silence.seconds)} where its history explains {explained}"

@@ -1,0 +1,131 @@
+"""What the processes of an attempt do and hold, from procfs: cheap enough for every few seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.runs.identity import ProcessIdentity, environment_of
+
+_PROC = "/proc"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
+_STATE, _TIMES, _START = 0, slice(11, 15), 19
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One process now. CPU time includes children that were waited for; ``queued_seconds`` is how long its main thread
+    waited for a core; ``private_bytes`` is resident memory that it shares with nobody. None cannot be seen."""
+
+    pid: int
+    start_ticks: int
+    state: str
+    cpu_seconds: float
+    queued_seconds: float | None
+    io_bytes: int | None
+    private_bytes: int | None
+
+
+def read_process(identity: ProcessIdentity) -> Reading | None:
+    """A process's reading, or None when it has ended."""
+    try:
+        text = _text(identity.pid, "stat")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    if int(fields[_START]) != identity.start_ticks or fields[_STATE] in ("Z", "X", "x"):
+        return None
+    return Reading(
+        pid=identity.pid,
+        start_ticks=identity.start_ticks,
+        state=fields[_STATE],
+        cpu_seconds=sum(map(int, fields[_TIMES])) / _TICKS,
+        queued_seconds=_queued(identity.pid),
+        io_bytes=_io(identity.pid),
+        private_bytes=_private(identity.pid),
+    )
+
+
+def rank_of(pid: int) -> tuple[int | None, int | None]:
+    """(rank, number of ranks on this machine) as the launcher told the process, each None where it did not."""
+    environment = environment_of(pid) or {}
+    rank, size = environment.get("RANK", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    return int(rank) if rank.isdigit() else None, int(size) if size.isdigit() else None
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        for line in _text(pid, "status").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def describe(identities: Iterable[ProcessIdentity]) -> str:
+    """A table of processes for a post-mortem: rank, state, where in the kernel its main thread waits, command."""
+    rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
+    for identity in identities:
+        reading = read_process(identity)
+        if reading is None:
+            continue
+        rank, _ = rank_of(identity.pid)
+        command = _attempt_text(identity.pid, "cmdline").replace("\0", " ").strip()[:300]
+        waits = _attempt_text(identity.pid, "wchan").strip()
+        shown = "–" if rank is None else str(rank)
+        rows.append(f"{identity.pid:>8} {shown:>5} {reading.state:<5} {waits or '–':<24} {command}")
+    return "\n".join(rows) + "\n"
+
+
+def available_bytes() -> int | None:
+    """Memory that the host can still give (MemAvailable), or None."""
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _text(pid: int, name: str) -> str:
+    return Path(f"{_PROC}/{pid}/{name}").read_text("utf-8", "replace")
+
+
+def _attempt_text(pid: int, name: str) -> str:
+    try:
+        return _text(pid, name)
+    except OSError:
+        return ""
+
+
+def _queued(pid: int) -> float | None:
+    try:
+        return int(_text(pid, "schedstat").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _io(pid: int) -> int | None:
+    """Bytes through read and write calls and, for files that are mapped, from and to disks."""
+    try:
+        pairs = (line.partition(": ") for line in _text(pid, "io").splitlines())
+        values = {name: int(value) for name, _, value in pairs}
+    except (OSError, ValueError):
+        return None
+    return sum(values.get(name, 0) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+
+
+def _private(pid: int) -> int | None:
+    try:
+        _, resident, shared, *_ = map(int, _text(pid, "statm").split())
+    except (OSError, ValueError):
+        return None
+    return max(resident - shared, 0) * _PAGE

@@ -1,0 +1,164 @@
+"""Drills on what is noticed in a living run: hangs called by evidence, a loss that is no number, and their look-alikes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+# Ranks that wait for each other at every step through files, as ranks do in a collective: no torch, little start-up.
+RANKS_SCRIPT = '''
+"""Each rank waits at every step until all others have come as far."""
+import json, os, pathlib, sys, time, zipfile, zlib
+
+steps, fault, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+resume = sys.argv[4] if len(sys.argv) > 4 else ""
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+meeting = run_dir / f"meeting-{os.environ['GPUTUI_ATTEMPT']}"
+meeting.mkdir(exist_ok=True)
+begin = int(pathlib.Path(resume).stem.split("_")[1]) if resume else 0
+
+def meet(step):
+    (meeting / f"{step}.{rank}").touch()
+    while not all((meeting / f"{step}.{other}").exists() for other in range(size)):
+        time.sleep(0.02)
+
+def work(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        zlib.crc32(bytes(100000))
+
+def read(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with open("/dev/zero", "rb", buffering=0) as data:
+            data.read(1 << 20)
+        time.sleep(0.05)
+
+out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for step in range(begin, steps):
+    if fault == "compile" and step == begin:
+        work(seconds)
+    if step == 14 and not resume:
+        if fault == "validate":
+            work(seconds)
+        if fault == "save" and rank == 0:
+            read(seconds)
+        if fault == "leave" and rank == 1:
+            sys.exit(0)
+    if fault == "slow" and rank == 1:
+        time.sleep(seconds)
+    time.sleep(0.03)
+    meet(step)
+    if rank:
+        continue
+    loss = float("nan") if fault == "nan" and not resume and step >= 14 else 1 / (step + 1)
+    line = {"step": step, "time": time.time(), "rank": 0, "loss": loss, "odd": float("nan")}
+    os.write(out, (json.dumps(line) + "\\n").encode())
+    if (step + 1) % 10 == 0:
+        path = run_dir / "checkpoints" / f"step_{step + 1:06d}.pt"
+        with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
+            archive.writestr("step", str(step + 1))
+        path.with_suffix(".tmp").rename(path)
+'''
+
+
+def profile(
+    machine: Machine, *, fault: str = "none", steps: int = 40, seconds: float = 0.0, hang_after: int = 1
+) -> str:
+    (machine.folder / "ranks.py").write_text(RANKS_SCRIPT)
+    return machine.profile(
+        "ranks",
+        f"""
+        name: ranks
+        launcher: torchrun
+        script: ranks.py
+        python: {sys.executable}
+        gpus: 0
+        nproc: 2
+        grace: 5
+        args: "{steps} {fault} {seconds}"
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{{checkpoint}}"}}
+        recovery: {{policy: standard, hang_after: {hang_after}, backoff: {{base: 0}}}}
+        """,
+    )
+
+
+def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
+    return [tuple(row) for row in machine.rows("SELECT kind, rank, ends FROM observations ORDER BY observation_id")]  # type: ignore[misc]
+
+
+def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, steps=200))
+    wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
+    os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
+    stopped_at = time.time()
+    wait_until(lambda: ("hang", 1, 1) in observed(machine), 40, "the verdict")
+    assert time.time() - stopped_at < 30
+    machine.wait_for("ranks-1", "succeeded")
+    first, second = machine.json("show", "ranks-1")["attempts"]
+    assert (first["incident"]["kind"], first["incident"]["rank"]) == ("hang", 1)
+    assert "SIGSTOP" in first["incident"]["summary"]
+    assert Path(second["resumed_from"]).name.startswith("step_")
+    folder = machine.workspace.run_dir("ranks-1") / "incidents" / "1-hang"
+    assert "ranks.py" in (folder / "processes.txt").read_text()
+    stacks = [path.read_text() for path in folder.glob("*-rank*-stderr.txt")]
+    assert len(stacks) == 2 and all("most recent call first" in text and "ranks.py" in text for text in stacks)
+
+
+def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, steps=200, hang_after=600))
+    wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
+    machine.kill_agent()
+    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
+        connection.execute(
+            "INSERT INTO observations (run_id, attempt, at, kind, rank, text, ends) "
+            "VALUES ('ranks-1', 1, 0, 'hang', 1, 'seen by the one before', 1)"
+        )
+    machine.gputui("agent", "start")
+    wait_until(lambda: machine.rows("SELECT 1 FROM incidents WHERE kind = 'hang' AND rank = 1"), 30, "the incident")
+    machine.wait_for("ranks-1", "succeeded")
+
+
+def test_a_rank_that_left_is_named(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, fault="leave"))
+    machine.wait_for("ranks-1", "succeeded")
+    first = machine.json("show", "ranks-1")["attempts"][0]
+    assert (first["incident"]["kind"], first["incident"]["rank"]) == ("rank_left_early", 1)
+
+
+def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, fault="nan", steps=300, hang_after=60))
+    machine.wait_for("ranks-1", "succeeded")
+    first, second = machine.json("show", "ranks-1")["attempts"]
+    assert first["incident"]["kind"] == "nan_loss"
+    assert "since step 14" in first["incident"]["summary"]
+    assert Path(second["resumed_from"]).name == "step_000010.pt"
+
+
+def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine) -> None:
+    for number, fault in enumerate(("compile", "validate", "save"), 1):
+        machine.gputui("run", profile(machine, fault=fault, steps=20, seconds=14))
+        machine.wait_for(f"ranks-{number}", "succeeded", timeout=90)
+        assert len(machine.json("show", f"ranks-{number}")["attempts"]) == 1, fault
+    assert machine.rows("SELECT * FROM incidents") == []
+    assert all(not ends for _, _, ends in observed(machine))
+    assert {kind for kind, _, _ in observed(machine)} <= {"slow"}
+
+
+def test_a_persons_own_stop_of_a_stopped_run_is_no_incident(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, steps=500, hang_after=600))
+    wait_until(lambda: len(machine.steps("ranks-1")) > 11, 40, "some steps")
+    os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
+    machine.gputui("stop", "ranks-1", "--now")
+    machine.wait_for("ranks-1", "stopped")
+    assert machine.rows("SELECT * FROM incidents") == [] and observed(machine) == []
