@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "gpus": ("gpus", "The GPUs, and who is on them."),
     "profiles": ("profiles", "List the profiles."),
     "check": ("check", "Check a profile and show what it would start."),
+    "policy": ("policy", "What recovery would do, without doing it."),
     "agent": ("agent", "Start, stop or look at the agent."),
 }
 

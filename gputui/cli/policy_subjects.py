@@ -1,0 +1,186 @@
+"""What `gputui policy` can look at: a ready policy, a profile, or a run as it stands."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.cli import resolving
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
+from gputui.profiles.loading import ProfileNotFoundError
+from gputui.profiles.loading import find as find_profile
+from gputui.profiles.nearest import nearest
+from gputui.recovery import trying
+from gputui.recovery.action_results import Result
+from gputui.recovery.checkpoints import survey
+from gputui.recovery.history import past_decisions, progress_of
+from gputui.recovery.policies import POLICIES, Action, Policy
+from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.recovery.policy_words import actions_in
+from gputui.recovery.trying import Situation
+from gputui.runs.command import substitute, values_for
+from gputui.runs.redaction import redact_params
+from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.store import queries
+from gputui.store.database import StoreError, open_reader
+from gputui.store.views import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A policy and the run that it is for. ``profile`` and ``run`` are what was named, None where it was not that."""
+
+    policy: Policy
+    situation: Situation
+    profile: str | None = None
+    run: str | None = None
+
+    @property
+    def is_example(self) -> bool:
+        return self.profile is None and self.run is None
+
+    @property
+    def named(self) -> str:
+        if self.run is not None:
+            return f"the run {self.run}"
+        return "an example run with every usual parameter" if self.profile is None else f"a new run of {self.profile}"
+
+    def shown(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Parameters as they may be printed."""
+        return redact_params(params)
+
+
+def example() -> Subject:
+    return Subject(POLICIES["standard"], trying.fresh(trying.EXAMPLE))
+
+
+def ready(name: str) -> Policy:
+    """The ready policy of this name; ends the command where there is none."""
+    if name not in POLICIES:
+        near = nearest(name, POLICIES)
+        meant = f"did you mean {near}?" if near else f"known are {', '.join(POLICIES)}"
+        fail(f"unknown policy {name!r}; {meant}", EXIT_USAGE)
+    return POLICIES[name]
+
+
+def find(session: Session, what: str) -> Subject:
+    """A ready policy by its name, else a profile, else a run; ends the command where it is none of them."""
+    if what in POLICIES:
+        return Subject(POLICIES[what], trying.fresh(trying.EXAMPLE))
+    try:
+        find_profile(what, session.workspace, Path.cwd())
+    except ProfileNotFoundError:
+        if _is_run(session, what):
+            return of_run(session, what)
+        near = nearest(what, POLICIES)
+        meant = f"did you mean {near}?" if near else f"ready policies are {', '.join(POLICIES)}"
+        fail(f"no policy, profile or run {what!r}; {meant}, gputui profiles and gputui ps list the others", EXIT_USAGE)
+    return of_profile(session, what)
+
+
+def of_profile(session: Session, wanted: str) -> Subject:
+    """A new run of a profile. Ends the command with one line per problem."""
+    spec = resolving.resolve_spec(
+        resolving.load_profile(session, wanted), (), None, resolving.gpu_situation(session)
+    )  # fmt: skip
+    return Subject(_policy(spec, spec.name), trying.fresh(spec), profile=spec.name)
+
+
+def of_run(session: Session, wanted: str) -> Subject:
+    """A run as it stands: with its parameters, what was decided before, and the checkpoints that validate."""
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, wanted)
+        attempts = queries.attempts(connection, view.run_id)
+        incidents = queries.incidents(connection, view.run_id)
+        decisions = queries.decisions(connection, view.run_id)
+        transitions = queries.transitions(connection, view.run_id)
+    spec = _stored_spec(view)
+    policy = _policy(spec, view.run_id)
+    directory = _checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
+    pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern
+    found = () if directory is None else tuple(survey(directory, pattern, wanted=policy.checkpoints_wanted))
+    # What an attempt that ended with an incident led to is history; the attempt that fails now is the one after it.
+    reached = progress_of(attempts, view.attempt, found, transitions, ended_at=time.time())
+    judged = any(decision.attempt == view.attempt for decision in decisions)
+    steps = [step for step in (reached.best_step_before, reached.last_step) if step is not None]
+    situation = Situation(
+        run_id=view.run_id,
+        spec=spec,
+        params=dict(view.params),
+        attempt=max(1, view.attempt + (1 if judged else 0)),
+        history=tuple(past_decisions(attempts, incidents, decisions, transitions)),
+        checkpoints=found,
+        directory=directory,
+        fails_at=reached.last_step,
+        best_step_before=max(steps, default=None) if judged else reached.best_step_before,
+        resumed_from=view.resume_from if judged else reached.resumed_from,
+        resumed_step=None if judged else reached.resumed_step,
+        started_at=time.time() if judged or reached.started_at is None else reached.started_at,
+        gpus=view.gpus,
+    )
+    return Subject(policy, situation, run=view.run_id)
+
+
+def effects(subject: Subject) -> list[tuple[Action, Result]]:
+    """What each action of the policy's ladders alone would do to the run's parameters."""
+    spec, params = subject.situation.spec, subject.situation.params
+    found = ((action, trying.effect_of(action, spec, params)) for action in actions_in(subject.policy))
+    return [(action, result) for action, result in found if result is not None]
+
+
+def assumptions(subject: Subject, progress: bool) -> list[str]:
+    """What a trial takes for granted, a sentence each."""
+    situation = subject.situation
+    known = situation.fails_at
+    if known is None:
+        where = "no step of the run is known"
+    elif progress:
+        where = f"the first attempt fails at step {known}, each one after it {trying.STEPS} steps later"
+    else:
+        where = f"every attempt fails at step {known}"
+    alone = ["no other GPU is free"] if situation.gpus else []
+    if subject.run is not None:
+        return [where, *alone, f"{len(situation.checkpoints)} checkpoints were looked at" if situation.checkpoints else
+                "the run has no checkpoint"]  # fmt: skip
+    every = f"a valid checkpoint every {trying.STEPS} steps"
+    return [
+        where,
+        *alone,
+        every if situation.spec.checkpoints is not None else "no checkpoints: the profile names none",
+    ]
+
+
+def _policy(spec: RunSpec, name: str) -> Policy:
+    try:
+        return parse_policy(spec.recovery)
+    except PolicyError as error:
+        resolving.refuse([f"{name}: {problem}" for problem in error.problems], EXIT_USAGE)
+
+
+def _stored_spec(view: RunView) -> RunSpec:
+    try:
+        return RunSpec.from_json(json.loads(view.spec_json))
+    except (SpecError, ValueError) as error:
+        fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
+
+
+def _checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
+    if spec.checkpoints is None:
+        return None
+    path = Path(substitute(spec.checkpoints.directory, values_for(spec.params, str(run_dir), None)))
+    return path if path.is_absolute() else Path(spec.workdir) / path
+
+
+def _is_run(session: Session, wanted: str) -> bool:
+    try:
+        with closing(open_reader(session.workspace.database)) as connection:
+            queries.run(connection, wanted)
+    except queries.AmbiguousRunError:
+        return True
+    except (StoreError, queries.RunLookupError):
+        return False
+    return True

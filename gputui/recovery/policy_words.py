@@ -1,0 +1,113 @@
+"""A policy in words and as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gputui.charts.units import duration
+from gputui.recovery.actions import ACTIONS
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import DEFAULT, POLICIES, Action, Ladder, Policy
+
+SAYS = {
+    "off": "nothing: the run stops with its first incident",
+    "restart-only": "starts again from the newest valid checkpoint and never changes a parameter",
+    "standard": "the same, and changes what makes a run fit: batch size, gradient checkpointing, workers, clipping",
+    "aggressive": "longer ladders; also lowers the learning rate, and starts again after a reboot or an outside stop",
+}
+"""One line for each ready policy."""
+
+
+def action_words(action: Action) -> str:
+    """``rollback 2``, ``wait 30 s``."""
+    if action.argument is None:
+        return action.name
+    unit = " s" if ACTIONS[action.name].argument == "seconds" else ""
+    return f"{action.name} {action.argument:g}{unit}"
+
+
+def ladder_words(ladder: Ladder) -> str:
+    """``restart → rollback 1 + tighter_clip 2 → stop``."""
+    return " → ".join(" + ".join(action_words(action) for action in rung) for rung in ladder)
+
+
+def kind_words(kind: str, policy: Policy) -> str:
+    """What the policy does about a kind of incident."""
+    if kind in KINDS and KINDS[kind].deterministic:
+        return "never retried"
+    words = ladder_words(policy.ladder(kind))
+    return f"{words} (not before the first step)" if kind in KINDS and KINDS[kind].needs_step else words
+
+
+def limit_lines(policy: Policy) -> list[str]:
+    """The limits above all ladders, a sentence each."""
+    if not policy.enabled:
+        return ["nothing is ever tried again"]
+    backoff = policy.backoff
+    return [
+        f"at most {policy.max_attempts} attempts (max_attempts)",
+        f"at most {policy.max_without_progress} unchanged attempts in a row without progress (max_without_progress)",
+        f"before an unchanged restart a wait of {duration(backoff.base_seconds)}, times {backoff.factor:g} after every "
+        f"attempt without progress, at most {duration(backoff.max_seconds)}, less up to {backoff.jitter * 100:g} % "
+        "(backoff)",
+        *_ending_lines(policy),
+    ]
+
+
+def _ending_lines(policy: Policy) -> list[str]:
+    if not policy.ends_on:
+        return ["never ends an attempt that is alive (ends_on)"]
+    lines = [f"ends an attempt that is alive on {', '.join(sorted(policy.ends_on))} (ends_on)"]
+    if "hang" in policy.ends_on:
+        lines.append(f"never calls less than {duration(policy.hang_after_seconds)} a hang (hang_after)")
+    return lines
+
+
+def policy_json(policy: Policy) -> dict[str, Any]:
+    """The policy as data. ``ladders`` has every kind that is ever retried, and ``default``."""
+    return {
+        "name": policy.name,
+        "description": SAYS.get(policy.name),
+        "enabled": policy.enabled,
+        "max_attempts": policy.max_attempts if policy.enabled else 1,
+        "max_without_progress": policy.max_without_progress if policy.enabled else None,
+        "backoff": {
+            "base_seconds": policy.backoff.base_seconds,
+            "factor": policy.backoff.factor,
+            "max_seconds": policy.backoff.max_seconds,
+            "jitter": policy.backoff.jitter,
+        }
+        if policy.enabled
+        else None,
+        "ends_on": sorted(policy.ends_on),
+        "hang_after_seconds": policy.hang_after_seconds,
+        "notifies": policy.notify is not None,
+        "ladders": {kind: _ladder_json(policy.ladder(kind)) for kind in retried()},
+        "never_retried": [name for name, kind in KINDS.items() if kind.deterministic],
+        "not_before_first_step": [name for name, kind in KINDS.items() if kind.needs_step],
+    }
+
+
+def retried() -> list[str]:
+    """The kinds that a ladder can be for, and the default."""
+    return [*(name for name, kind in KINDS.items() if not kind.deterministic), DEFAULT]
+
+
+def own_name(policy: Policy) -> str:
+    """What to call it: a ready policy that a profile changed is no longer that policy."""
+    ready = POLICIES.get(policy.name)
+    return policy.name if ready == policy else f"{policy.name}, changed"
+
+
+def actions_in(policy: Policy) -> list[Action]:
+    """Every action that a ladder of the policy names, once, in the order of the documentation; without ``stop``."""
+    found = {
+        action: None for ladder in policy.ladders.values() for rung in ladder for action in rung
+        if action.name != "stop"
+    }  # fmt: skip
+    order = list(ACTIONS)
+    return sorted(found, key=lambda action: (order.index(action.name), action.argument or 0.0))
+
+
+def _ladder_json(ladder: Ladder) -> list[list[dict[str, Any]]]:
+    return [[{"action": action.name, "argument": action.argument} for action in rung] for rung in ladder]
