@@ -271,6 +271,20 @@ def test_settings_survive_json_and_pickling() -> None:
     assert as_plain(chosen)["weights"] == "w" and chosen.steps == 4
 
 
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("postgresql://me:s3cret@host:5432/runs", "postgresql://host:5432/runs"),
+        ("https://me:p@ss@host/mlflow", "https://host/mlflow"),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+    ],
+)
+def test_what_others_are_given_has_no_password(given: str, stored: str) -> None:
+    settings = parse("--mlflow", given)
+    assert as_plain(settings)["mlflow"] == stored
+    assert json.loads(as_json(settings))["mlflow"] == given
+
+
 def test_settings_that_python_gives_are_checked_too() -> None:
     with pytest.raises(ValidationError, match=r"hard_negatives needs --task contrastive"):
         Settings(hard_negatives=3)

@@ -1,6 +1,6 @@
 """Settings: `schema` declares them, `sources` reads them from flags, YAML and environment, `phases` unfolds them."""
 
-from trainer.config.export import as_json, as_plain, json_schema
+from trainer.config.export import as_json, as_plain, json_schema, without_login
 from trainer.config.phases import phase_at, unfold
 from trainer.config.problems import flag, nearest
 from trainer.config.schema import SHAPE_SETTINGS, TASK_DEFAULTS, Settings
@@ -19,4 +19,5 @@ __all__ = [
     "nearest",
     "phase_at",
     "unfold",
+    "without_login",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from trainer.config.phases import RUN_WIDE
@@ -12,13 +13,21 @@ _FACTOR = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """All settings as numbers, text, lists and dictionaries: what a checkpoint stores. `Settings` takes it back."""
-    return settings.model_dump(mode="json")
+    """All settings as numbers, text, lists and dictionaries, for checkpoints and trackers. `Settings` takes it back.
+
+    Without the name and password that a tracking URI may hold: whoever is given a checkpoint is not given those.
+    """
+    return settings.model_dump(mode="json") | {"mlflow": without_login(settings.mlflow)}
+
+
+def without_login(uri: str) -> str:
+    """A URI without ``name:password@``."""
+    return re.sub(r"(?<=://)[^/]*@", "", uri)
 
 
 def as_json(settings: Settings) -> str:
     """All settings as indented JSON, which ``--config`` reads back."""
-    return json.dumps(as_plain(settings), indent=2)
+    return json.dumps(settings.model_dump(mode="json"), indent=2)
 
 
 def json_schema() -> dict[str, Any]:

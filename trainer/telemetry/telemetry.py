@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from trainer.config import Settings
+from trainer.config import Settings, as_plain
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Verdict, verdict
@@ -72,7 +72,7 @@ class Telemetry:
             return error
         self._feeds = [Feed(sink) for sink in sinks]
         for feed in self._feeds:
-            feed.settings(self._settings.model_dump(mode="json"))
+            feed.settings(as_plain(self._settings))
         return None
 
     def _open(self, *, repair: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Settings
+from trainer.config import Settings, without_login
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.sinks import Sink
@@ -167,7 +167,7 @@ class MLflow:
         from mlflow.exceptions import MlflowException
 
         remembered = _recall(self._memory)
-        if remembered.get("uri") != self._uri:
+        if remembered.get("uri") != without_login(self._uri):
             return ""
         try:
             run = self._client.get_run(remembered["run_id"])
@@ -184,7 +184,7 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(EXPERIMENT)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
         run_id = str(self._client.create_run(experiment_id, run_name=self._title).info.run_id)
-        _remember(self._memory, {"uri": self._uri, "run_id": run_id})
+        _remember(self._memory, {"uri": without_login(self._uri), "run_id": run_id})
         return run_id
 
 
