@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -68,16 +68,6 @@ def build_optimizer(
     return kind(parameter_groups(named_parameters, settings), **options)
 
 
-def retune(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
-    """Gives an optimizer the decay, betas or momentum of a new phase; its state and its kind stay."""
-    for group in optimizer.param_groups:
-        group["weight_decay"] = settings.weight_decay if group["params"][0].dim() >= 2 else 0.0
-        if settings.optimizer == "sgd":
-            group |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
-        else:
-            group["betas"] = (settings.beta1, settings.beta2)
-
-
 class WarmupSchedule:
     """Applies `learning_rate` to an optimizer.
 
@@ -97,9 +87,3 @@ class WarmupSchedule:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.step = state["step"]

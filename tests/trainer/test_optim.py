@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainer.config import Settings
-from trainer.optim import WarmupSchedule, build_optimizer, learning_rate, optimizer_options, retune
+from trainer.optim import WarmupSchedule, build_optimizer, learning_rate, optimizer_options
 
 CPU = torch.device("cpu")
 
@@ -59,11 +59,9 @@ def test_a_peak_given_on_resume_wins() -> None:
     for _ in range(30):
         first.advance()
     optimizer = optimizer_for(model, lr=0.1)
-    second = WarmupSchedule(optimizer, after)
-    second.load_state_dict(first.state_dict())
+    second = WarmupSchedule(optimizer, after, step=first.step)
     assert second.advance() == pytest.approx(first.advance() / 5)
     assert {group["lr"] for group in optimizer.param_groups} == {learning_rate(31, after)}
-    assert WarmupSchedule(optimizer, after, step=30).advance() == learning_rate(31, after)
 
 
 def test_only_matrices_decay_and_all_keep_their_names() -> None:
@@ -105,16 +103,6 @@ def test_fused_where_the_weights_are_on_a_gpu(
     name: str, settings: dict[str, Any], device: str, fused: bool | None
 ) -> None:
     assert optimizer_options(Settings(optimizer=name, **settings), torch.device(device))[1]["fused"] is fused
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_new_phase_retunes_like_a_new_optimizer(name: str) -> None:
-    changed = {"optimizer": name, "weight_decay": 0.5, "beta1": 0.5, "momentum": 0.0}
-    optimizer = optimizer_for(network(), optimizer=name)
-    retune(optimizer, Settings(**changed))
-    expected = optimizer_for(network(), **changed)
-    for one, other in zip(optimizer.param_groups, expected.param_groups, strict=True):
-        assert {key: one[key] for key in one if key != "params"} == {key: other[key] for key in one if key != "params"}
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

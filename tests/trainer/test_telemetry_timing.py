@@ -76,13 +76,6 @@ def test_the_wait_for_the_device_is_measured() -> None:
     assert (result.values, result.waited) == ({}, 0.75)
 
 
-def test_what_was_given_up_is_forgotten() -> None:
-    lagged: Lagged[None] = Lagged(CPU, lag=1)
-    lagged.push(1, {"loss": torch.tensor(1.0)}, None)
-    lagged.clear()
-    assert lagged.pop_ready(force=True) == []
-
-
 def test_a_gpu_lags_by_one_step() -> None:
     assert Lagged[None](torch.device("cuda", 0)).lag == 1
     assert Lagged[None](CPU).lag == 0

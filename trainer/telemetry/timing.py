@@ -118,10 +118,6 @@ class Lagged(Generic[T]):
             ready.append(Result(held.step, values, held.note, self._now() - before))
         return ready
 
-    def clear(self) -> None:
-        """Forgets what was not read."""
-        self._held.clear()
-
 
 @dataclass(frozen=True)
 class _Held(Generic[T]):
