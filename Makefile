@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test check format coverage bench screenshots clean
+.PHONY: run demo test check format coverage bench chaos screenshots clean
 
 run: $(VENV)/.installed
 	@GPUTUI_HOME="$${GPUTUI_HOME:-$(CURDIR)}" $(BIN)/gputui
@@ -34,6 +34,10 @@ coverage: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+# Some minutes of killing, stopping and continuing processes at random; CHAOS="--rounds 300 --seed 1" for more.
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.faults.chaos $(CHAOS)
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.screenshots

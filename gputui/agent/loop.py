@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from gputui.agent import handlers, rebuilding
 from gputui.agent.lock import AgentLock
-from gputui.agent.orphan_watch import OrphanWatch
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
+from gputui.agent.upkeep import Upkeep
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import MetricsIngest
@@ -95,7 +95,7 @@ class Agent:
             on_end=self.watcher.unfollow,
             wake=self._wake,
         )
-        self.orphans = OrphanWatch(self.connection, workspace.runs, self.recorder, self.wall)
+        self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()
@@ -121,6 +121,7 @@ class Agent:
         self.watcher.start()
         self.supervisor.adopt()
         self.supervisor.repeat_stops()
+        self.upkeep.begin()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
@@ -233,7 +234,7 @@ class Agent:
 
     def _housekeeping(self, now: float, started: float) -> None:
         self._watch_sampler(now)
-        self.orphans.turn(now)
+        self.upkeep.turn(now)
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         if not self._store_is_ours():

@@ -14,7 +14,7 @@ from tests.conftest import wait_until
 from tests.machine import Machine
 
 STEPS = 60
-REPETITIONS = 20
+REPETITIONS = 4
 
 
 def run_steps(machine: Machine, run_id: str) -> dict[int, list[int]]:
@@ -65,10 +65,10 @@ def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> None:
-    """Twenty runs, two at a time. In every second one a rank is killed with SIGKILL in mid-run; all along, the agent
-    is killed at random moments and another one is started."""
+    """A few runs, two at a time; ``make chaos`` does more for longer. In every second one a rank is killed in mid-run;
+    all along, the agent is killed at random moments and another one is started."""
     chance = random.Random(20261121)
     machine.gputui("agent", "start")
     killed_agents = killed_ranks = 0
@@ -106,4 +106,4 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
     print(f"{killed_agents} agents and {killed_ranks} ranks were killed")
     # A run may end before its victim is found; most do not.
     assert killed_agents >= REPETITIONS // 2
-    assert killed_ranks >= REPETITIONS // 5
+    assert killed_ranks >= 1

@@ -1,0 +1,66 @@
+"""Whether a logout would end this process: a pure rule over systemd's settings, and reading those.
+
+logind.conf(5), "KillUserProcesses": processes in the scope of a session are ended with it when that says yes.
+user@.service(5): processes below a user's manager are ended with the user's last session, unless the user lingers.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_FOLDERS = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
+_LINGER = Path("/var/lib/systemd/linger")
+_TRUE = frozenset({"yes", "true", "on", "1"})
+
+
+def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> str | None:
+    """Why a logout of ``user`` would end a process, and what helps, or None. ``cgroup`` is the text of its
+    /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, a later one overriding the earlier."""
+    if re.search(r"/session-[^/]+\.scope\b", cgroup):
+        if _kills(settings, user):
+            return (
+                "a logout ends the agent and its runs (KillUserProcesses=yes in logind.conf): run loginctl "
+                "enable-linger, then gputui agent stop and systemd-run --user --scope gputui agent start"
+            )
+        return None
+    if re.search(r"/user@\d+\.service\b", cgroup) and not lingers:
+        return (
+            "the last logout ends the agent and its runs, because this user does not linger: run loginctl enable-linger"
+        )
+    return None
+
+
+def _kills(settings: Sequence[str], user: str) -> bool:
+    values = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
+    for text in settings:
+        for line in text.splitlines():
+            name, separator, value = line.partition("=")
+            if separator and name.strip() in values:
+                values[name.strip()] = value.strip()
+    if values["KillUserProcesses"].lower() not in _TRUE or user in values["KillExcludeUsers"].split():
+        return False
+    only = values["KillOnlyUsers"].split()
+    return not only or user in only
+
+
+def what_a_logout_does() -> str | None:
+    """`would_end` for this process, or None where there is no systemd or it cannot be told."""
+    try:
+        user = getpass.getuser()
+        cgroup = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+        return would_end(cgroup, _settings(), user, lingers=(_LINGER / user).exists())
+    except (OSError, KeyError):
+        return None
+
+
+def _settings() -> list[str]:
+    """The main file of the highest place that has one, then all drop-ins in the order of their names."""
+    main = [path for folder in _FOLDERS if (path := Path(folder) / "logind.conf").is_file()]
+    dropped: dict[str, Path] = {}
+    for folder in _FOLDERS:
+        dropped |= {path.name: path for path in (Path(folder) / "logind.conf.d").glob("*.conf")}
+    files = [*main[-1:], *(dropped[name] for name in sorted(dropped))]
+    return [path.read_text("utf-8", "replace") for path in files]
