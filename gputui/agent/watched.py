@@ -57,6 +57,7 @@ class Watched:
     size: int = 1
     powers: dict[str, deque[float]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    pending: list[Finding] = field(default_factory=list)
     ending: str | None = None
     conclusion: Conclusion | None = None
 
@@ -71,7 +72,7 @@ class Watched:
         watched.had_lines = bool(lines)
         for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
             Course(pace).add(map(_line, (line for line in lines if line.attempt == number)))
-        watched.take(lines, clock)
+        watched.pending = watched.take(lines, clock)
         newest = watched.course.at if watched.course.lines else record.started_at or record.created_at
         watched.progress_at = clock if newest is None else clock - max(0.0, wall - newest)
         return watched

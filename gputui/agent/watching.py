@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gputui.agent import launching
@@ -20,6 +20,7 @@ from gputui.agent.watched import LINES_PER_LOOK, Look, Watched, look_at
 from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
+from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 MEMORY_SECONDS = 30.0
+# A run that raised something unforeseen is left alone so long.
+TROUBLE_SECONDS = 60.0
 # For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
 STUCK_SECONDS = 10.0
 
@@ -65,6 +68,7 @@ class Watching:
     end: Callable[[AttemptRecord], None]
     wake: Callable[[], None]
     watched: dict[str, Watched] = field(default_factory=dict)
+    troubled_until: dict[str, float] = field(default_factory=dict)
     due: float = float("-inf")
 
     def turn(self, living: Collection[AttemptRecord]) -> None:
@@ -77,7 +81,18 @@ class Watching:
         numbers = {record.run_id: record.number for record in living}
         self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}
         for record in living:
+            if now >= self.troubled_until.get(record.run_id, now):
+                self._look_guarded(record)
+
+    def _look_guarded(self, record: AttemptRecord) -> None:
+        """What nobody foresaw in watching one run must not end the agent, nor the watching of the others."""
+        try:
             self._look(record)
+        except sqlite3.Error:
+            raise
+        except Exception:
+            log.exception("%s cannot be watched", record.run_id)
+            self.troubled_until[record.run_id] = self.clock() + TROUBLE_SECONDS
 
     def _look(self, record: AttemptRecord) -> None:
         run = repository.get_run(self.connection, record.run_id)
@@ -93,10 +108,11 @@ class Watching:
         policy = policy_of(run)
         lines, one.cursor = newest_lines(self.connection, record.run_id, one.cursor, LINES_PER_LOOK)
         before = one.progress_at
-        for finding in one.take(lines, self.clock()):
+        found, one.pending = [*one.pending, *one.take(lines, self.clock())], []
+        for finding in found:
             self._found(one, finding, policy)
         if one.progress_at > before:
-            one.note_power(self.recorder.fast)
+            one.note_power(self._gpus())
         if one.ending is None:
             self._look_for_hang(one, policy)
         if one.ending is None and self.clock() - one.memory_at >= MEMORY_SECONDS:
@@ -119,7 +135,7 @@ class Watching:
             one.last, one.stuck_since = None, None
             return
         look = look_at(self._processes(one), self.clock())
-        doings = one.doings(look, self.recorder.fast)
+        doings = one.doings(look, self._gpus())
         if doings is None:
             return
         verdict = judge(
@@ -150,6 +166,10 @@ class Watching:
             grows = units.bytes_text(leak.bytes_per_second * 3600)
             text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
             self._tell(one, "memory_leak", None, one.course.step, text)
+
+    def _gpus(self) -> Mapping[str, GpuSample]:
+        """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
+        return {} if self.workspace.scenario.exists() else self.recorder.fast
 
     def _processes(self, one: Watched) -> list[ProcessIdentity]:
         marked = marked_processes(self.workspace.run_dir(one.record.run_id), one.record.number)

@@ -1,4 +1,4 @@
-"""Drills on what is noticed in a living run: hangs called by evidence, a loss that is no number, and their look-alikes."""
+"""Drills on what is noticed in a living run: hangs by evidence, a loss that is no number, and their look-alikes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import wait_until
 from tests.machine import Machine
@@ -145,14 +147,48 @@ def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(ma
     assert Path(second["resumed_from"]).name == "step_000010.pt"
 
 
-def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine) -> None:
-    for number, fault in enumerate(("compile", "validate", "save"), 1):
-        machine.gputui("run", profile(machine, fault=fault, steps=20, seconds=14))
-        machine.wait_for(f"ranks-{number}", "succeeded", timeout=90)
-        assert len(machine.json("show", f"ranks-{number}")["attempts"]) == 1, fault
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "seconds"), [("compile", 14), ("validate", 6), ("save", 6)])
+def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: str, seconds: int) -> None:
+    machine.gputui("run", profile(machine, fault=fault, steps=20, seconds=seconds))
+    machine.wait_for("ranks-1", "succeeded")
+    assert len(machine.json("show", "ranks-1")["attempts"]) == 1
     assert machine.rows("SELECT * FROM incidents") == []
-    assert all(not ends for _, _, ends in observed(machine))
-    assert {kind for kind, _, _ in observed(machine)} <= {"slow"}
+    assert [(kind, ends) for kind, _, ends in observed(machine)] == [("slow", 0)]
+
+
+@pytest.mark.slow
+def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Machine) -> None:
+    profile = machine.profile(
+        "digits",
+        f"""
+        name: digits
+        launcher: torchrun
+        module: trainer
+        python: {sys.executable}
+        gpus: 0
+        nproc: 2
+        params:
+          task: classify
+          data: digits
+          steps: 40
+          batch_size: 16
+          seed: 0
+          checkpoint_every: 10
+          timeout: 1200
+          inject: "hang@step=25,rank=1"
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+        recovery: {{policy: standard, hang_after: 6, backoff: {{base: 0}}}}
+        """,
+    )
+    machine.gputui("run", profile)
+    machine.wait_for("digits-1", "succeeded", timeout=150)
+    first, second = machine.json("show", "digits-1")["attempts"]
+    assert first["incident"]["kind"] == "hang" and first["last_step"] == 24
+    assert Path(second["resumed_from"]).name == "step_00000020.pt"
+    stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1-hang").glob("*-rank1-stderr.txt")
+    assert any("faults.py" in path.read_text() for path in stacks)
 
 
 def test_a_persons_own_stop_of_a_stopped_run_is_no_incident(machine: Machine) -> None:

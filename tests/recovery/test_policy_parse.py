@@ -51,6 +51,14 @@ def test_ways_to_write_a_ladder(written: Any, ladder: Any) -> None:
     assert parse_policy({"ladders": {"nan_loss": written}}).ladder("nan_loss") == ladder
 
 
+def test_what_ends_a_living_attempt_is_a_matter_of_the_policy() -> None:
+    assert parse_policy({"policy": "off"}).ends_on == frozenset()
+    assert parse_policy({"policy": "standard"}).ends_on == {"hang", "nan_loss"}
+    assert parse_policy({"policy": "aggressive"}).ends_on == {"hang", "nan_loss", "loss_spike"}
+    policy = parse_policy({"ends_on": [], "hang_after": 900})
+    assert (policy.ends_on, policy.hang_after_seconds) == (frozenset(), 900.0)
+
+
 def test_the_ladder_of_everything_else() -> None:
     policy = parse_policy({"ladders": {"default": ["restart", "restart"]}})
     assert len(policy.ladder("unknown")) == 3
@@ -70,6 +78,13 @@ def test_the_ladder_of_everything_else() -> None:
             "recovery.max_without_progress: expected a whole number from 1 to 10000, got '3'",
         ),
         ({"backoff": 5}, "recovery.backoff: expected a mapping with base, factor, max, jitter, got 5"),
+        ({"ends_on": ["hangs"]}, "recovery.ends_on[0]: 'hangs' cannot be ended on; did you mean hang?"),
+        ({"ends_on": "hang"}, "recovery.ends_on: expected a list such as [hang, nan_loss], got 'hang'"),
+        (
+            {"policy": "off", "ends_on": ["hang"]},
+            "recovery.ends_on: the policy off ends nothing; choose another policy to build on",
+        ),
+        ({"hang_after": 0}, "recovery.hang_after: expected a number of seconds from 1 to 86400, got 0"),
         ({"backoff": {"bass": 5}}, "recovery.backoff.bass: unknown key 'bass'; did you mean base?"),
         ({"backoff": {"jitter": 2}}, "recovery.backoff.jitter: expected a number from 0 to 1, got 2"),
         ({"backoff": {"base": float("nan")}}, "recovery.backoff.base: expected a number from 0 to 86400, got nan"),

@@ -11,6 +11,8 @@ Phase = Literal["start", "first steps", "steps", "end"]
 # A silence is explained up to so many times the longest one that was seen to end well: a validation on a busy disk
 # may take twice as long as the one before.
 HISTORY_FACTOR = 3.0
+# A longer one is a clock that was set, or a pause that somebody made, rather than what the run needs.
+LONGEST_GAP_SECONDS = 7200.0
 # Compilation and autotuning fall into the first steps (NVRx leaves out five; compiled code with a few shapes needs
 # more).
 EARLY_LINES = 10
@@ -43,6 +45,7 @@ class Pace:
 
     def add_gap(self, seconds: float, lines_before: int) -> None:
         """A silence that ended, after so many lines of its attempt."""
+        seconds = min(seconds, LONGEST_GAP_SECONDS)
         if lines_before < EARLY_LINES:
             self.longest_early = max(self.longest_early or 0.0, seconds)
         else:

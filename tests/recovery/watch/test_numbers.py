@@ -1,0 +1,91 @@
+"""What numbers tell while a run goes on, and what must not be made of them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from gputui.recovery.watch.leak import MemorySample, find_leak
+from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
+
+NAN = float("nan")
+
+
+def fed(spike: Spike, values: list[float]) -> list[Finding]:
+    return [found for step, value in enumerate(values) if (found := spike.add(step, value)) is not None]
+
+
+def noisy_loss(steps: int) -> list[float]:
+    chance = random.Random(0)
+    return [2.0 * math.exp(-step / 300) + 0.5 + chance.gauss(0, 0.08) for step in range(steps)]
+
+
+def test_a_loss_that_stays_nan_is_found_once_with_its_first_step() -> None:
+    watch = NonFinite()
+    found = [watch.add(step, 1.0 if step < 7 else NAN) for step in range(30)]
+    assert [one.step for one in found if one] == [7]
+
+
+def test_an_infinite_loss_now_and_then_is_not() -> None:
+    watch = NonFinite()
+    assert not any(watch.add(step, float("inf") if step % 5 else 1.0) for step in range(100))
+
+
+def test_a_loss_that_jumps_and_stays_is_found_where_it_began() -> None:
+    found = fed(loss_spike(), noisy_loss(500) + [6.0] * 100)
+    assert [(one.kind, one.step) for one in found] == [("loss_spike", 500)]
+
+
+def test_a_jump_that_ends_and_a_noisy_course_are_not() -> None:
+    assert fed(loss_spike(), noisy_loss(500) + [6.0] * 20 + noisy_loss(200)) == []
+    assert fed(loss_spike(), [1.0] * 300 + [1.6] * 300) == []
+    assert fed(loss_spike(), [0.0] * 300) == []
+
+
+def test_gradients_that_grow_tenfold_and_stay_are_found() -> None:
+    assert [one.step for one in fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [40.0] * 20)] == [300]
+    assert fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [NAN] * 20 + [4.0] * 50) == []
+
+
+def straggle(own: dict[int, float], windows: int, *, step_time: float = 1.0) -> list[Finding]:
+    watch = Straggler()
+    found = []
+    for step in range(windows):
+        for rank, seconds in own.items():
+            values = {"step_time": step_time, "comm_time": step_time - seconds}
+            if (one := watch.add(rank, step, values, len(own))) is not None:
+                found.append(one)
+    return found
+
+
+def test_a_rank_that_is_slow_for_some_windows_is_found_once() -> None:
+    assert [(one.kind, one.rank) for one in straggle({0: 0.5, 1: 0.9, 2: 0.5}, 10)] == [("straggler", 1)]
+    assert straggle({0: 0.5, 1: 0.9}, 2) == []
+    assert straggle({0: 0.5, 1: 0.6}, 10) == []
+    assert straggle({0: 0.5}, 10) == []
+
+
+def test_ranks_without_their_times_are_not_compared() -> None:
+    watch = Straggler()
+    assert not any(watch.add(rank, 1, {"step_time": float(rank)}, 2) for rank in (0, 1) * 10)
+
+
+def samples(grow: list[int], *, seconds: float = 60.0, left: int = 8 << 30) -> list[MemorySample]:
+    """Memory each so many seconds; what is held is no longer available."""
+    return [MemorySample(index * seconds, held, left - held) for index, held in enumerate(grow)]
+
+
+def test_memory_that_grows_evenly_is_told_with_the_time_it_is_full() -> None:
+    leak = find_leak(samples([1 << 30, *((1 << 30) + (20 << 20) * index for index in range(1, 40))]))
+    assert leak is not None
+    assert leak.bytes_per_second == (20 << 20) / 60
+    assert 300 * 60 < leak.full_in_seconds < 320 * 60
+
+
+def test_caches_that_fill_and_slow_growth_are_no_leak() -> None:
+    fills = [min(1 << 30, (100 << 20) * index) for index in range(60)]
+    assert find_leak(samples(fills)) is None
+    even = [(1 << 30) + (20 << 20) * index for index in range(40)]
+    assert find_leak(samples(even, left=4 << 40)) is None
+    assert find_leak(samples(even[:15])) is None
+    assert find_leak(samples([1 << 30] * 60)) is None
