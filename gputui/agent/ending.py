@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.examining import Findings, Task
+from gputui.agent.keeping import Keepsake, keep
 from gputui.agent.launching import attempt_dir, is_of_former_boot
 from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
@@ -161,6 +162,19 @@ class Ending:
             else:
                 target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
                 repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
+        keep(
+            Keepsake(
+                run_dir=self._workspace.run_dir(run.run_id),
+                run_id=run.run_id,
+                attempt=attempt.number,
+                at=ended_at,
+                gpus=tuple(attempt.gpus),
+                evidence=findings.evidence,
+                incident=incident,
+                plan=plan,
+                database=self._workspace.database,
+            )
+        )
 
     # --- what goes into the decision ------------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 import time
 from contextlib import closing
+from pathlib import Path
 
 import click
 
-from gputui.cli.context import Session, say
+from gputui.cli.context import EXIT_REFUSED, Session, fail, say
 from gputui.store import queries
 from gputui.store.step_times import StepTimes
 
@@ -17,8 +18,9 @@ WIDTH = 100
 
 @click.command("explain")
 @click.argument("run")
+@click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
 @click.pass_obj
-def command(session: Session, run: str) -> None:
+def command(session: Session, run: str, evidence: bool) -> None:
     """What happened to a run, why each decision was taken, and how it stands: in plain sentences."""
     from gputui.recovery.cost import costs
     from gputui.recovery.story import tell
@@ -37,8 +39,29 @@ def command(session: Session, run: str) -> None:
             now=time.time(),
             costs=costs(attempts, incidents, decisions, StepTimes(connection, view.run_id)),
         )
+    kept = evidence_folders(session.workspace.run_dir(view.run_id))
+    if evidence:
+        if not kept:
+            fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", EXIT_REFUSED)
+        for folder in kept:
+            say(str(folder))
+        return
+    if kept:
+        attempts_word = "attempt " if len(kept) == 1 else "attempts "
+        story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
     for index, paragraph in enumerate(story):
         if index:
             say("")
         for line in textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False):
             say(line)
+
+
+def evidence_folders(run_dir: Path) -> list[Path]:
+    """Where evidence on the run's incidents is kept, by attempt."""
+    try:
+        found = [entry for entry in (run_dir / "incidents").iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+    return sorted(
+        found, key=lambda entry: (int(digits) if (digits := entry.name.split("-")[0]).isdigit() else 0, entry.name)
+    )

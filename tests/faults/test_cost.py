@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gputui.charts.units import duration
+from tests.conftest import wait_until
 from tests.machine import STEPS_SCRIPT, Machine
 
 OOM = (
@@ -42,3 +45,21 @@ def test_an_injected_out_of_memory_error_costs_what_the_metrics_say(machine: Mac
     words = f"6 steps and {duration(seconds)}"
     assert f"That cost {words}." in " ".join(machine.gputui("explain", run).split())
     assert f"1 incident cost {words}" in machine.gputui("show", run)
+
+
+def test_an_incidents_evidence_is_kept_named_and_removed_with_the_run(machine: Machine) -> None:
+    run = machine.json("run", machine.profile(), "--set", "fail_at=25", "--wait")["id"]
+    folder = machine.workspace.run_dir(run) / "incidents" / "1"
+    wait_until((folder / "logs" / "launcher-output.txt").exists, what="the evidence")
+    assert "the dog ate the gradients" in (folder / "logs" / "launcher-output.txt").read_text()
+    assert json.loads((folder / "decision.json").read_text())["incident"]["kind"] == "user_exception"
+    assert machine.gputui("explain", run, "--evidence").split() == [str(folder)]
+    assert str(folder.parent) in machine.gputui("explain", run).splitlines()[-1]
+    machine.gputui("rm", run)
+    assert not folder.parent.parent.exists()
+
+
+def test_a_run_without_incidents_has_no_evidence(machine: Machine) -> None:
+    run = machine.json("run", machine.profile(), "--set", "steps=3", "--wait")["id"]
+    assert "no evidence is kept" in machine.gputui("explain", run, "--evidence", code=3)
+    assert "Evidence" not in machine.gputui("explain", run)
