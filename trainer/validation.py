@@ -23,6 +23,7 @@ def validate(session: Session) -> tuple[dict[str, float], float]:
     began = time.perf_counter()
     objective, world = session.objective, session.world
     sums: dict[str, torch.Tensor] = {}
+    session.strategy.before_measuring()
     averaged = session.ema.swapped() if session.ema else contextlib.nullcontext()
     objective.eval()
     with averaged, torch.no_grad():

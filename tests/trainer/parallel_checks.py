@@ -533,3 +533,12 @@ def memory_order(world: World, **settings: Any) -> Any:
     state = strategy.optimizer_state().get("convolution.weight") or {}
     strides = next(objective.model.parameters()).stride()
     return strides, float(state["exp_avg"].sum()) if state else 0.0
+
+
+def statistics(world: World, **settings: Any) -> tuple[State, State]:
+    """Batch statistics after two steps, and as they are measured."""
+    strategy = build(world, model={"batch_norm": True}, **settings)
+    train(strategy, range(2))
+    before = copied(dict(strategy.objective.model.named_buffers()))
+    strategy.before_measuring()
+    return before, copied(dict(strategy.objective.model.named_buffers()))

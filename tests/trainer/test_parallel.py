@@ -256,3 +256,11 @@ def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
         assert all(not gradient.any() for gradient in strategy.own_gradients().values())
     assert addresses[0].keys() == strategy.own_parameters().keys()
     assert all(found == addresses[0] for found in addresses)
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_what_is_measured_is_one_model_with_the_statistics_of_rank_0(broadcast: bool, two_ranks: Ranks) -> None:
+    (main, measured), (other, also) = two_ranks.run(checks.statistics, broadcast_buffers=broadcast)
+    assert difference(main, other) > 1e-4
+    assert difference(measured, main) == 0
+    assert difference(also, main if broadcast else other) == 0

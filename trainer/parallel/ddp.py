@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.errors import TrainerError
+from trainer.parallel.averages import take_from_main
 from trainer.parallel.exchange import Exchange
 from trainer.parallel.plain import Plain
 from trainer.tasks.objective import Objective
@@ -76,6 +77,11 @@ class Ddp(Plain):
     def begin(self) -> None:
         super().begin()
         self.exchange.begin()
+
+    def before_measuring(self) -> None:
+        # As the next forward would do. Until then every rank has the statistics of its own last batch.
+        if self._wrapped.broadcast_buffers:
+            take_from_main(self.objective.model.buffers(), self.world)
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()

@@ -144,8 +144,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": settings.reshard_after_forward}
     if settings.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    # The model's output stays as it is: the objective takes to fp32 what it needs of it.
+    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced)
     for block in transformer_blocks(model):
-        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced), **options)
-    # The loss is computed in fp32.
-    outer = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced, output_dtype=torch.float32 if half else None)
-    fully_shard(model, mp_policy=outer, **options)
+        fully_shard(block, **options)
+    fully_shard(model, **options)

@@ -70,8 +70,8 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.
         square += own
     norm = square.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        local(gradient).mul_(factor.to(gradient.device))
+    if gradients:
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor.to(gradients[0].device))
     return norm
 
 

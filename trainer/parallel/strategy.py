@@ -60,6 +60,10 @@ class Strategy(ABC):
         """Called at the end of every step, also where fp16's scaler left the update out (local SGD averages here)."""
         return
 
+    def before_measuring(self) -> None:
+        """Called on all ranks before held-out data is measured: from here on they have one model (collective)."""
+        return
+
     def clear_gradients(self) -> None:
         """Called when they have been used."""
         self.optimizer.zero_grad()
