@@ -73,17 +73,21 @@ class Watched:
         for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
             Course(pace).add(map(_line, (line for line in lines if line.attempt == number)))
         watched.pending = watched.take(lines, clock)
-        newest = watched.course.at if watched.course.lines else record.started_at or record.created_at
-        watched.progress_at = clock if newest is None else clock - max(0.0, wall - newest)
+        begun = record.started_at or record.created_at
+        newest = watched.course.at if watched.course.lines else begun
+        # A script's time may count from elsewhere than 1970; such a time says nothing of the silence so far.
+        if newest is not None and newest >= begun:
+            watched.progress_at = clock - max(0.0, wall - newest)
         return watched
 
-    def take(self, lines: Iterable[WatchedLine], clock: float) -> list[Finding]:
-        """The attempt's next lines: notes progress, and tells what is wrong with the numbers."""
+    def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Finding]:
+        """The attempt's next lines: notes progress, and tells what is wrong with the numbers. ``arrived_at`` (unix
+        seconds) stands in for the time of lines that tell none."""
         own = [line for line in lines if line.attempt == self.record.number]
         if not own:
             return []
         self.had_lines = True
-        if self.course.add(map(_line, own)):
+        if self.course.add(_line(line, arrived_at) for line in own):
             self.progress_at = clock
             self.stuck_since = None
             self.last = None
@@ -159,5 +163,5 @@ def look_at(processes: Sequence[ProcessIdentity], at: float) -> Look:
     return Look(at, ranks, others, size)
 
 
-def _line(line: WatchedLine) -> Line:
-    return Line(line.step, line.at, line.event)
+def _line(line: WatchedLine, arrived_at: float | None = None) -> Line:
+    return Line(line.step, arrived_at if line.at is None else line.at, line.event)

@@ -108,7 +108,7 @@ class Watching:
         policy = policy_of(run)
         lines, one.cursor = newest_lines(self.connection, record.run_id, one.cursor, LINES_PER_LOOK)
         before = one.progress_at
-        found, one.pending = [*one.pending, *one.take(lines, self.clock())], []
+        found, one.pending = [*one.pending, *one.take(lines, self.clock(), self.wall())], []
         for finding in found:
             self._found(one, finding, policy)
         if one.progress_at > before:

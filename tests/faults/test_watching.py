@@ -47,6 +47,7 @@ def read(seconds):
 
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(begin, steps):
+    began = time.monotonic()
     if fault == "compile" and step == begin:
         work(seconds)
     if step == 14 and not resume:
@@ -59,11 +60,15 @@ for step in range(begin, steps):
     if fault == "slow" and rank == 1:
         time.sleep(seconds)
     time.sleep(0.03)
+    ready = time.monotonic()
     meet(step)
+    done = time.monotonic()
+    times = {"step_time": done - began, "comm_time": done - ready}
     if rank:
+        os.write(out, (json.dumps({"step": step, "time": time.time(), "rank": rank, **times}) + "\\n").encode())
         continue
     loss = float("nan") if fault == "nan" and not resume and step >= 14 else 1 / (step + 1)
-    line = {"step": step, "time": time.time(), "rank": 0, "loss": loss, "odd": float("nan")}
+    line = {"step": step, "time": time.time(), "rank": 0, "loss": loss, "odd": float("nan"), **times}
     os.write(out, (json.dumps(line) + "\\n").encode())
     if (step + 1) % 10 == 0:
         path = run_dir / "checkpoints" / f"step_{step + 1:06d}.pt"
@@ -189,6 +194,15 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
     assert Path(second["resumed_from"]).name == "step_00000020.pt"
     stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1-hang").glob("*-rank1-stderr.txt")
     assert any("faults.py" in path.read_text() for path in stacks)
+
+
+def test_a_slow_rank_is_told_and_left_alone(machine: Machine) -> None:
+    machine.gputui("run", profile(machine, fault="slow", steps=20, seconds=0.25, hang_after=60))
+    machine.wait_for("ranks-1", "succeeded")
+    assert observed(machine) == [("straggler", 1, 0)]
+    assert len(machine.json("show", "ranks-1")["attempts"]) == 1
+    told = machine.rows("SELECT severity, message FROM events WHERE message LIKE 'slow rank%'")
+    assert len(told) == 1 and told[0][0] == "warning"
 
 
 def test_a_persons_own_stop_of_a_stopped_run_is_no_incident(machine: Machine) -> None:

@@ -1,0 +1,108 @@
+"""What the agent knows of a living attempt when it begins to watch it, and when lines come."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from gputui.agent.watched import Watched
+from gputui.config import Workspace
+from gputui.recovery.watch.progress import silence
+from gputui.runs.command import Launch
+from gputui.runs.repository import AttemptRecord
+from gputui.store.database import open_writer
+from gputui.store.watch_queries import WatchedLine, newest_lines
+
+NOW = 1_000_000.0
+RECORD = AttemptRecord(
+    run_id="r",
+    number=2,
+    state="running",
+    params={},
+    gpus=(),
+    launch=Launch((), {}, "/", 30.0),
+    created_at=NOW - 500,
+    started_at=NOW - 500,
+    first_step_at=None,
+    shim=None,
+    first_step=None,
+    last_step=None,
+    resumed_step=None,
+    stop_requested=None,
+)
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    made = open_writer(workspace.database)
+    made.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('r', 1, 'r', 'r', 'running', '{}', '{}', 0)"
+    )
+    made.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'r', 'p', 'jsonl')")
+    with closing(made):
+        yield made
+
+
+def write(connection: sqlite3.Connection, attempt: int, *lines: dict[str, object]) -> None:
+    (offset,) = connection.execute("SELECT byte_offset FROM metric_sources").fetchone()
+    for line in lines:
+        connection.execute(
+            "INSERT INTO metrics VALUES (1, 0, ?, ?, ?, ?, ?, ?)",
+            (offset, attempt, line.get("rank"), line.get("step"), line.get("time"), json.dumps(line)),
+        )
+        offset += 1
+    connection.execute("UPDATE metric_sources SET byte_offset = ?", (offset,))
+
+
+def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.Connection) -> None:
+    write(connection, 1, *({"step": step, "time": NOW - 9000 + step * 40.0} for step in range(20)))
+    write(connection, 2, {"step": 20, "time": NOW - 100.0})
+    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    assert watched.progress_at == 5.0 - 100.0
+    assert watched.course.pace.longest_gap == 40.0
+    assert silence(watched.course, 100.0, 10.0).allowed_seconds == 120.0
+
+
+def test_times_of_another_beginning_say_nothing_of_the_silence(connection: sqlite3.Connection) -> None:
+    write(connection, 2, {"step": 1, "time": 12.5})
+    assert Watched.begin(connection, RECORD, clock=5.0, wall=NOW).progress_at == 5.0
+
+
+def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlite3.Connection) -> None:
+    write(connection, 2, *({"step": step, "loss": "NaN"} for step in range(9)))
+    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    assert [(one.kind, one.step) for one in watched.pending] == [("nan_loss", 0)]
+
+
+def test_lines_without_a_time_are_timed_by_their_arrival(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    for step in range(20):
+        watched.take([WatchedLine(2, None, step, None, None, {})], 5.0, NOW + step * 30.0)
+    assert watched.course.pace.longest_gap == 30.0
+
+
+def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
+    write(connection, 2, {"step": 1, "loss": 1.0}, {"step": 1, "event": "checkpoint"})
+    lines, cursor = newest_lines(connection, "r", {}, 100)
+    assert [(line.step, line.event, dict(line.values)) for line in lines] == [
+        (1, None, {"loss": 1.0}),
+        (1, "checkpoint", {}),
+    ]
+    assert newest_lines(connection, "r", cursor, 100) == ([], cursor)
+    write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})
+    lines, _ = newest_lines(connection, "r", cursor, 2)
+    assert [(line.step, line.values["loss"]) for line in lines] == [(3, 3.0), (4, float("inf"))]
+
+
+def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    before = watched.progress_at
+    watched.take([WatchedLine(1, None, 9, NOW, None, {})], 50.0)
+    assert watched.progress_at == before
+    watched.take([WatchedLine(2, None, 9, NOW, None, {})], 60.0)
+    assert watched.progress_at == 60.0
