@@ -234,7 +234,7 @@ class Agent:
 
     def _housekeeping(self, now: float, started: float) -> None:
         self._watch_sampler(now)
-        self.upkeep.turn(now)
+        self.upkeep.turn(now, self.supervisor.folders())
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         if not self._store_is_ours():

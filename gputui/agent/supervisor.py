@@ -14,6 +14,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gputui.agent import launching
@@ -139,6 +140,14 @@ class Supervisor:
         if self.needs_schedule:
             self.needs_schedule = False
             self._schedule()
+
+    def folders(self) -> list[tuple[str, int, Path]]:
+        """Run, number and folder of every attempt that is alive."""
+        records = [live.record for live in self.live.values()]
+        return [
+            (record.run_id, record.number, launching.attempt_dir(self.workspace, record.run_id, record.number))
+            for record in records
+        ]
 
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""

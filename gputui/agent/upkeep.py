@@ -1,13 +1,14 @@
-"""What the agent sees to now and then: its own log, orphans, and that a logout does not come as a surprise."""
+"""What the agent sees to now and then: its own log and those of the runs, orphans, and what a logout would do."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gputui.agent import own_log
+from gputui.agent.log_bounds import LogBounds, Place
 from gputui.agent.orphan_watch import OrphanWatch
 from gputui.agent.recorder import Recorder
 from gputui.config import Workspace
@@ -30,9 +31,11 @@ class Upkeep:
     log_at: float = 0.0
     log_is_stuck: bool = False
     orphans: OrphanWatch = field(init=False)
+    log_bounds: LogBounds = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.connection, self.workspace.runs, self.recorder, self.wall)
+        self.log_bounds = LogBounds(self.connection, self.wall)
 
     def begin(self) -> None:
         """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
@@ -41,9 +44,10 @@ class Upkeep:
         if text is not None and told is None:
             repository.add_event(self.connection, text, now=self.wall(), severity="warning")
 
-    def turn(self, now: float) -> None:
-        """Whatever is due; ``now`` is monotonic. Raises sqlite3.Error."""
+    def turn(self, now: float, living: Iterable[Place]) -> None:
+        """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
         self.orphans.turn(now)
+        self.log_bounds.turn(now, living)
         if now >= self.log_at:
             self.log_at = now + LOG_SECONDS
             self._bound_log()

@@ -37,7 +37,8 @@ class RankLog:
 class LogWindow:
     """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was read.
 
-    ``start`` differs from the offset asked for where the file has become shorter than that. Reading on from ``end``
+    ``start`` differs from the offset asked for where the file has become shorter than that, and where a gap begins
+    there (the middle of a log that grew too large is dropped). Reading on from ``end``
     gives the rest.
     """
 
@@ -126,6 +127,8 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
             raise OSError(f"{path} is not a regular file")
         size = status.st_size
         start = max(0, size - max_bytes) if offset is None else offset if offset <= size else 0
+        start, until = _around_gaps(descriptor, start, size, from_end=offset is None)
+        max_bytes = min(max_bytes, until - start)
         file.seek(start)
         data = bytearray()
         while len(data) < max_bytes:
@@ -134,6 +137,22 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
                 break
             data += piece
     return bytes(data), start, size
+
+
+def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> tuple[int, int]:
+    """Where to read so that no gap of a log that was bounded is read: from the next data on, up to the next gap. With
+    ``from_end`` the last piece counts."""
+    try:
+        while start < size:
+            start = os.lseek(descriptor, start, os.SEEK_DATA)
+            until = os.lseek(descriptor, start, os.SEEK_HOLE)
+            if not from_end or until >= size:
+                return start, max(until, start)
+            start = until
+    except OSError:
+        # A gap up to the end (ENXIO), or a file system that knows of none.
+        return start, size
+    return start, size
 
 
 def _whole_characters(data: bytes) -> int:
