@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.effects import seen_by_driver, take_effect
 from gputui.agent.examining import Findings, Task
 from gputui.agent.keeping import Keepsake, keep
 from gputui.agent.launching import attempt_dir, is_of_former_boot
@@ -20,6 +21,7 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
+from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.redaction import redact, redact_params
@@ -67,11 +69,16 @@ class Ending:
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
             secrets=secrets_of(self._workspace.run_dir(run.run_id) / SPEC_FILE),
-            observed=observed_in(self._connection, run.run_id, attempt.number),
+            observed=(
+                *observed_in(self._connection, run.run_id, attempt.number),
+                *seen_by_driver(self._connection, run, fresh, exit_record, self._wall()),
+            ),
         )
 
-    def attempt_ended(self, task: Task, findings: Findings) -> None:
-        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
+    def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> Plan | None:
+        """Write an attempt's end and what follows from it: what was decided where it failed. Raises sqlite3.Error with
+        nothing changed."""
+        plan = None
         run, attempt = self._current(task.attempt)
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
             case "stopped":
@@ -79,9 +86,10 @@ class Ending:
             case "succeeded":
                 self._succeeded(run, attempt, task.exit_record, task.ended_at)
             case "failed":
-                self._failed(run, attempt, task, findings)
+                plan = self._failed(run, attempt, task, findings, around)
         if task.survivors:
             self._note_survivors(run, task.survivors, self._wall())
+        return plan
 
     def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
         run = repository.get_run(self._connection, attempt.run_id)
@@ -124,10 +132,17 @@ class Ending:
                 connection, f"finished{took}{tries}", now=ended_at, run_id=run.run_id, attempt=attempt.number
             )
 
-    def _failed(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+    def _failed(
+        self,
+        run: RunRecord,
+        attempt: AttemptRecord,
+        task: Task,
+        findings: Findings,
+        around: Surroundings | None,
+    ) -> Plan:
         ended_at = task.ended_at
         incident = classify(findings.evidence)
-        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at)
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around)
         now = self._wall()
         with transaction(self._connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
@@ -162,6 +177,7 @@ class Ending:
             else:
                 target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
                 repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
+            take_effect(connection, run, attempt, incident, plan, now)
         keep(
             Keepsake(
                 run_dir=self._workspace.run_dir(run.run_id),
@@ -175,6 +191,7 @@ class Ending:
                 database=self._workspace.database,
             )
         )
+        return plan
 
     # --- what goes into the decision ------------------------------------------------------------------------------
 
@@ -185,6 +202,7 @@ class Ending:
         incident: Incident,
         checkpoints: Sequence[CheckpointInfo],
         ended_at: float,
+        around: Surroundings | None,
     ) -> Plan:
         attempts = queries.attempts(self._connection, run.run_id)
         transitions = queries.transitions(self._connection, run.run_id)
@@ -204,6 +222,7 @@ class Ending:
             checkpoints,
             run_id=run.run_id,
             attempt=attempt.number,
+            around=around,
         )
 
     # --- rows -----------------------------------------------------------------------------------------------------

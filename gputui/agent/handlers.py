@@ -19,13 +19,13 @@ from gputui.agent.rundirs import checkpoint_directory, open_metrics
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.recovery.checkpoints import newest_valid
-from gputui.runs import repository
+from gputui.runs import next_attempt, repository
 from gputui.runs.redaction import redact_params, redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import commands
+from gputui.store import commands, quarantine
 from gputui.store.commands import PendingCommand
 
 log = logging.getLogger(__name__)
@@ -189,12 +189,25 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     supervisor.ingest.forget(target.run_id)
 
 
+def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Let runs have a GPU again that failed."""
+    uuid = str(command.args.get("uuid") or "")
+    with transaction(supervisor.connection) as connection:
+        if not quarantine.clear(connection, uuid):
+            raise RefusedError(f"GPU {uuid} is not in quarantine; gputui gpus shows those that are")
+        now = supervisor.wall()
+        repository.add_event(connection, f"GPU {uuid} was cleared by {command.actor}", now=now)
+        commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
+    supervisor.needs_schedule = True
+
+
 HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "run": run,
     "stop": stop,
     "restart": restart,
     "resume": resume,
     "rm": remove,
+    "clear_gpu": clear_gpu,
     "queue_pause": queueing.pause,
     "queue_resume": queueing.resume,
     "queue_move": queueing.move,
@@ -219,6 +232,7 @@ def requeue(
     now = supervisor.wall()
     with transaction(supervisor.connection) as connection:
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
+        next_attempt.take_away(connection, target.run_id)
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
         where = f" from {Path(resume_from).name}" if resume_from else " from the start"
         repository.add_event(connection, f"{command.verb} by {command.actor}{where}", now=now, run_id=target.run_id)

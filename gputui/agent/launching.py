@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gputui.agent.rundirs import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
-from gputui.runs import repository, shim
+from gputui.runs import next_attempt, repository, shim
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.command import build_launch
 from gputui.runs.identity import ProcessIdentity, boot_id, identify, marked_processes
@@ -62,6 +63,8 @@ def prepare_attempt(
         ]
         number = max([run.attempt, *used]) + 1
         spec = read_spec(workspace.run_dir(run.run_id) / SPEC_FILE)
+        extra = next_attempt.get(connection, run.run_id).env
+        spec = replace(spec, env={**spec.env, **extra})
         real = restore(run.params, spec.params)
         launch = build_launch(
             spec,
@@ -95,6 +98,7 @@ def prepare_attempt(
     with transaction(connection):
         repository.take_leases(connection, run.run_id, uuids, now)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
+        next_attempt.take_away(connection, run.run_id)
         ingest.begin_attempt(run.run_id, number)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""

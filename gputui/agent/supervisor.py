@@ -19,8 +19,12 @@ from typing import Any
 
 from gputui.agent import launching
 from gputui.agent.draining import Draining
+from gputui.agent.effects import surroundings, tell_about
 from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
+from gputui.agent.gates import POLL_SECONDS, Gates
+from gputui.agent.gpu_trouble import GpuTrouble
+from gputui.agent.notifying import Notifier
 from gputui.agent.recorder import Recorder
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
 from gputui.agent.watching import Watching
@@ -33,6 +37,7 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
+from gputui.store.quarantine import quarantined
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +93,16 @@ class Supervisor:
     ending: Ending = field(init=False)
     draining: Draining = field(init=False)
     watching: Watching = field(init=False)
+    gpu_trouble: GpuTrouble = field(init=False)
+    gates: Gates = field(init=False)
+    notifier: Notifier = field(init=False)
 
     def __post_init__(self) -> None:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
+        self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
+        self.gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
+        self.notifier = Notifier(self.wake)
         self.watching = Watching(
             self.connection, self.workspace, self.recorder, self.wall, self.clock, self._end_at_once, self.wake
         )
@@ -133,7 +144,11 @@ class Supervisor:
         """Everything that may have become due. Called often; does nothing when nothing changed."""
         for live in list(self.live.values()):
             self._check_guarded(live)
-        self.watching.turn([live.record for live in self.live.values() if live.is_running])
+        running = [live.record for live in self.live.values() if live.is_running]
+        self.watching.turn(running)
+        self.gpu_trouble.turn(running)
+        for run_id, why in self.notifier.failures():
+            repository.add_event(self.connection, why, now=self.wall(), severity="warning", run_id=run_id)
         if self.draining.turn():
             self.needs_schedule = True
         self._wake_recovering()
@@ -224,11 +239,14 @@ class Supervisor:
             return None
         holders = repository.leases(self.connection)
         draining = self.draining.uuids()
+        failed = quarantined(self.connection)
         standings = []
         for gpu in inventory.gpus:
             sample = self.recorder.fast.get(gpu.uuid)
             obstacle = None
-            if sample is None:
+            if gpu.uuid in failed:
+                obstacle = f"is in quarantine ({failed[gpu.uuid].reason})"
+            elif sample is None:
                 obstacle = "has not been read yet"
             elif sample.state != "ok":
                 obstacle = "is lost" if sample.state == "lost" else f"has an error: {sample.detail}"
@@ -378,7 +396,10 @@ class Supervisor:
         findings = examination.findings()
         if findings is None:
             return
-        self.ending.attempt_ended(examination.task, findings)
+        around = surroundings(self.workspace, self.connection, live.record, self.standings() or ())
+        plan = self.ending.attempt_ended(examination.task, findings, around)
+        if plan is not None:
+            tell_about(self.notifier, self.workspace, self.connection, live.record, plan, self.wall())
         del self.live[live.record.run_id]
         self.on_end(live.record.run_id)
         self._begin_draining(live.record)
@@ -436,9 +457,23 @@ class Supervisor:
             due = self.recover_at.setdefault(run_id, self.clock() + left)
             run = repository.get_run(self.connection, run_id)
             if run is not None and min(due, self.clock() + left) <= self.clock():
+                if self._is_gated(run):
+                    self.recover_at[run_id] = self.clock() + POLL_SECONDS
+                    continue
                 with transaction(self.connection):
                     repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
                 self.needs_schedule = True
+
+    def _is_gated(self, run: RunRecord) -> bool:
+        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
+        closed = self.gates.look(run)
+        if closed is None:
+            return False
+        if closed.is_final:
+            self._give_up(run, closed.why)
+        elif run.waiting_for != closed.why:
+            repository.set_waiting_for(self.connection, run.run_id, closed.why)
+        return True
 
 
 def read_record(path: Any) -> dict[str, Any] | None:

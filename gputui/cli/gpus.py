@@ -11,6 +11,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.store import json_shapes, queries
+from gputui.store.quarantine import quarantined
 from gputui.store.views import GpuView
 
 FIRST_SAMPLE_SECONDS = 10.0
@@ -18,14 +19,19 @@ FIRST_SAMPLE_SECONDS = 10.0
 
 @click.command("gpus")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
 @click.pass_obj
-def command(session: Session, as_json: bool) -> None:
-    """The GPUs now, and who is on them."""
+def command(session: Session, as_json: bool, clear: str | None) -> None:
+    """The GPUs now, who is on them, and which are in quarantine because they failed."""
     session.need_agent()
     connection = session.reader()
     gpus, problem = wait_for_gpus(connection)
+    if clear is not None:
+        uuid = next((gpu.uuid for gpu in gpus if clear in (gpu.uuid, str(gpu.index))), clear)
+        session.command("clear_gpu", None, uuid=uuid)
+    failed = quarantined(connection)
     if as_json:
-        print_json([json_shapes.gpu_shape(gpu) for gpu in gpus])
+        print_json([json_shapes.gpu_shape(gpu, failed.get(gpu.uuid)) for gpu in gpus])
         return
     if not gpus:
         say(problem or "no GPUs have been reported yet")
@@ -33,13 +39,13 @@ def command(session: Session, as_json: bool) -> None:
     rows = [
         (
             str(gpu.index),
-            gpu.state,
+            "quarantine" if gpu.uuid in failed else gpu.state,
             units.percent(gpu.utilization_percent),
             f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}",
             units.celsius(gpu.temperature_celsius),
             units.watts(gpu.power_watts),
             gpu.name,
-            who(gpu),
+            failed[gpu.uuid].reason if gpu.uuid in failed else who(gpu),
         )
         for gpu in gpus
     ]

@@ -84,11 +84,11 @@ def gather(evidence: Evidence, report: TorchrunReport) -> list[Finding]:
     if evidence.launcher == "torchrun":
         found += _of_launcher(evidence, report)
     disturbed = (
-        bool(evidence.observed)
+        any(seen.ended_run for seen in evidence.observed)
         or report.got_signal is not None
         or (evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None))
     )
-    if evidence.observed:
+    if any(seen.ended_run for seen in evidence.observed):
         # gputui ended it for what it saw: that ranks were killed by signals then says nothing more.
         found = [
             replace(finding, tier=Tier.CONSEQUENCE) if finding.kind in _OUR_DOING else finding for finding in found

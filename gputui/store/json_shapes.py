@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gputui.store.quarantine import Quarantined
 from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, IncidentView, RunView
 
 Shape = dict[str, Any]
@@ -21,8 +22,8 @@ def iso(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def gpu_shape(gpu: GpuView) -> Shape:
-    """One GPU of ``gputui gpus --json``."""
+def gpu_shape(gpu: GpuView, failed: Quarantined | None = None) -> Shape:
+    """One GPU of ``gputui gpus --json``; ``failed`` says that it is in quarantine."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -53,6 +54,14 @@ def gpu_shape(gpu: GpuView) -> Shape:
             }
             for process in gpu.processes
         ],
+        "quarantine": None
+        if failed is None
+        else {
+            "since": iso(failed.since),
+            "reason": failed.reason,
+            "run_id": failed.run_id,
+            "attempt": failed.attempt,
+        },
     }
 
 

@@ -148,7 +148,7 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     assert list(gpu) == [
         "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
         "memory_total_bytes", "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
-        "throttle_reasons", "state", "age_seconds", "run_id", "rank", "processes",
+        "throttle_reasons", "state", "age_seconds", "run_id", "rank", "processes", "quarantine",
     ]  # fmt: skip
     assert gpu["processes"][0] == {
         "pid": 1001, "user": "me", "command": "python train.py", "memory_bytes": 40 * GIB, "run_id": "gpt2-124m-1",

@@ -1,0 +1,134 @@
+"""What a decision does besides starting again with other parameters: what is known of the machine goes into it; GPUs in
+quarantine, gates, variables and messages come out of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from gputui.agent.gpu_trouble import hardware_evidence
+from gputui.agent.notifying import Notifier
+from gputui.agent.rundirs import checkpoint_directory
+from gputui.agent.scheduling import GpuStanding
+from gputui.config import Workspace
+from gputui.recovery.classify import Incident
+from gputui.recovery.evidence import Observation
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.machine_actions import Surroundings, ranks
+from gputui.recovery.policies import Notice
+from gputui.recovery.policy import Plan, PolicyError, parse_policy
+from gputui.runs import next_attempt, repository
+from gputui.runs.redaction import redact_text
+from gputui.runs.repository import AttemptRecord, RunRecord
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.quarantine import quarantine
+
+
+def seen_by_driver(
+    connection: sqlite3.Connection,
+    run: RunRecord,
+    attempt: AttemptRecord,
+    exit_record: Mapping[str, Any] | None,
+    ended_at: float,
+) -> tuple[Observation, ...]:
+    """What the driver said of the attempt's GPUs while it ran. A lost GPU is why gputui itself asked an attempt to end
+    that no person did."""
+    nproc = ranks(run.spec, len(attempt.gpus))
+    found = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
+    was_asked = bool((exit_record or {}).get("stop_requested"))
+    return tuple(replace(one, ended_run=True) if was_asked and one.kind == "gpu_lost" else one for one in found)
+
+
+def surroundings(
+    workspace: Workspace, connection: sqlite3.Connection, attempt: AttemptRecord, gpus: Sequence[GpuStanding]
+) -> Surroundings:
+    """What a decision needs to know of the machine."""
+    run = repository.get_run(connection, attempt.run_id)
+    if run is None:
+        return Surroundings(attempt.gpus)
+    run_dir = workspace.run_dir(run.run_id)
+    folder = checkpoint_directory(run.spec, run_dir)
+    needed = run.spec.gpus.memory_bytes
+    spares = [
+        gpu.uuid
+        for gpu in gpus
+        if gpu.holder is None
+        and gpu.obstacle is None
+        and gpu.uuid not in attempt.gpus
+        and (needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed)
+    ]
+    return Surroundings(
+        gpus=attempt.gpus,
+        # A profile that names its GPUs means those.
+        spares=() if run.spec.gpus.uuids else tuple(spares),
+        notifies=notice_of(workspace, run.run_id) is not None,
+        own_checkpoints=folder is None or folder.is_relative_to(run_dir),
+    )
+
+
+def take_effect(
+    connection: sqlite3.Connection, run: RunRecord, attempt: AttemptRecord, incident: Incident, plan: Plan, now: float
+) -> None:
+    """Write what a plan does to GPUs and to the next attempt. Belongs into the transaction of the decision."""
+    effect = plan.effect
+    reason = f"{KINDS[incident.kind].title} under {run.run_id}"
+    quarantine(connection, effect.quarantine, run_id=run.run_id, attempt=attempt.number, reason=reason, now=now)
+    for uuid in effect.quarantine:
+        connection.execute("DELETE FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run.run_id))
+        repository.add_event(
+            connection,
+            f"GPU {uuid} is in quarantine: {reason}; when it is well, gputui gpus --clear {uuid}",
+            now=now,
+            severity="error",
+            run_id=run.run_id,
+            attempt=attempt.number,
+        )
+    if plan.verdict == "retry":
+        repository.take_leases(connection, run.run_id, effect.replacements, now)
+        next_attempt.put(connection, run.run_id, env=effect.env, gates=[asdict(gate) for gate in effect.gates], now=now)
+
+
+def tell_about(
+    notifier: Notifier,
+    workspace: Workspace,
+    connection: sqlite3.Connection,
+    attempt: AttemptRecord,
+    plan: Plan,
+    now: float,
+) -> None:
+    """Tell whoever is to be told: always when a run is given up, else where the ladder says so."""
+    notice = notice_of(workspace, attempt.run_id) if plan.effect.notify or plan.verdict == "stop" else None
+    if notice is None:
+        return
+    row = connection.execute(
+        "SELECT kind, summary FROM incidents WHERE run_id = ? AND attempt = ? ORDER BY incident_id DESC LIMIT 1",
+        (attempt.run_id, attempt.number),
+    ).fetchone()
+    kind, summary = row if row is not None else ("unknown", "")
+    does = "goes on" if plan.verdict == "retry" else "stopped"
+    reason = redact_text(plan.reason)
+    notifier.tell(
+        attempt.run_id,
+        notice,
+        {
+            "text": f"{attempt.run_id} {does}: {summary}; {reason}",
+            "run_id": attempt.run_id,
+            "attempt": attempt.number,
+            "kind": kind,
+            "summary": summary,
+            "verdict": plan.verdict,
+            "reason": reason,
+            "at": now,
+        },
+    )
+
+
+def notice_of(workspace: Workspace, run_id: str) -> Notice | None:
+    """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
+    try:
+        return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
+    except (SpecError, PolicyError):
+        return None

@@ -1,0 +1,178 @@
+"""What the sampler has seen of a living or ended attempt's GPUs: evidence for its incident, warnings while it runs, and
+an end to an attempt whose GPU is gone while its ranks wait for it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from gputui.agent.recorder import Recorder
+from gputui.gpu.model import GpuFacts, GpuSample
+from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
+from gputui.recovery.evidence import Observation
+from gputui.recovery.hardware import Sighting, observations
+from gputui.runs import repository
+from gputui.runs.repository import AttemptRecord, transaction
+
+LOOK_SECONDS = 2.0
+# The sampler's own start may lie between an event and the attempt's first row.
+EARLY_SECONDS = 1.0
+# A rank that lost its GPU fails with its next call, within seconds; one that does not waits in the driver.
+QUIET_SECONDS = 20.0
+# Shorter than this a GPU may be hot for one sample.
+HOT_SECONDS = 4.0
+_HELD_BACK = frozenset({"hardware thermal", "hardware slowdown", "power brake"})
+_GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
+
+
+def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+    """What was recorded of these GPUs between two moments (UTC unix seconds)."""
+    wanted = json.dumps(list(gpus))
+    found = [
+        Sighting(at, uuid, event, code)
+        for at, uuid, event, code in connection.execute(
+            "SELECT at, uuid, event, code FROM gpu_events "
+            "WHERE at BETWEEN ? AND ? AND uuid IN (SELECT value FROM json_each(?))",
+            (since, until, wanted),
+        )
+        if event in ("xid", "lost", "returned")
+    ]
+    rows = connection.execute(
+        "SELECT g.uuid, s.at, s.ecc_uncorrected, s.row_remap_failed FROM gpu_slow_samples AS s "
+        "JOIN gpus AS g USING (gpu_id) WHERE s.at BETWEEN ? AND ? AND g.uuid IN (SELECT value FROM json_each(?)) "
+        "AND (s.ecc_uncorrected IS NOT NULL OR s.row_remap_failed IS NOT NULL) ORDER BY s.at",
+        (since, until, wanted),
+    )
+    counted: dict[str, int] = {}
+    failed: dict[str, bool] = {}
+    for uuid, at, errors, remap_failed in rows:
+        if errors is not None:
+            # The first value is what had been counted before this attempt; a smaller one is a driver that began anew.
+            if errors > counted.get(uuid, errors):
+                found.append(Sighting(at, uuid, "ecc", errors - counted[uuid]))
+            counted[uuid] = errors
+        if remap_failed is not None:
+            if remap_failed and failed.get(uuid) is False:
+                found.append(Sighting(at, uuid, "remap"))
+            failed[uuid] = bool(remap_failed)
+    return found
+
+
+def hardware_evidence(
+    connection: sqlite3.Connection, attempt: AttemptRecord, nproc: int, *, ended_at: float
+) -> tuple[Observation, ...]:
+    """What the driver said of an attempt's GPUs while it ran."""
+    if not attempt.gpus:
+        return ()
+    began = attempt.started_at if attempt.started_at is not None else attempt.created_at
+    seen = sightings(connection, attempt.gpus, began - EARLY_SECONDS, ended_at)
+    return observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is remembered of one attempt. Times are monotonic."""
+
+    number: int
+    step: int | None
+    moved_at: float
+    hot_since: dict[str, float] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class GpuTrouble:
+    """The GPUs of all living attempts. ``end`` ends an attempt at once; nothing is kept that a successor could not find
+    out again."""
+
+    connection: sqlite3.Connection
+    recorder: Recorder
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    end: Callable[[AttemptRecord], None]
+    courses: dict[str, _Course] = field(default_factory=dict)
+    due: float = float("-inf")
+
+    def turn(self, living: Collection[AttemptRecord]) -> None:
+        """Look at the GPUs of all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        now = self.clock()
+        if now < self.due:
+            return
+        self.due = now + LOOK_SECONDS
+        numbers = {record.run_id: record.number for record in living}
+        self.courses = {run_id: one for run_id, one in self.courses.items() if numbers.get(run_id) == one.number}
+        for record in living:
+            if record.gpus:
+                self._look(record)
+
+    def _look(self, record: AttemptRecord) -> None:
+        fresh = repository.get_attempt(self.connection, record.run_id, record.number)
+        if fresh is None or fresh.stop_requested is not None:
+            return
+        course = self.courses.get(record.run_id)
+        if course is None or course.step != fresh.last_step:
+            before = course
+            course = _Course(record.number, fresh.last_step, self.clock())
+            if before is not None:
+                course.hot_since, course.told, course.ended = before.hot_since, before.told, before.ended
+            self.courses[record.run_id] = course
+        for uuid in record.gpus:
+            self._look_for_heat(record, course, uuid)
+        if not course.ended and self.clock() - course.moved_at >= QUIET_SECONDS:
+            gone = self._gone(fresh)
+            if gone is not None:
+                course.ended = True
+                quiet = f"no step was made for {QUIET_SECONDS:.0f} s"
+                self._tell(record, f"{gone.text}; {quiet}: ending this attempt", True)
+                self.end(record)
+
+    def _gone(self, record: AttemptRecord) -> Observation | None:
+        """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""
+        began = record.started_at if record.started_at is not None else record.created_at
+        now = self.wall()
+        seen = [
+            one
+            for one in sightings(self.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
+            if one.what in ("lost", "returned") or one.code in _GONE
+        ]
+        return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)
+
+    def _look_for_heat(self, record: AttemptRecord, course: _Course, uuid: str) -> None:
+        sample, facts = self.recorder.fast.get(uuid), self.recorder.facts.get(uuid)
+        why = None if sample is None else held_back(sample, facts)
+        if why is None:
+            course.hot_since.pop(uuid, None)
+            return
+        since = course.hot_since.setdefault(uuid, self.clock())
+        if uuid not in course.told and self.clock() - since >= HOT_SECONDS:
+            course.told.add(uuid)
+            name = f"GPU {facts.index}" if facts else f"GPU {uuid}"
+            self._tell(record, f"{name} is held back by its hardware: {why}", False)
+
+    def _tell(self, record: AttemptRecord, text: str, is_error: bool) -> None:
+        with transaction(self.connection) as connection:
+            repository.add_event(
+                connection,
+                text,
+                now=self.wall(),
+                severity="error" if is_error else "warning",
+                run_id=record.run_id,
+                attempt=record.number,
+            )
+
+
+def held_back(sample: GpuSample, facts: GpuFacts | None) -> str | None:
+    """Why the hardware lowers a GPU's clocks, in words; None where it does not."""
+    reasons = [reason for reason in sample.throttle_reasons or () if reason in _HELD_BACK]
+    limit = None if facts is None else facts.temperature_slowdown_celsius
+    celsius = sample.temperature_celsius
+    is_hot = limit is not None and celsius is not None and celsius >= limit
+    if not reasons and not is_hot:
+        return None
+    words = list(reasons) or ["too hot"]
+    if celsius is not None:
+        words.append(f"{celsius:.0f} °C" + (f" of {limit:.0f} °C" if limit is not None else ""))
+    return ", ".join(words)

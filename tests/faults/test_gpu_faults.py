@@ -1,0 +1,245 @@
+"""Drills on GPUs that fail, through the simulated source: real agents and processes, planned faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.agent.gates import prune
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+# Steps until a file appears; then, in the first attempt, it waits in vain as a rank does whose GPU is gone.
+HANGING_SCRIPT = """
+import json, os, pathlib, sys, time
+run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+attempt = int(os.environ["GPUTUI_ATTEMPT"])
+(run_dir / f"seen-{attempt}.json").write_text(json.dumps({"gpus": os.environ["CUDA_VISIBLE_DEVICES"], "argv": sys.argv,
+    "nccl": os.environ.get("NCCL_DEBUG")}))
+out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for step in range(10_000):
+    if attempt == 1 and (run_dir / "hang").exists():
+        time.sleep(600)
+    if attempt > 1 and step == 20:
+        sys.exit(0)
+    if (run_dir / "fail").exists() and attempt == 1:
+        raise RuntimeError("the dog ate the gradients")
+    os.write(out, (json.dumps({"step": step, "loss": 1.0}) + "\\n").encode())
+    time.sleep(0.02)
+"""
+
+
+def write_scenario(machine: Machine, gpus: int, *faults: str) -> None:
+    lines = "".join(f"  - {fault}\n" for fault in faults)
+    path = machine.workspace.scenario
+    temporary = path.with_suffix(".new")
+    temporary.write_text(f"gpus: {gpus}\n" + (f"faults:\n{lines}" if lines else ""))
+    temporary.rename(path)
+
+
+def launch(machine: Machine, gpus: int, more: str = "", launcher: str = "python") -> Path:
+    (machine.folder / "hanging.py").write_text(HANGING_SCRIPT)
+    profile = machine.profile(
+        "job",
+        f"""
+            name: job
+            launcher: {launcher}
+            script: hanging.py
+            python: {sys.executable}
+            gpus: {gpus}
+            params: {{batch_size: 16, grad_accum: 3}}
+            metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+            {more}
+            """,
+    )
+    machine.gputui("run", profile)
+    machine.wait_for("job-1", "running")
+    return machine.workspace.run_dir("job-1")
+
+
+def seen(run_dir: Path, attempt: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / f"seen-{attempt}.json").read_text())
+    return found
+
+
+def gpu(machine: Machine, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(entry for entry in machine.json("gpus") if entry["index"] == index)
+    return found
+
+
+def test_a_run_whose_gpu_is_lost_goes_on_with_another(machine: Machine) -> None:
+    write_scenario(machine, 2)
+    run_dir = launch(machine, 1)
+    first = gpu(machine, 0)["uuid"]
+    assert seen(run_dir, 1)["gpus"] == first
+    (run_dir / "hang").touch()
+    write_scenario(machine, 2, "{kind: lost, gpu: 0}", "{kind: xid, gpu: 0, code: 79}")
+    machine.wait_for("job-1", "succeeded", timeout=90)
+    one, two = machine.json("show", "job-1")["attempts"]
+    assert one["incident"]["kind"] == "gpu_lost"
+    assert [action["action"] for action in one["decision"]["actions"] if action["applied"]] == ["exclude_gpu"]
+    assert two["gpus"] != one["gpus"] and seen(run_dir, 2)["gpus"] == two["gpus"][0]
+    lost = gpu(machine, 0)
+    assert lost["state"] == "lost" and lost["quarantine"]["run_id"] == "job-1"
+    assert gpu(machine, 1)["quarantine"] is None
+    wait_until(lambda: not machine.rows("SELECT * FROM leases"), what="the end of the lease")
+
+    # Back again, it is given to nobody before a person says so.
+    write_scenario(machine, 2)
+    wait_until(lambda: gpu(machine, 0)["state"] == "ok", what="the GPU's return")
+    refused = machine.gputui("gpus", "--clear", "1", code=3)
+    assert "not in quarantine" in refused
+    assert "quarantine" in machine.gputui("gpus")
+    machine.gputui("gpus", "--clear", "0")
+    assert gpu(machine, 0)["quarantine"] is None
+
+
+def test_a_run_goes_on_with_fewer_gpus_where_its_profile_allows_it(machine: Machine) -> None:
+    write_scenario(machine, 2)
+    run_dir = launch(machine, 2, "min_gpus: 1")
+    assert len(seen(run_dir, 1)["gpus"].split(",")) == 2
+    write_scenario(machine, 2, "{kind: xid, gpu: 1, code: 95}")
+    wait_until(lambda: machine.rows("SELECT 1 FROM gpu_events"), what="the XID")
+    (run_dir / "fail").touch()
+    machine.wait_for("job-1", "succeeded", timeout=60)
+    one, two = machine.json("show", "job-1")["attempts"]
+    assert one["incident"]["kind"] == "ecc" and "XID 95" in one["incident"]["summary"]
+    assert two["gpus"] == [gpu(machine, 0)["uuid"]] and seen(run_dir, 2)["gpus"] == two["gpus"][0]
+    assert gpu(machine, 1)["quarantine"]["reason"] == "GPU memory error under job-1"
+
+
+def test_a_gpu_that_is_too_hot_is_told_and_nothing_else(machine: Machine) -> None:
+    write_scenario(machine, 1)
+    run_dir = launch(machine, 1)
+    write_scenario(machine, 1, "{kind: throttle, gpu: 0, reason: hardware thermal}")
+    told = wait_until(
+        lambda: machine.rows("SELECT severity, message FROM events WHERE message LIKE '%held back%'"),
+        what="the warning",
+    )
+    assert told[0][0] == "warning" and "hardware thermal" in told[0][1]
+    assert machine.state("job-1") == "running"
+    assert machine.rows("SELECT * FROM incidents") == []
+    machine.gputui("stop", "job-1", "--now")
+    assert not (run_dir / "seen-2.json").exists()
+
+
+def test_an_xid_of_the_application_ends_no_run(machine: Machine) -> None:
+    write_scenario(machine, 1, "{kind: xid, gpu: 0, code: 45}")
+    run_dir = launch(machine, 1, "recovery: 'off'")
+    wait_until(lambda: machine.rows("SELECT 1 FROM gpu_events"), what="the XID")
+    (run_dir / "fail").touch()
+    machine.wait_for("job-1", "failed")
+    assert machine.rows("SELECT kind FROM incidents") == [("user_exception",)]
+    assert gpu(machine, 0)["quarantine"] is None
+
+
+def test_nccl_is_debugged_in_the_next_attempt_alone(machine: Machine) -> None:
+    write_scenario(machine, 2)
+    ladder = "recovery: {ladders: {user_exception: [[restart, nccl_debug]]}}"
+    run_dir = launch(machine, 2, f"env: {{NCCL_DEBUG: WARN}}\n            {ladder}", launcher="torchrun")
+    assert seen(run_dir, 1)["nccl"] == "WARN"
+    (run_dir / "fail").touch()
+    machine.wait_for("job-1", "succeeded")
+    assert seen(run_dir, 2)["nccl"] == "INFO"
+    assert machine.rows("SELECT * FROM next_attempts") == []
+
+
+# --- waiting and telling ---------------------------------------------------------------------------------------------
+
+
+def fail_once(machine: Machine, recovery: str) -> None:
+    profile = Path(machine.profile())
+    profile.write_text(profile.read_text() + f"recovery: {recovery}\n")
+    machine.gputui("run", str(profile), "--set", "fail_at=25")
+
+
+def test_somebody_is_told_by_a_command(machine: Machine) -> None:
+    told = machine.folder / "told"
+    script = f"import sys, pathlib; pathlib.Path({str(told)!r}).write_text(sys.argv[-1] + chr(10) + sys.stdin.read())"
+    command = json.dumps([sys.executable, "-c", script])
+    fail_once(machine, f"{{notify: {{command: {command}}}, ladders: {{user_exception: [[restart, notify]]}}}}")
+    machine.wait_for("steps-1", "succeeded")
+    text, message = wait_until(lambda: told.read_text().split("\n") if told.exists() else None, what="the message")
+    assert text.startswith("steps-1 goes on:") and "the dog ate the gradients" in text
+    assert json.loads(message)["kind"] == "user_exception" and json.loads(message)["verdict"] == "retry"
+
+
+def test_somebody_is_told_when_a_run_is_given_up_and_a_failure_of_that_is_told(machine: Machine) -> None:
+    command = json.dumps([sys.executable, "-c", "import sys; sys.exit('no such mailbox')"])
+    fail_once(machine, f"{{notify: {{command: {command}}}, ladders: {{user_exception: [stop]}}}}")
+    machine.wait_for("steps-1", "failed")
+    (row,) = wait_until(lambda: machine.rows("SELECT message FROM events WHERE message LIKE 'nobody%'"), what="a word")
+    assert row[0] == "nobody was told: the command ended with code 1: no such mailbox"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_run_waits_for_room_on_its_disk(machine: Machine) -> None:
+    import subprocess
+
+    small = machine.folder / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        (small / "step_000010.pt").write_bytes(b"x" * 300_000)
+        (small / "step_000010.pt.sha256").write_text(f"{sha256(small / 'step_000010.pt')}  step_000010.pt\n")
+        ballast = small / "ballast"
+        ballast.write_bytes(bytes(500_000))
+        script = machine.folder / "full.py"
+        script.write_text(
+            "import os, pathlib\n"
+            "if os.environ['GPUTUI_ATTEMPT'] == '1':\n"
+            f"    (pathlib.Path({str(small)!r}) / 'step_000020.pt.tmp').write_bytes(bytes(5_000_000))\n"
+        )
+        profile = machine.profile(
+            "full",
+            f"""
+            name: full
+            launcher: python
+            script: full.py
+            python: {sys.executable}
+            gpus: 0
+            checkpoints: {{dir: {small}, pattern: "step_*.pt"}}
+            """,
+        )
+        machine.gputui("run", profile)
+        (waits,) = wait_until(
+            lambda: machine.rows("SELECT waiting_for FROM runs WHERE waiting_for LIKE 'waits for%'"), what="the wait"
+        )
+        assert "on the disk of" in waits[0] and machine.state("full-1") == "recovering"
+        assert machine.rows("SELECT kind FROM incidents") == [("disk_full",)]
+        machine.kill_agent()
+        machine.gputui("agent", "start")
+        assert machine.state("full-1") == "recovering"
+        ballast.unlink()
+        (small / "step_000020.pt.tmp").unlink()
+        machine.wait_for("full-1", "succeeded")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def sha256(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_only_old_checkpoints_are_pruned(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        path = tmp_path / f"step_{step}.pt"
+        path.write_bytes(b"x")
+        (tmp_path / f"step_{step}.pt.sha256").write_text(f"{sha256(path)}  {path.name}\n")
+    (tmp_path / "step_40.pt").write_bytes(b"damaged")
+    (tmp_path / "step_best.pt").write_bytes(b"x")
+    assert prune(tmp_path, "step_*.pt", keep=4) == []
+    kept = str(tmp_path / "step_10.pt")
+    assert prune(tmp_path, "step_*.pt", keep=1, resume_from=kept) == [tmp_path / "step_20.pt"]
+    left = sorted(path.name for path in tmp_path.glob("*.pt"))
+    assert left == ["step_10.pt", "step_30.pt", "step_40.pt", "step_best.pt"]
+    assert not (tmp_path / "step_20.pt.sha256").exists()
