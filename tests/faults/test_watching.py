@@ -104,6 +104,7 @@ def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
     return [tuple(row) for row in machine.rows("SELECT kind, rank, ends FROM observations ORDER BY observation_id")]  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine: Machine) -> None:
     machine.gputui("run", profile(machine, steps=200))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
@@ -122,6 +123,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine
     assert len(stacks) == 2 and all("most recent call first" in text and "ranks.py" in text for text in stacks)
 
 
+@pytest.mark.slow
 def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
     machine.gputui("run", profile(machine, steps=200, hang_after=600))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
@@ -136,6 +138,7 @@ def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it
     machine.wait_for("ranks-1", "succeeded")
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_is_named(machine: Machine) -> None:
     machine.gputui("run", profile(machine, fault="leave"))
     machine.wait_for("ranks-1", "succeeded")
@@ -143,6 +146,7 @@ def test_a_rank_that_left_is_named(machine: Machine) -> None:
     assert (first["incident"]["kind"], first["incident"]["rank"]) == ("rank_left_early", 1)
 
 
+@pytest.mark.slow
 def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
     machine.gputui("run", profile(machine, fault="nan", steps=300, hang_after=60))
     machine.wait_for("ranks-1", "succeeded")
