@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent import queueing
-from gputui.agent.refusing import RefusedError
+from gputui.agent.refusing import RefusedError, UnansweredError
 from gputui.agent.rundirs import checkpoint_directory, open_metrics
+from gputui.agent.searching import CheckpointSearch
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoints import newest_valid
 from gputui.runs import next_attempt, repository
 from gputui.runs.redaction import redact_params, redact_spec
 from gputui.runs.repository import RunRecord, transaction
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 def answer_all(supervisor: Supervisor) -> int:
     """Answer what waits, oldest first. Returns how many were answered. Raises sqlite3.Error."""
     waiting = commands.pending(supervisor.connection)
+    unanswered = 0
     for command in waiting:
         handler = HANDLERS.get(command.verb)
         try:
@@ -42,13 +43,17 @@ def answer_all(supervisor: Supervisor) -> int:
             handler(supervisor, command)
         except sqlite3.OperationalError:
             raise
+        except UnansweredError:
+            unanswered += 1
         except RefusedError as error:
             refuse(supervisor, command, str(error))
         except Exception as error:
             # A command that cannot be understood must not end this agent, and the next, and the one after.
             log.exception("command %d (%s) failed", command.command_id, command.verb)
             refuse(supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more")
-    return len(waiting)
+    asked = {command.command_id for command in waiting}
+    supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in asked}
+    return len(waiting) - unanswered
 
 
 def refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> None:
@@ -164,7 +169,13 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
     if redact_params(changes) != changes:
         raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
-    found = newest_valid(folder, target.spec.checkpoints.pattern)
+    search = supervisor.searches.get(command.command_id)
+    if search is None:
+        search = CheckpointSearch(folder, target.spec.checkpoints.pattern, supervisor.wake)
+        supervisor.searches[command.command_id] = search
+    if not search.is_over:
+        raise UnansweredError
+    found = search.found()
     if found is None:
         raise RefusedError(f"no valid checkpoint in {folder}; gputui restart begins the run again")
     requeue(supervisor, target, params={**target.params, **changes}, resume_from=str(found.path), command=command)

@@ -1,7 +1,11 @@
-"""How a command is refused."""
+"""How a command is refused, or answered later."""
 
 from __future__ import annotations
 
 
 class RefusedError(Exception):
     """The command cannot be carried out; the text says why and what to do. Nothing was changed."""
+
+
+class UnansweredError(Exception):
+    """The answer takes a while and is being prepared: the command stays, and is looked at again."""

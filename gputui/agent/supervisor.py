@@ -27,6 +27,7 @@ from gputui.agent.gpu_trouble import GpuTrouble
 from gputui.agent.notifying import Notifier
 from gputui.agent.recorder import Recorder
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
+from gputui.agent.searching import CheckpointSearch
 from gputui.agent.watching import Watching
 from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
@@ -90,6 +91,7 @@ class Supervisor:
     needs_schedule: bool = True
     recover_at: dict[str, float] = field(default_factory=dict)
     troubled_until: dict[str, float] = field(default_factory=dict)
+    searches: dict[int, CheckpointSearch] = field(default_factory=dict)
     ending: Ending = field(init=False)
     draining: Draining = field(init=False)
     watching: Watching = field(init=False)
@@ -175,7 +177,7 @@ class Supervisor:
         states = [state for state in RunState if not state.is_over]
         marks = ", ".join("?" * len(states))
         row = self.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
-        return bool(row[0]) or bool(self.live) or bool(self.draining.entries)
+        return bool(row[0] or self.live or self.draining.entries or self.searches)
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ EXIT_UNREACHABLE = 4
 EXIT_INTERRUPTED = 130
 
 ANSWER_SECONDS = 20.0
+# Before a run is resumed, checkpoints are read whole: that may be hundreds of gigabytes.
+RESUME_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Session:
             command_id = commands.submit(
                 connection, verb, run_id, args, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
-            return self.wait(connection, command_id)
+            return self.wait(connection, command_id, RESUME_SECONDS if verb == "resume" else ANSWER_SECONDS)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -84,8 +86,8 @@ class Session:
         except StoreError as error:
             fail(str(error), EXIT_UNREACHABLE)
 
-    def wait(self, connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
-        answer = commands.wait_for_answer(connection, command_id, ANSWER_SECONDS)
+    def wait(self, connection: sqlite3.Connection, command_id: int, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        answer = commands.wait_for_answer(connection, command_id, seconds)
         if answer is None:
             fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
         if answer.state == "refused":

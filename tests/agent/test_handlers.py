@@ -6,19 +6,24 @@ import json
 import selectors
 import sqlite3
 import sys
+import threading
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gputui.agent import handlers
+from gputui.agent import handlers, searching
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
+from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import commands
 from gputui.store.database import open_writer
+from tests.conftest import wait_until
 
 NOW = 1_790_000_000.0
 SPEC = RunSpec(
@@ -122,8 +127,69 @@ def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: s
         "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, 'demo-1', ?, 'me')",
         (NOW, verb, args),
     )
-    assert handlers.answer_all(supervisor) == 1
+    wait_until(lambda: handlers.answer_all(supervisor) == 1, what="an answer")
     assert handlers.answer_all(supervisor) == 0
+
+
+def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
+    """A failed run with a checkpoint, and the command to resume it."""
+    launch(supervisor)
+    handlers.answer_all(supervisor)
+    move(supervisor, "failed")
+    folder = supervisor.workspace.run_dir("demo-1") / "checkpoints"
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("weights", "w")
+    return commands.submit(supervisor.connection, "resume", "demo-1", {}, "me", now=NOW)
+
+
+def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_id = resumable(supervisor)
+    may_end = threading.Event()
+    newest_valid = searching.newest_valid
+
+    def slow(folder: Path, pattern: str) -> CheckpointInfo | None:
+        may_end.wait(30)
+        return newest_valid(folder, pattern)
+
+    monkeypatch.setattr(searching, "newest_valid", slow)
+    assert handlers.answer_all(supervisor) == 0 and supervisor.is_busy()
+    assert handlers.answer_all(supervisor) == 0 and len(supervisor.searches) == 1
+    assert commands.answer(supervisor.connection, command_id) is None
+    # What else is asked meanwhile is answered.
+    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
+    assert handlers.answer_all(supervisor) == 1
+    assert (answer := commands.answer(supervisor.connection, other)) is not None and answer.state == "refused"
+    may_end.set()
+    wait_until(lambda: handlers.answer_all(supervisor) == 1, what="the resume")
+    assert (answer := commands.answer(supervisor.connection, command_id)) is not None and answer.state == "done"
+    [resume_from] = supervisor.connection.execute("SELECT resume_from FROM runs").fetchone()
+    assert resume_from.endswith("step_1.pt")
+    handlers.answer_all(supervisor)
+    assert not supervisor.searches
+
+
+def test_a_resume_that_nobody_waits_for_any_more_is_dropped(supervisor: Supervisor) -> None:
+    command_id = resumable(supervisor)
+    assert handlers.answer_all(supervisor) == 0
+    commands.give_answer(supervisor.connection, command_id, "refused", now=NOW, reason="not answered in time")
+    assert handlers.answer_all(supervisor) == 0
+    assert not supervisor.searches
+    assert supervisor.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
+
+
+def test_a_search_that_meets_something_unforeseen_is_a_refusal(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_folder: Path, _pattern: str) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(searching, "newest_valid", broken)
+    command_id = resumable(supervisor)
+    wait_until(lambda: handlers.answer_all(supervisor) == 1, what="an answer")
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "ValueError" in (answer.reason or "")
 
 
 def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor) -> None:
