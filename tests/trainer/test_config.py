@@ -199,7 +199,15 @@ def test_settings_that_contradict_each_other(flags: list[str], message: str) -> 
             "steps: 4\nphases:\n- name: a\n  steps: 5\n  keep: 2",
             "run.yaml:5: phase a: keep is the same for the whole run",
         ),
-        ("phases:\n  - steps: 5", "run.yaml:2: phase 1: a name is made of letters, digits, dots and dashes; it has no"),
+        ("model_options: &same {a: *same}", "run.yaml:1: this is not YAML: a value contains itself"),
+        (
+            "model_options: {a: " + "[" * 5000 + "]" * 5000 + "}",
+            "run.yaml:1: this is not YAML: a value contains itself",
+        ),
+        (
+            "phases:\n  - steps: 5",
+            "run.yaml:2: phase 1: a name is made of at most 100 letters, digits, dots and dashes; it has no",
+        ),
         ("steps: 4\nphases: [{name: a, steps: 5}]", "run.yaml:1: steps is 4, but the steps of the phases add up to 5:"),
     ],
 )
@@ -325,3 +333,16 @@ def test_the_json_schema_knows_every_key_and_no_other(capsys: pytest.CaptureFixt
 def test_actions() -> None:
     actions = [from_arguments(flags, {})[1] for flags in ([], ["--print-config"], ["--json_schema"])]
     assert actions == [Action.TRAIN, Action.PRINT_CONFIG, Action.JSON_SCHEMA]
+    assert from_arguments(["--json-schema", "--print-config"], {})[1] is Action.PRINT_CONFIG
+
+
+@pytest.mark.parametrize("name", ["--phases", "--model-options"])
+@pytest.mark.parametrize("text", ["--", "[" * 5000, "{a: &b {c: *b}}"])
+def test_text_that_is_nothing_is_refused_in_one_line(name: str, text: str) -> None:
+    said = refusal(f"{name}={text}")
+    assert said.startswith(f"{name}: ") and "\n" not in said and len(said) < 200
+
+
+def test_a_seed_is_what_torch_can_take() -> None:
+    assert parse(f"--seed={2**63 - 1}").seed == 2**63 - 1
+    assert refusal(f"--seed={2**63}").startswith("--seed must be at most 9223372036854775807")

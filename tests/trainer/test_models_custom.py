@@ -103,6 +103,8 @@ def test_an_output_without_a_tensor_is_named() -> None:
         (own("zzz"), "has no function 'zzz'"),
         (own("not_callable"), "has no function 'not_callable'"),
         (Settings(model="tests.no_such_module:make"), "no module named tests.no_such_module"),
+        (Settings(model=":make"), "'' is no module's name (for :make)"),
+        (Settings(model=".models:make"), "'.models' is no module's name (for .models:make)"),
         (own("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
         (own("with_needs"), "with_needs needs layers; give it in model_options"),
         (own("no_module"), "returned str, not a torch.nn.Module"),

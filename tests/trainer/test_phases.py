@@ -77,9 +77,16 @@ def test_shares_of_steps_add_up_exactly(parts: list[int], steps: int) -> None:
 @pytest.mark.parametrize(
     ("phase", "message"),
     [
-        ({"steps": 1}, "phase 2: a name is made of letters, digits, dots and dashes; it has no name"),
-        ({"name": "a/b", "steps": 1}, "phase 2: a name is made of letters, digits, dots and dashes; got 'a/b'"),
-        ({"name": 3, "steps": 1}, "phase 2: a name is made of letters, digits, dots and dashes; got 3"),
+        ({"steps": 1}, "phase 2: a name is made of at most 100 letters, digits, dots and dashes; it has no name"),
+        (
+            {"name": "a/b", "steps": 1},
+            "phase 2: a name is made of at most 100 letters, digits, dots and dashes; got 'a/b'",
+        ),
+        (
+            {"name": "a" * 101, "steps": 1},
+            "phase 2: a name is made of at most 100 letters, digits, dots and dashes; got 'aaa",
+        ),
+        ({"name": 3, "steps": 1}, "phase 2: a name is made of at most 100 letters, digits, dots and dashes; got 3"),
         ({"name": "a", "steps": 1}, "phase 2: a is the name of another phase already"),
         (
             {"name": "b", "steps": 0},

@@ -12,6 +12,8 @@ import yaml
 
 from trainer.errors import SettingsError
 
+_ENDLESS = "a value contains itself, or is nested too deeply"
+
 # The keys and indices that lead to a value.
 Place = tuple[str | int, ...]
 
@@ -52,6 +54,8 @@ def read(path: Path) -> SettingsFile:
     except yaml.YAMLError as error:
         line, why = _yaml_problem(error)
         raise SettingsError(f"{path}:{line}: this is not YAML: {why}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}:1: this is not YAML: {_ENDLESS}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
     return SettingsFile(path, {str(name): value for name, value in values.items()}, lines)
@@ -61,12 +65,16 @@ def from_text(text: str) -> Any:
     """A value of any type from a flag or the environment, as JSON or YAML. Raises ValueError where it is neither."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        json.dumps(value, default=str, skipkeys=True)  # refuses a value that contains itself
     except yaml.YAMLError as error:
         raise ValueError(f"this is not YAML: {_yaml_problem(error)[1]}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"this is not YAML: {_ENDLESS}") from None
+    return value
 
 
 def _lines(node: yaml.Node, place: Place, path: Path) -> Iterator[tuple[Place, int]]:

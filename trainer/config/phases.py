@@ -40,7 +40,7 @@ RUN_WIDE = frozenset(
     )
 )
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # file names have it
 _SHARE = re.compile(r"x(\d+\.?\d*|\.\d+)")
 
 # From a phase's index and key to the beginning of a message, such as "run.yaml:7: ".
@@ -94,7 +94,7 @@ def _names(settings: Settings, where: Where) -> list[str]:
         name, place = phase.get("name"), f"{where(index, 'name')}phase {index + 1}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             found = "it has no name" if name is None else f"got {name!r}"
-            raise SettingsError(f"{place}: a name is made of letters, digits, dots and dashes; {found}")
+            raise SettingsError(f"{place}: a name is made of at most 100 letters, digits, dots and dashes; {found}")
         if name in names:
             raise SettingsError(f"{place}: {name} is the name of another phase already")
         names.append(name)

@@ -70,7 +70,8 @@ def _in_words(name: str, error: ErrorDetails) -> Problem:
         return Problem(context["name"], context["problem"])
     if kind in _LIMITS:
         key, words = _LIMITS[kind]
-        return Problem(name, f" must be {words} {context[key]:g}, got {given}")
+        limit = context[key]
+        return Problem(name, f" must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, got {given}")
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return Problem(name, f" must be one of {choices}, got {given!r}")

@@ -54,7 +54,10 @@ class RunSettings(_Group):
     )
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
     seed: int = Field(
-        0, ge=0, description="decides the initial weights, the order of the data, augmentation and dropout"
+        0,
+        ge=0,
+        le=2**63 - 1,
+        description="decides the initial weights, the order of the data, augmentation and dropout",
     )
     deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")

@@ -51,9 +51,8 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     if rest:
         raise SettingsError(_unknown_argument(rest[0]))
     flags = vars(parsed)
-    action = next(
-        (one for one in (Action.PRINT_CONFIG, Action.JSON_SCHEMA) if flags.pop(one.name, False)), Action.TRAIN
-    )
+    asked = [one for one in (Action.PRINT_CONFIG, Action.JSON_SCHEMA) if flags.pop(one.name, False)]
+    action = asked[0] if asked else Action.TRAIN
 
     given: dict[str, _Given] = {}
     file_with_phases: files.SettingsFile | None = None
@@ -128,7 +127,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
 
 def _structured(name: str, one: _Given) -> _Given:
     """A list or dictionary from text: JSON, YAML, or ``key=value,key=value``."""
-    text = one.value.strip()
+    text = "--" if one.value == [] else one.value.strip()  # argparse makes an empty list of --name=--
     try:
         if name == "model_options" and "=" in text and not text.startswith("{"):
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]

@@ -99,6 +99,8 @@ def _configuration(hf: Any, path: Path, options: Mapping[str, Any]) -> Any:
 
 def _function(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise SettingsError(f"model: {module_name!r} is no module's name (for {name})")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
