@@ -13,6 +13,7 @@ from gputui.gpu.model import GpuFacts, GpuSample
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
+from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
 
@@ -125,9 +126,19 @@ class GpuTrouble:
             gone = self._gone(fresh)
             if gone is not None:
                 course.ended = True
-                quiet = f"no step was made for {QUIET_SECONDS:.0f} s"
-                self._tell(record, f"{gone.text}; {quiet}: ending this attempt", True)
-                self.end(record)
+                quiet = f"{gone.text}; no step was made for {QUIET_SECONDS:.0f} s"
+                may_end = self._may_end(record.run_id)
+                self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet, True)
+                if may_end:
+                    self.end(record)
+
+    def _may_end(self, run_id: str) -> bool:
+        """Whether the run's policy does anything at all."""
+        run = repository.get_run(self.connection, run_id)
+        try:
+            return run is not None and parse_policy(run.spec.recovery).enabled
+        except PolicyError:
+            return True
 
     def _gone(self, record: AttemptRecord) -> Observation | None:
         """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""

@@ -62,7 +62,7 @@ def test_the_examples_are_valid() -> None:
     for mapping in mappings:
         policy = parse_policy(mapping)
         assert policy.backoff == POLICIES["standard"].backoff
-        assert len(policy.ladder("nan_loss")) == 4
+        assert "ladders" not in mapping or len(policy.ladder("nan_loss")) == 4
 
 
 def test_every_shipped_profile_has_a_policy_that_is_understood() -> None:
