@@ -211,6 +211,8 @@ def main() -> int:
             chaos = Chaos(machine, options.seed, digits=options.digits)
             chaos.rage(options.rounds)
             ends = chaos.check()
+            for run_id, reason in machine.rows("SELECT run_id, reason FROM runs WHERE state != 'succeeded'"):
+                print(f"{run_id} was given up: {reason}")
         finally:
             machine.close()
     for what, count in sorted(chaos.done.items()):
