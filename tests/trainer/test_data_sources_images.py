@@ -234,6 +234,16 @@ def test_a_broken_image_breaks_its_sample_alone_and_is_named(pictures: Path, dam
     assert "\n" not in str(caught.value)
 
 
+def test_a_pipe_breaks_its_sample_and_is_not_waited_for(pictures: Path) -> None:
+    path = pictures / "train" / "blue" / "1.png"  # the very first, from which the shape would be taken
+    path.unlink()
+    os.mkfifo(path)
+    split = folder(pictures).train
+    with pytest.raises(BrokenSample, match=rf"\({path}\) cannot be read: not a regular file") as caught:
+        split.read(np.arange(len(split)))
+    assert caught.value.index == 0
+
+
 def test_a_folder_without_one_good_image_is_refused(pictures: Path) -> None:
     for path in (pictures / "train").rglob("*.*"):
         if path.is_file():

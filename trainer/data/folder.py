@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
-from trainer.data.places import HELD_OUT_NAMES, data_place, name_hashes, why
+from trainer.data.places import HELD_OUT_NAMES, content_of, data_place, name_hashes, why
 from trainer.errors import TrainerError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -62,7 +63,7 @@ class ImageFiles:
         for place, index in enumerate(indices.tolist()):
             path = self._root / self._names[index]
             try:
-                images[place] = decode(path.read_bytes(), self._size, self._shape)
+                images[place] = decode(content_of(path), self._size, self._shape)
             except OSError as error:
                 raise BrokenSample(index, str(path), why(error)) from error
             except UndecodableError as error:
@@ -99,7 +100,8 @@ def folder(settings: Settings) -> Images:
             f"{root} has {len(train)} images to train on and {len(held_out)} to validate on ({', '.join(SUFFIXES)})"
         )
     size = settings.image_size
-    shape = first_shape(((root / os.fsdecode(name)).read_bytes for name in train), size, str(root / "train"))
+    contents = (functools.partial(content_of, root / os.fsdecode(name)) for name in train)
+    shape = first_shape(contents, size, str(root / "train"))
     return Images(
         train=ImageFiles(root, train, train_labels, size, shape),
         held_out=ImageFiles(root, held_out, held_out_labels, size, shape),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +34,14 @@ def data_place(settings: Settings, holds: str, file_allowed: bool = False) -> Pa
 def name_hashes(names: Iterable[bytes]) -> npt.NDArray[np.int64]:
     """CRC-32 of each name. What is held out by it stays held out whatever files come or go beside it."""
     return np.fromiter((zlib.crc32(name) for name in names), dtype=np.int64)
+
+
+def content_of(path: Path) -> bytes:
+    """All bytes of a file. Raises OSError, also for what is no file: opening a pipe would wait for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
 
 
 def why(error: OSError) -> str:
