@@ -10,10 +10,10 @@ import time
 
 import torch
 
-from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose, load
+from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose, load, require_writable
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings, phase_at, unfold
-from trainer.errors import CheckpointError, SettingsError
+from trainer.errors import CheckpointError, SettingsError, TrainerError
 from trainer.faults import Injector
 from trainer.loop import Ending, Loop
 from trainer.parallel.build import check
@@ -167,20 +167,25 @@ class Run:
     # --- where to start -----------------------------------------------------------------------------------------------
 
     def choose(self) -> Choice:
-        """The checkpoint that rank 0 chooses, for all ranks. Raises CheckpointError where a given one is not valid."""
-        choice, problem = None, ""
-        if self.world.is_main:
-            try:
-                choice = choose(self.settings.resume, self.settings.checkpoint_dir)
-            except CheckpointError as error:
-                problem = str(error)
-        choice, problem = self.world.from_main((choice, problem))
-        if choice is None:
-            raise CheckpointError(problem)
+        """The checkpoint that rank 0 chooses, for all ranks.
+
+        Raises CheckpointError where a given one is not valid, and SettingsError where none could be written.
+        """
+        choice = self.world.from_main(self.try_to_choose() if self.world.is_main else None)
+        if isinstance(choice, TrainerError):
+            raise choice
+        assert choice is not None
         for reason in choice.rejected:
             self.telemetry.event(0, "checkpoint_rejected", reason=reason)
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
+
+    def try_to_choose(self) -> Choice | TrainerError:
+        try:
+            require_writable(self.settings.checkpoint_dir)
+            return choose(self.settings.resume, self.settings.checkpoint_dir)
+        except TrainerError as error:
+            return error
 
     def read(self, choice: Choice) -> State | None:
         """The content of the chosen checkpoint. Raises CheckpointError where it is that of another model."""

@@ -43,6 +43,18 @@ def session_on(world: World, output: Path, *flags: str) -> Session:
     return session
 
 
+def refused(world: World, output: Path, *flags: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        train_on(world, output, *flags)
+    return str(caught.value)
+
+
+def test_all_ranks_refuse_a_folder_where_nothing_can_be_saved(two_ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    said = two_ranks.run(refused, tmp_path, "--checkpoint-dir", str(tmp_path / "file"))
+    assert said == [f"--checkpoint-dir {tmp_path}/file cannot be made: File exists"] * 2
+
+
 def one_step(session: Session, output: Path) -> tuple[float, torch.Tensor]:
     """The mean loss of a step, and all gradients in a row as the optimizer gets them."""
     stepper = Stepper(session, Injector((), session.world.rank, output), StepClock(session.world.device))

@@ -215,6 +215,24 @@ def test_a_run_that_cannot_save_its_end_has_failed(tmp_path: Path) -> None:
     assert events(tmp_path, "end") == []
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_where_nothing_can_be_saved_is_refused_before_anything_is_done(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert train(tmp_path, "--checkpoint-dir", str(tmp_path / place)) == 2
+    assert capsys.readouterr().err.startswith(f"trainer: --checkpoint-dir {tmp_path / place} cannot be made: ")
+    assert step_lines(tmp_path) == []
+
+
+def test_a_folder_that_is_read_only_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert train(tmp_path) == 2
+    assert f"--checkpoint-dir {tmp_path}/checkpoints is not writable" in capsys.readouterr().err
+
+
 def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
     """Does something from another thread as soon as a condition holds."""
 

@@ -1,6 +1,6 @@
 """Checkpoints: `writer` saves them, `rotation` chooses and tidies, `restoring` reads; `names` says what lies where."""
 
-from trainer.checkpoints.files import FORMAT, State
+from trainer.checkpoints.files import FORMAT, State, require_writable
 from trainer.checkpoints.random_state import random_state, restore_random_state
 from trainer.checkpoints.restoring import check_fits, load
 from trainer.checkpoints.rotation import Choice, choose, existing
@@ -17,5 +17,6 @@ __all__ = [
     "existing",
     "load",
     "random_state",
+    "require_writable",
     "restore_random_state",
 ]

@@ -7,6 +7,7 @@ from then on it counts. A state that is wanted under several names is staged onc
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoints import hashes, names, streams
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, SettingsError
 
 FORMAT = 2
 
@@ -128,6 +129,21 @@ def remove(path: Path) -> None:
     names.hash_file(path).unlink(missing_ok=True)
     if not any(main.exists() for main in names.main_files(names.shards_folder(path))):
         shutil.rmtree(names.shards_folder(path), ignore_errors=True)
+
+
+def require_writable(directory: Path) -> None:
+    """Makes the folder of --checkpoint-dir. Raises SettingsError where nothing could be written there, ever.
+
+    A disk that is full now may have space when the first checkpoint comes.
+    """
+    try:
+        make_folder(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise SettingsError(f"--checkpoint-dir {directory} cannot be made: {error.strerror}") from None
+    else:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise SettingsError(f"--checkpoint-dir {directory} is not writable; give another one, or --output-dir")
 
 
 def make_folder(folder: Path) -> None:
