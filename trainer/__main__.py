@@ -15,7 +15,7 @@ from typing import NoReturn
 from trainer import config
 from trainer.config import Action
 from trainer.environment import prepare_environment
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import RankError, SettingsError, TrainerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,9 +62,11 @@ def _is_main() -> bool:
 
 
 def _report(error: TrainerError) -> int:
-    """One line, from one rank: such errors come on all ranks alike."""
+    """One line: from rank 0 what comes on all ranks alike, else from the rank that has met it."""
     if _is_main():
         print(f"trainer: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, RankError):
+        print(f"trainer: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 

@@ -13,5 +13,9 @@ class SettingsError(TrainerError):
     exit_code = 2
 
 
+class RankError(TrainerError):
+    """Something that one rank has met and the others know nothing of, such as data that it could not read."""
+
+
 class CheckpointError(TrainerError):
     """A checkpoint is missing, damaged or does not fit this model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,9 @@ from tests.trainer.running import (
     train_on,
 )
 from tests.trainer.test_loop import same
+from trainer.__main__ import main
 from trainer.checkpoints import existing, load
-from trainer.errors import SettingsError
+from trainer.errors import RankError, SettingsError
 from trainer.faults import Injector
 from trainer.parallel.ddp import Ddp
 from trainer.session import Progress, Session
@@ -288,3 +290,23 @@ def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest
 )
 def test_losing_a_peer_is_told_from_failing(error: Exception, expected: bool) -> None:
     assert lost_a_peer(error) is expected
+
+
+def test_what_one_rank_alone_has_met_is_told_by_that_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for error, shown in (
+        (RankError("a sample is broken"), "trainer: rank 1: a sample is broken\n"),
+        (SettingsError("a setting is wrong"), ""),
+    ):
+        monkeypatch.setattr("trainer.run.run", raising(error))
+        assert main(["--output-dir", str(tmp_path)]) == error.exit_code
+        assert capsys.readouterr().err == shown
+
+
+def raising(error: Exception) -> Callable[[object], None]:
+    def run(settings: object) -> None:
+        raise error
+
+    return run

@@ -9,7 +9,7 @@ import torch
 
 from trainer.data.cache import SampleCache
 from trainer.data.contract import BrokenSample, Fields, Indices, Split
-from trainer.errors import TrainerError
+from trainer.errors import RankError
 
 _Samples = dict[int, Fields]  # single samples by number
 
@@ -95,7 +95,7 @@ class Samples:
         if len(self._broken) > self._max_broken:
             raise too_many_broken(self._max_broken, reason)
         if self._replace and len(self._broken) == len(self.split):
-            raise TrainerError(f"none of the {len(self.split)} samples can be read; the last one: {reason}")
+            raise RankError(f"none of the {len(self.split)} samples can be read; the last one: {reason}")
 
     def _read(self, indices: list[int]) -> Fields:
         batch = self.split.read(np.array(indices, dtype=np.int64))
@@ -111,9 +111,9 @@ class Samples:
         return {index: sample for index, sample in found if sample is not None}
 
 
-def too_many_broken(limit: int, reason: str) -> TrainerError:
+def too_many_broken(limit: int, reason: str) -> RankError:
     """More samples than --max-broken-samples allows cannot be read; `reason` is that of the last one."""
-    return TrainerError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
+    return RankError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
 
 
 def _one(batch: Fields, row: int) -> Fields:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainer.config import Settings
 from trainer.data.reading import Fetched, Reader, Request
-from trainer.errors import TrainerError
+from trainer.errors import RankError, TrainerError
 
 # How long a worker may go on with what it reads when it is no longer needed, in seconds.
 _PATIENCE = 2.0
@@ -120,7 +120,7 @@ class Workers:
             except (RuntimeError, OSError, EOFError) as error:
                 raise self._explained(error) from error
             if isinstance(answer, str):
-                raise TrainerError(answer)
+                raise RankError(answer)
             yield answer
 
     def _end(self) -> None:
@@ -142,7 +142,7 @@ class Workers:
         connection.wait([process.sentinel for process in self._processes], timeout=0.5)
         for process in self._processes:
             if process.exitcode is not None:
-                return TrainerError(obituary(process.pid, process.exitcode))
+                return RankError(obituary(process.pid, process.exitcode))
         return error
 
 

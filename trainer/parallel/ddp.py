@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Settings
 from trainer.data.contract import Fields
-from trainer.errors import TrainerError
+from trainer.errors import RankError
 from trainer.parallel.averages import take_from_main
 from trainer.parallel.exchange import Exchange
 from trainer.parallel.plain import Plain
@@ -91,7 +91,7 @@ class Ddp(Plain):
     def settle(self) -> None:
         """Answers with zeros what the other ranks still wait for: DDP's exchanges before forward, then the buckets.
 
-        Raises TrainerError where DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
+        Raises RankError where DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
         """
         if self.stage == "complete":
             return
@@ -107,9 +107,7 @@ class Ddp(Plain):
         buckets = wrapped.reducer._get_zeros_like_grad_buckets()
         expected = sum(parameter.numel() for parameter in self._names if parameter.requires_grad)
         if sum(bucket.buffer().numel() for bucket in buckets) != expected:
-            raise TrainerError(
-                "out of memory while the buckets of gradients were laid out: this step cannot be settled"
-            )
+            raise RankError("out of memory while the buckets of gradients were laid out: this step cannot be settled")
         owed = buckets[exchange.sent :]
         for answer in [exchange.average(wrapped.process_group, bucket) for bucket in owed]:
             answer.wait()

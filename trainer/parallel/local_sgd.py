@@ -5,7 +5,7 @@ Stich (2019), "Local SGD Converges Fast and Communicates Little", arXiv:1805.097
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -18,9 +18,9 @@ from trainer.world import World
 
 
 class LocalSgd(Plain):
-    """Ranks differ between averages. Taking state averages first, so that a checkpoint is one model and one optimizer:
+    """Ranks differ between averages. Measuring and taking state average first, so that both are of one model.
 
-    a run that goes on from a checkpoint does what the run that wrote it went on to do.
+    A run that goes on from a checkpoint does what the run that wrote it went on to do.
     """
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
@@ -34,6 +34,14 @@ class LocalSgd(Plain):
         super().after_update(step)
         if step % self._every == 0:
             self._average_weights()
+
+    def before_measuring(self) -> None:
+        self._average_weights()
+
+    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        averages = {name: share.clone() for name, share in shares.items()}
+        average(averages.values(), self.world)
+        return averages
 
     def _average_weights(self) -> None:
         average(self.objective.model.state_dict().values(), self.world)
