@@ -67,6 +67,16 @@ class Deadly(Rows):
         return super().read(indices)
 
 
+class Interrupted(Rows):
+    """Rows whose reading processes meet the signals of a stop as they begin, before anything of the trainer has run."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
 class Faulty(Rows):
     """Rows read by a program with a mistake."""
 

@@ -20,7 +20,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.trainer.splits import Deadly, Faulty, Rows, Slow, with_positions
+from tests.trainer.splits import Deadly, Faulty, Interrupted, Rows, Slow, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
 from trainer.data.feed import Feed
@@ -172,6 +172,14 @@ def test_workers_that_do_not_persist_are_replaced_and_none_is_left() -> None:
         stream.seek(0, 4)
         assert psutil.Process(int(stream.next()["pid"][0])).ppid() == server
     assert workers() == []
+
+
+def test_a_stop_of_the_whole_process_group_does_not_end_workers_that_are_just_beginning() -> None:
+    split = Interrupted(50)
+    with feed(split, num_workers=2, persistent_workers=False) as stream:
+        for consumed in (0, 20):
+            stream.seek(consumed, 4)
+            assert numbers(stream, 3) == expected(split, consumed, 4, 3)
 
 
 @pytest.mark.parametrize(

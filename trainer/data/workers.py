@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from multiprocessing import connection, forkserver, parent_process
+from multiprocessing import connection, forkserver, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -76,7 +77,9 @@ class Workers:
         self._iterator: Iterator[Fetched | str] | None = None
         context = torch.multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["trainer.data.preload"])
-        forkserver.ensure_running()  # its imports take about a second, from now on
+        resource_tracker.ensure_running()  # whose start would unblock signals
+        with _signals_blocked():
+            forkserver.ensure_running()  # its imports take about a second, from now on
         self._loader: DataLoader[Fetched | str] | None = DataLoader(
             _Answers(reader),
             batch_size=None,
@@ -144,6 +147,19 @@ class Workers:
             if process.exitcode is not None:
                 return RankError(obituary(process.pid, process.exitcode))
         return error
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """What is started inside never gets the signals of a stop, and neither do its children, from the first moment on.
+
+    A signal to the whole process group would end a reader that is just beginning, which the rank still waits for.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def obituary(pid: int | None, exitcode: int) -> str:
