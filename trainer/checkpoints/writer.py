@@ -221,7 +221,7 @@ class Checkpointer:
                 blocked_seconds=job.blocked_seconds or job.seconds,
                 seconds=job.seconds,
                 bytes=None if job.error else job.bytes,
-                error=job.error.strerror or str(job.error) if job.error else job.problem,
+                error=_words(job.error, job.paths[0]) if job.error else job.problem,
             )
         )
 
@@ -240,3 +240,11 @@ def _apart(world: World, settings: Settings) -> World:
         use_local_synchronization=True,
     )
     return dataclasses.replace(world, backend="gloo", group=group)
+
+
+def _words(error: OSError, path: Path) -> str:
+    """What the disk said, and about which file where that is another than `path`."""
+    if error.strerror is None:
+        return str(error)
+    other = error.filename is not None and str(error.filename) != str(path)
+    return f"{error.strerror}: {error.filename}" if other else error.strerror
