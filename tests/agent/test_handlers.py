@@ -170,12 +170,17 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
     assert not supervisor.searches
 
 
-def test_a_resume_that_nobody_waits_for_any_more_is_dropped(supervisor: Supervisor) -> None:
+def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(searching, "newest_valid", lambda folder, pattern: may_end.wait(30) and None)
     command_id = resumable(supervisor)
     assert handlers.answer_all(supervisor) == 0
     commands.give_answer(supervisor.connection, command_id, "refused", now=NOW, reason="not answered in time")
     assert handlers.answer_all(supervisor) == 0
     assert not supervisor.searches
+    may_end.set()
     assert supervisor.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
 
 
