@@ -76,14 +76,13 @@ class Loop:
             stop, save = self.step()
             step, done = self.progress.step, session.phase_step == settings.steps
             score = None
-            if not done and settings.validate_every and step % settings.validate_every == 0:
-                score = self.validate().get(settings.best_metric)
+            if not (done or stop) and settings.validate_every and step % settings.validate_every == 0:
+                means = self.validate()
+                stop = means is None
+                score = means.get(settings.best_metric) if means else None
             ended = epoch if session.epoch > epoch else None
             if stop:
-                self.drain()
-                self.signals.reached()
-                self.save(epoch=ended, score=score, required=True)
-                return Ending(self.signals.stop or "signal on another rank", {})
+                return self.stop(ended)
             periodic = save or bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
             if not done and (periodic or ended is not None or score is not None):
                 self.save(periodic=periodic, epoch=ended, score=score)
@@ -97,10 +96,19 @@ class Loop:
         self.drain()
         self.signals.reached()
         means = self.validate()
+        if means is None:
+            return self.stop(epoch)
         self.save(epoch=epoch, score=means.get(self.settings.best_metric), required=last_phase)
         self.checkpoints.wait()
         self.tell_of_checkpoints()
         return Ending("", means)
+
+    def stop(self, epoch: int | None) -> Ending:
+        """As soon as possible: without a validation that is due."""
+        self.drain()
+        self.signals.reached()
+        self.save(epoch=epoch, required=True)
+        return Ending(self.signals.stop or "signal on another rank", {})
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -213,10 +221,12 @@ class Loop:
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
-    def validate(self) -> dict[str, float]:
-        """Measures on held-out data; the means as ``val/…``."""
+    def validate(self) -> dict[str, float] | None:
+        """Measures on held-out data; the means as ``val/…``, or None where a stop was asked for meanwhile."""
         self.drain()
-        means, seconds = validate(self.session)
+        means, seconds = validate(self.session, lambda: bool(self.signals.stop))
+        if means is None:
+            return None
         wanted = self.settings.best_metric
         if self.settings.best_checkpoint and wanted not in means:
             raise SettingsError(f"--best-metric {wanted} is not measured; it can be {', '.join(sorted(means))}")

@@ -16,8 +16,11 @@ import torch
 
 from tests.trainer.running import checkpoints, events, flip_a_byte, lines, settings, step_lines, train
 from trainer.checkpoints import State, existing, hashes, load
+from trainer.data.contract import Fields
+from trainer.data.held_out import HeldOut
 from trainer.data.sampler import order_for
 from trainer.session import Progress, Session
+from trainer.stepper import Stepper
 from trainer.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # stderr is captured
@@ -231,6 +234,56 @@ def test_a_folder_that_is_read_only_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert train(tmp_path) == 2
     assert f"--checkpoint-dir {tmp_path}/checkpoints is not writable" in capsys.readouterr().err
+
+
+def send_once(number: int, due: Callable[[], bool]) -> Callable[[], None]:
+    """Sends a signal to this process, the first time that it is due."""
+    sent: list[int] = []
+
+    def send() -> None:
+        if not sent and due():
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    return send
+
+
+@pytest.mark.parametrize("steps", ["9", "3"])
+def test_a_stop_gives_up_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
+    batches = HeldOut.batches
+    send = send_once(signal.SIGTERM, lambda: True)
+
+    def interrupted(held_out: HeldOut, batch_size: int) -> Iterator[Fields]:
+        for fields in batches(held_out, batch_size):
+            send()
+            yield fields
+
+    monkeypatch.setattr(HeldOut, "batches", interrupted)
+    flags = ("--steps", steps, "--validate-every", "3")
+    assert train(tmp_path, *flags) == 0
+    [stop] = events(tmp_path, "stop")
+    assert (stop["step"], stop["reason"]) == (3, "SIGTERM")
+    assert checkpoints(tmp_path) == ["step_00000003.pt"]
+    assert events(tmp_path, "validation") == []
+    assert train(tmp_path, *flags, "--resume", "auto") == 0
+    assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, int(steps) + 1))
+    assert len(events(tmp_path, "end")) == 1
+
+
+def test_a_stop_does_not_wait_for_a_validation_that_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Stepper.update
+    updates: list[int] = []
+    send = send_once(signal.SIGTERM, lambda: len(updates) == 2)
+
+    def counted(stepper: Stepper) -> torch.Tensor:
+        updates.append(1)
+        send()
+        return update(stepper)
+
+    monkeypatch.setattr(Stepper, "update", counted)
+    assert train(tmp_path, "--steps", "9", "--validate-every", "3") == 0
+    assert checkpoints(tmp_path) == ["step_00000003.pt"]
+    assert events(tmp_path, "validation") == []
 
 
 def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:

@@ -21,7 +21,20 @@ SMALL: dict[str, Any] = {"device": "cpu", "data": "synthetic", "synthetic_sample
 def means(world: World, **changes: Any) -> dict[str, float]:
     settings = Settings(**{**SMALL, **changes})
     with Session(settings, world, 1, Progress()) as session:
-        return validate(session)[0]
+        found, _ = validate(session)
+    assert found is not None
+    return found
+
+
+def given_up(world: World) -> bool:
+    settings = Settings(**{**SMALL, "task": "classify", "ema": 0.9})
+    with Session(settings, world, 1, Progress()) as session:
+        found, _ = validate(session, stopping=lambda: world.rank == 1)
+        return found is None and session.objective.training
+
+
+def test_all_ranks_give_up_when_one_is_asked_to_stop(two_ranks: Ranks) -> None:
+    assert two_ranks.run(given_up) == [True, True]
 
 
 @pytest.mark.parametrize(
