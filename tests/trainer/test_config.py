@@ -154,7 +154,7 @@ def test_a_wrong_setting_is_one_clear_line(flags: list[str], message: str, capsy
         ),
         (
             ["--tensor-parallel=2", "--parallel=fsdp", "--task=lm", "--ranks=3"],
-            "--ranks must be a multiple of --tensor-parallel 2, got 3",
+            "--ranks must be left out: --tensor-parallel 2 needs all ranks",
         ),
         (["--cpu-offload"], "--cpu-offload needs --parallel fsdp, not ddp"),
         (["--sharded-checkpoints", "--parallel", "zero1"], "--sharded-checkpoints needs --parallel fsdp, not zero1"),

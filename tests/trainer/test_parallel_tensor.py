@@ -83,10 +83,6 @@ def test_what_cannot_be_shared_is_refused(two_ranks: Ranks, four_ranks: Ranks) -
         four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=3)
         == ["--tensor-parallel 3 does not divide the 4 ranks"] * 4
     )
-    assert (
-        four_ranks.run(checks.in_a_part, checks.refusal, "llama", **SHARED)[:2]
-        == ["--tensor-parallel 2 needs all ranks: leave --ranks away"] * 2
-    )
 
 
 def test_the_plan_names_both_halves_of_every_pair() -> None:

@@ -324,8 +324,8 @@ class Settings(
             yield "label_smoothing", f" needs --task classify, not {task}"
         if self.tensor_parallel > 1 and not (text and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
-        if self.ranks % self.tensor_parallel:
-            yield "ranks", f" must be a multiple of --tensor-parallel {self.tensor_parallel}, got {self.ranks}"
+        if self.ranks and self.tensor_parallel > 1:
+            yield "ranks", f" must be left out: --tensor-parallel {self.tensor_parallel} needs all ranks"
         for name in ("cpu_offload", "sharded_checkpoints"):
             if getattr(self, name) and parallel != "fsdp":
                 yield name, f" needs --parallel fsdp, not {parallel}"

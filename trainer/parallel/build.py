@@ -74,8 +74,5 @@ def _complaints(settings: Settings, world: World) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
     if settings.average_every != type(settings).model_fields["average_every"].default and parallel != "local_sgd":
         yield f"--average-every needs --parallel local_sgd, not {parallel}"
-    if shared_by > 1:
-        if world.size % shared_by:
-            yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"
-        if world.group is not None:
-            yield f"--tensor-parallel {shared_by} needs all ranks: leave --ranks away"
+    if world.size % shared_by:
+        yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"
