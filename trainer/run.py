@@ -33,13 +33,14 @@ def run(settings: Settings) -> None:
     telemetry = Telemetry(settings, world)
     good = False
     try:
-        with Signals(settings.stop_timeout) as signals:
+        launched = "TORCHELASTIC_RUN_ID" in os.environ
+        with Signals(settings.stop_timeout, launcher=os.getppid() if launched else None) as signals:
             try:
                 Run(settings, world, telemetry, signals).train()
                 good = True
             except Exception as error:
                 # The launcher blames whoever fails first. A rank that only lost a peer lets it see that peer's end.
-                if lost_a_peer(error) and "TORCHELASTIC_RUN_ID" in os.environ:
+                if lost_a_peer(error) and launched:
                     signals.wait_for_stop(PEER_GRACE)
                 raise
     finally:

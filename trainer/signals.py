@@ -4,17 +4,23 @@ SIGTERM and SIGINT ask to stop, SIGUSR1 asks for a checkpoint. A second SIGINT a
 at once, as a person who presses ctrl+c twice expects. SIGTERM may come any number of times: a launcher forwards it and
 a supervisor may send it as well.
 
+Where a launcher started the ranks, its death asks to stop as well: nobody looks after them then, and whoever starts
+the run again would have it twice.
+
 A rank that hangs never looks. So a stop also starts a clock: where the step does not end in time, the stacks of all
 threads go to stderr and the process ends with exit code 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,13 +31,14 @@ _STDERR = 2
 class Signals:
     """Use as a context manager in the main thread; the former handlers come back at the end.
 
-    `stop_timeout` is in seconds, from the signal to `reached`.
+    `stop_timeout` is in seconds, from the signal to `reached`. `launcher` is the process whose death asks to stop.
     """
 
-    def __init__(self, stop_timeout: float) -> None:
-        self.stop: str = ""  # the name of the signal that asked to stop
+    def __init__(self, stop_timeout: float, launcher: int | None = None) -> None:
+        self.stop: str = ""  # what asked to stop: the name of a signal, or the launcher's death
         self.save = False
         self._stop_timeout = stop_timeout
+        self._launcher = launcher
         self._interrupted_at = 0.0
         self._former: dict[signal.Signals, Any] = {}
         self._former_wakeup = -1
@@ -83,8 +90,35 @@ class Signals:
 
     def _watch(self) -> None:
         """Starts the clock at the first request to stop."""
-        started = False
-        while arrived := os.read(self._arrivals[0], 1):
-            if not started and arrived[0] in _STOPPING:
-                started = True
-                faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
+        arrivals, started = self._arrivals[0], False
+        with _watched(self._launcher) as launcher:
+            watched = [arrivals, *launcher]
+            while True:
+                ready, _, _ = select.select(watched, [], [])
+                if arrivals in ready:
+                    if not (arrived := os.read(arrivals, 1)):
+                        return
+                    stopping = arrived[0] in _STOPPING
+                else:
+                    self.stop = self.stop or "the launcher died"
+                    watched, stopping = [arrivals], True
+                if stopping and not started:
+                    started = True
+                    faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
+
+
+@contextlib.contextmanager
+def _watched(process: int | None) -> Iterator[list[int]]:
+    """A descriptor, in a list, that can be read once the process is dead; none where there is none to watch."""
+    if process is None:
+        yield []
+        return
+    try:
+        descriptor = os.pidfd_open(process)
+    except OSError:  # it is dead already, or this kernel has no such thing
+        yield []
+        return
+    try:
+        yield [descriptor]
+    finally:
+        os.close(descriptor)

@@ -270,6 +270,21 @@ def test_sigterm_to_torchrun_saves_on_all_ranks_and_one_rank_can_go_on(tmp_path:
     assert [line["samples"] for line in step_lines(tmp_path)[-3:]] == [samples + 16, samples + 32, samples + 48]
 
 
+def test_ranks_stop_with_a_checkpoint_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    flags = ("--output-dir", str(tmp_path), *SMALL, "--steps", "100000", "--checkpoint-every", "0")
+    process = start_torchrun("-m", "trainer", *flags)
+    metrics = tmp_path / "metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, 60, "the first steps")
+        process.kill()
+        process.communicate(timeout=30)  # ends when the ranks have closed it as well
+    finally:
+        process.kill()
+    [stop] = events(tmp_path, "stop")
+    assert stop["reason"] in ("the launcher died", "signal on another rank")
+    assert checkpoints(tmp_path) == [f"step_{stop['step']:08d}.pt"]
+
+
 def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.trainer.running import ROOT
 from trainer.signals import Signals
 
@@ -62,6 +63,36 @@ def test_waiting_for_a_stop_ends_with_it_or_with_time() -> None:
         began = time.monotonic()
         signals.wait_for_stop(30)
         assert time.monotonic() - began < 5
+
+
+def test_the_death_of_the_launcher_asks_to_stop() -> None:
+    launcher = subprocess.Popen(["sleep", "60"])
+    with Signals(30, launcher=launcher.pid) as signals:
+        signals.wait_for_stop(0.05)
+        assert not signals.stop
+        launcher.kill()
+        signals.wait_for_stop(20)
+        assert signals.stop == "the launcher died"
+    launcher.wait()
+
+
+def test_a_signal_is_named_where_the_launcher_dies_as_well() -> None:
+    launcher = subprocess.Popen(["sleep", "60"])
+    with Signals(30, launcher=launcher.pid) as signals:
+        send(signal.SIGTERM)
+        launcher.kill()
+        launcher.wait()
+        send(signal.SIGUSR1)
+        wait_until(lambda: signals.save, 20, "the second signal")
+        assert signals.stop == "SIGTERM"
+
+
+def test_a_launcher_that_is_dead_already_is_not_watched() -> None:
+    launcher = subprocess.Popen(["true"])
+    launcher.wait()
+    with Signals(30, launcher=launcher.pid) as signals:
+        signals.wait_for_stop(0.05)
+        assert not signals.stop
 
 
 STUCK = """
