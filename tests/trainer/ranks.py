@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import socket
 import tempfile
 import traceback
@@ -38,6 +39,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._folder: Path | None = None
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -82,16 +84,24 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Ranks that nobody talks to any more end by themselves, so that what was measured of them is written.
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
         self.close()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        store = Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        store = self._folder / "store"
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.size, str(store), theirs), daemon=True)
