@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from trainer import config
 from trainer.config import Action
+from trainer.console import show
 from trainer.environment import prepare_environment
 from trainer.errors import RankError, SettingsError, TrainerError
 
@@ -64,9 +65,9 @@ def _is_main() -> bool:
 def _report(error: TrainerError) -> int:
     """One line: from rank 0 what comes on all ranks alike, else from the rank that has met it."""
     if _is_main():
-        print(f"trainer: {error}", file=sys.stderr, flush=True)
+        show(f"trainer: {error}", error=True)
     elif isinstance(error, RankError):
-        print(f"trainer: rank {os.environ['RANK']}: {error}", file=sys.stderr, flush=True)
+        show(f"trainer: rank {os.environ['RANK']}: {error}", error=True)
     return error.exit_code
 
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.console import show
 from trainer.errors import SettingsError
 
 # Every kind with the options it takes besides step, rank and times, and what it does as that step begins.
@@ -173,7 +174,7 @@ class Injector:
 
 def _fire(fault: Fault) -> None:
     """Does what the kind says; returns only for those that let the step go on."""
-    print(f"trainer: injecting {fault}", file=sys.stderr, flush=True)
+    show(f"trainer: injecting {fault}", error=True)
     if fault.kind == "oom":
         from torch import OutOfMemoryError
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from trainer.console import show
 
 Value = float | int | str | None
 
@@ -44,11 +45,7 @@ class MetricsWriter:
                 raise OSError(f"only {written} of {len(line)} bytes were written")
         except (OSError, TypeError, ValueError) as error:
             if self.failures == 0:
-                print(
-                    f"trainer: cannot write metrics to {self._path}: {error}; training goes on",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                show(f"trainer: cannot write metrics to {self._path}: {error}; training goes on", error=True)
             self.failures += 1
 
     def close(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from trainer.console import show
 from trainer.telemetry.histograms import Histogram
 
 # Values are handed over in batches this often, which is what databases are good at.
@@ -108,7 +108,7 @@ class Feed:
             self._report(f"failed and is left out from now on: {_one_line(error)}")
 
     def _report(self, what: str) -> None:
-        print(f"trainer: {self._sink.name} {what}; training goes on", file=sys.stderr, flush=True)
+        show(f"trainer: {self._sink.name} {what}; training goes on", error=True)
 
 
 def _one_line(error: BaseException) -> str:

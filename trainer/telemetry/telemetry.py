@@ -7,12 +7,12 @@ timings. Nothing here stops the training once it has begun.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from trainer.config import Settings, as_plain
+from trainer.console import show
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Verdict, verdict
@@ -268,7 +268,7 @@ class Telemetry:
                 feed.scalars(step, numbers)
 
     def _print(self, text: str, error: bool) -> None:
-        print(text, file=sys.stderr if error else sys.stdout, flush=True)
+        show(text, error=error)
         if self._text:
             self._text.write(text, error=error)
 

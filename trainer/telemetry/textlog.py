@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.console import show
+
 
 class TextLog:
     """OUTPUT_DIR/logs/trainer.log; yesterday's is ``trainer.log.2026-11-20``.
@@ -40,9 +42,6 @@ class _DailyFile(logging.handlers.TimedRotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if self.failures == 0:
-            print(
-                f"trainer: cannot write the text log {self.baseFilename}: {sys.exc_info()[1]}; training goes on",
-                file=sys.stderr,
-                flush=True,
-            )
+            why = sys.exc_info()[1]
+            show(f"trainer: cannot write the text log {self.baseFilename}: {why}; training goes on", error=True)
         self.failures += 1
