@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -83,4 +84,6 @@ def _end_at_once(error: BaseException, code: int | None) -> NoReturn:
 
 
 if __name__ == "__main__":
+    # Until training begins there is nothing to save, and who asks for a checkpoint does not want to end the run.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(main())

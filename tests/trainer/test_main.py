@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.conftest import wait_until
+from tests.trainer.running import ROOT, SMALL, step_lines
 from trainer import run, world
 from trainer.__main__ import main
 from trainer.errors import TrainerError
+
+
+def test_asking_for_a_checkpoint_before_there_is_one_does_not_end_the_run(tmp_path: Path) -> None:
+    def ignores() -> bool:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        return bool(ignored >> (signal.SIGUSR1 - 1) & 1)
+
+    flags = ("--device", "cpu", "--output-dir", str(tmp_path), *SMALL, "--steps", "2")
+    process = subprocess.Popen([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(ignores, 60, "the beginning")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert len(step_lines(tmp_path)) == 2
 
 
 class EndedError(BaseException):
