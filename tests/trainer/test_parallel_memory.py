@@ -99,7 +99,7 @@ def test_buckets_that_do_not_hold_all_gradients_are_no_answer(two_ranks: Ranks) 
     with pytest.raises(RankError) as failed:
         two_ranks.run(checks.settle_with_broken_buckets)
     assert failed.value.by_rank[1] == (
-        "TrainerError",
+        "RankError",
         "out of memory while the buckets of gradients were laid out: this step cannot be settled",
     )
 
