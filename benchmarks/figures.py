@@ -68,11 +68,13 @@ class Figure:
 
 
 def asked_for(figures: Sequence[Figure], results: Results) -> list[Figure]:
-    """The figures of benchmarks that were taken, but for those of parts that say why they were left out."""
+    """The figures of benchmarks that were taken, without those that say why they, or a part of them, were left out."""
     return [
         figure
         for figure in figures
-        if figure.benchmark in results and at(results[figure.benchmark], (figure.path[0], "why_not")) is None
+        if figure.benchmark in results
+        and at(results[figure.benchmark], ("why_not",)) is None
+        and at(results[figure.benchmark], (figure.path[0], "why_not")) is None
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import table
+from benchmarks import figures, table
 from benchmarks.percentiles import percentile
 from benchmarks.processes import CpuMeter, cpu_seconds, family, memory
 from benchmarks.terminal import Replay, Terminal, TerminalTimeoutError
@@ -127,6 +127,18 @@ def test_a_program_that_is_not_installed_has_no_figures() -> None:
     results = {"tui": {"80x24": {"idle": {"cpu_percent": 1.0}}}, "peers": {"nvitop": None, "nvtop": None}}
     line = next(line for line in table.render(results).splitlines() if "80x24, CPU of a core" in line)
     assert line.endswith("yes      not installed  not installed")
+
+
+def test_what_was_left_out_has_a_reason_instead_of_lines() -> None:
+    results = {
+        "death": {"seconds": None, "why_not": "torch is not installed"},
+        "trainer": {"line": {"seconds": 13e-6, "spread": [12e-6, 15e-6]}, "gpt2": {"why_not": "no GPU"}},
+    }
+    shown = table.render(results)
+    assert "worker's death" not in shown
+    assert "GPT-2 124M: tokens" not in shown
+    assert next(line for line in shown.splitlines() if "a metrics line" in line).endswith("13 µs (12..15)")
+    assert figures.said(results, "why_not") == ["death: torch is not installed", "trainer gpt2: no GPU"]
 
 
 def test_an_unknown_benchmark_is_refused() -> None:
