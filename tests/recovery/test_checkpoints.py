@@ -238,16 +238,22 @@ def test_a_damaged_line_makes_the_checkpoint_doubtful(tmp_path: Path) -> None:
 
 
 def test_a_compressed_checkpoint_is_checked_by_its_crc(tmp_path: Path) -> None:
-    good = gzip.compress(archive())
+    contents = archive()
+    good = gzip.compress(contents)
     path = write(tmp_path / "step_00000040.pt.gz", good)
     info = validate(path)
     assert (info.valid, info.step, info.why) == (True, 40, "the CRC of its gzip stream was checked")
     for length in range(2, len(good), 13):
         assert not validate(write(path, good[:length])).valid
+    harmless = 0
     for place in range(10, len(good), 7):
         data = bytearray(good)
         data[place] ^= 0x10
-        assert not validate(write(path, bytes(data))).valid
+        # A few bits of a deflate stream mean nothing (unused codes, padding): flipped, they change no content.
+        if validate(write(path, bytes(data))).valid:
+            assert gzip.decompress(bytes(data)) == contents
+            harmless += 1
+    assert harmless < 5
     assert not validate(write(path, good + b"more")).valid
     assert not validate(write(path, gzip.compress(b""))).valid
 
