@@ -105,22 +105,37 @@ def signal_all(pids: set[int], number: int) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-def oom_kills() -> dict[str, int | None]:
+def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
     """How many processes the kernel has killed for lack of memory so far: in this control group, and on the host."""
-    counters: dict[str, int | None] = {"cgroup": None, "host": None}
+    return {"cgroup": kills_of_group(proc, groups), "host": counter_in(proc / "vmstat")}
+
+
+def kills_of_group(proc: Path, groups: Path) -> int | None:
+    """The count of this process's own control group, of version 2 or, where memory is still with that, of 1."""
+    try:
+        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        own = group.lstrip("/")
+        count = None
+        if not controllers:
+            count = counter_in(groups / own / "memory.events")
+        elif "memory" in controllers.split(","):
+            count = counter_in(groups / "memory" / own / "memory.oom_control")
+        if count is not None:
+            return count
+    return None
+
+
+def counter_in(path: Path) -> int | None:
+    """The count of OOM kills among the lines of a kernel's file of counters, or None where it tells none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text("ascii").splitlines():
+        for line in path.read_text("ascii").splitlines():
             if line.startswith("oom_kill "):
-                counters["host"] = int(line.split()[1])
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        group = next(
-            line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines() if "::" in line
-        )
-        events = Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"
-        for line in events.read_text("ascii").splitlines():
-            if line.startswith("oom_kill "):
-                counters["cgroup"] = int(line.split()[1])
-    return counters
+                return int(line.split()[1])
+    return None
 
 
 def growth(before: int | None, after: int | None) -> int | None:

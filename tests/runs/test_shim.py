@@ -224,3 +224,25 @@ def test_the_shim_needs_the_standard_library_only() -> None:
     loaded = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
     assert "gputui" not in loaded
     assert "psutil" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("groups", "counters", "expected"),
+    [
+        ("0::/user.slice/a b.scope\n", {"user.slice/a b.scope/memory.events": "oom 4\noom_kill 3\n"}, 3),
+        ("0::/\n4:cpu,memory:/job\n", {"memory/job/memory.oom_control": "under_oom 0\noom_kill 2\n"}, 2),
+        ("4:memory:/job\n0::/\n", {"memory.events": "oom_kill 5\n"}, 5),
+        ("0::/gone\n", {}, None),
+        ("0::/x\n", {"x/memory.events": "oom_kill many\n"}, None),
+    ],
+)
+def test_oom_kills_of_the_control_group_are_counted(
+    tmp_path: Path, groups: str, counters: dict[str, str], expected: int | None
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(groups)
+    (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 9\n")
+    for name, text in counters.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    assert shim.oom_kills(tmp_path, tmp_path / "groups") == {"cgroup": expected, "host": 9}
