@@ -12,8 +12,11 @@ run: $(VENV)/.installed
 demo: $(VENV)/.installed
 	@$(BIN)/gputui --demo
 
+# Most tests wait more than they compute, so three run at once on two cores; what must be alone comes afterwards.
+JOBS ?= 3
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

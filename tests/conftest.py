@@ -28,8 +28,16 @@ settings.load_profile("repeatable")
 # What starts whole runs comes last, so that a slip in a small thing is told in seconds.
 LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 
+# Driving a terminal or measuring: `make test` runs these without others beside them.
+ALONE = ("pty", "benchmarks", "tui/test_display_budget.py", "tui/test_display_pty.py")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        if place.startswith(ALONE):
+            item.add_marker("alone")
+
     def lateness(item: pytest.Item) -> tuple[bool, int]:
         place = item.path.relative_to(Path(__file__).parent).parts[0]
         return item.get_closest_marker("slow") is not None, LATE.index(place) if place in LATE else -1
