@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gputui.config import Workspace
+from gputui.curves.model import ChartData, ChartRequest
 from gputui.store import queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.log_tail import LogReader
+from gputui.tui.reading_curves import CurveReader
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Progress, RunPage, RunRow, Snapshot
 from gputui.tui.tracking import RunTracker
 
@@ -28,10 +30,13 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """What the screen looks at beyond the overview: the run whose page is open, and the log chosen there."""
+    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
+    show, and the runs whose charts lie over each other."""
 
     run_id: str | None = None
     log_label: str | None = None
+    charts: ChartRequest | None = None
+    compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class SnapshotReader:
         self.is_behind = False
         """Whether the last snapshot left something out that the next one will hold."""
         self._log = LogReader()
+        self._curves = CurveReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """One consistent moment of the store. Raises sqlite3.Error."""
@@ -77,6 +83,7 @@ class SnapshotReader:
                 runs=self._rows(connection, runs, interest),
                 events=tuple(queries.events(connection, limit=EVENTS_KEPT)),
                 page=self._page(connection, runs, interest),
+                compared=self._compared(connection, interest),
             )
         finally:
             connection.execute("ROLLBACK")
@@ -151,17 +158,30 @@ class SnapshotReader:
                 return None
         progress = self._progress(connection, run)
         tracker = self._trackers[run.run_id]
+        attempts = tuple(queries.attempts(connection, run.run_id))
+        request = interest.charts
         return RunPage(
             run=run,
             launched=_launched(run),
             progress=progress,
-            series=tracker.charts(connection),
+            series=tracker.charts(connection) if request is None else {},
             metric_names=tracker.names,
-            attempts=tuple(queries.attempts(connection, run.run_id)),
+            attempts=attempts,
             incidents=tuple(queries.incidents(connection, run.run_id)),
             decisions=tuple(queries.decisions(connection, run.run_id)),
             log=self._read_log(run, interest),
+            charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
         )
+
+    def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:
+        self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
+        request = interest.charts
+        if request is None:
+            return {}
+        return {
+            run_id: self._curves.read(connection, run_id, queries.attempts(connection, run_id), request)
+            for run_id in interest.compared
+        }
 
     def _read_log(self, run: RunView, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gputui.charts.envelope import Bin
+from gputui.curves.model import ChartData
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -109,7 +110,7 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Everything about the run whose page is open."""
+    """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked."""
 
     run: RunView
     launched: Mapping[str, object]
@@ -120,12 +121,13 @@ class RunPage:
     incidents: tuple[IncidentView, ...]
     decisions: tuple[DecisionView, ...]
     log: LogTail
+    charts: ChartData | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of everything. ``at`` is UTC unix seconds. ``trouble`` is a sentence about the database when it
-    cannot be read; what was read before stays in place then."""
+    """One moment of everything. ``at`` is UTC unix seconds. ``compared`` are the charts of several runs, by run.
+    ``trouble`` is a sentence about the database when it cannot be read; what was read before stays in place then."""
 
     at: float
     agent: AgentView | None = None
@@ -136,6 +138,7 @@ class Snapshot:
     runs: tuple[RunRow, ...] = ()
     events: tuple[EventView, ...] = ()
     page: RunPage | None = None
+    compared: Mapping[str, ChartData] = field(default_factory=dict)
     trouble: str | None = None
 
     @property

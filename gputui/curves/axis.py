@@ -1,0 +1,131 @@
+"""From a step and a moment of an attempt to a place on the axis."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputui.curves.model import Axis
+from gputui.store.views import AttemptView
+
+Pairs = Sequence[tuple[float, float]]
+"""(x, y) of a function that grows with x, in order of x, linear in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When the attempts of a run were under way. ``begins`` are UTC unix seconds by attempt, ``trained_before`` the
+    seconds of training before each, without what lay between the attempts."""
+
+    origin_at: float | None
+    begins: Mapping[int, float] = field(default_factory=dict)
+    ends: Mapping[int, float] = field(default_factory=dict)
+    trained_before: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempts: Sequence[AttemptView]) -> Timeline:
+        begins: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        before: dict[int, float] = {}
+        trained = 0.0
+        for attempt in sorted(attempts, key=lambda each: each.number):
+            begin = attempt.started_at if attempt.started_at is not None else attempt.created_at
+            begins[attempt.number] = begin
+            before[attempt.number] = trained
+            if attempt.ended_at is not None:
+                ends[attempt.number] = attempt.ended_at
+                trained += max(0.0, attempt.ended_at - begin)
+        return cls(next(iter(begins.values()), None), begins, ends, before)
+
+    def attempt_at(self, at: float) -> int | None:
+        """The attempt that was under way at this moment."""
+        for number in sorted(self.begins, reverse=True):
+            if self.begins[number] <= at:
+                return number if at <= self.ends.get(number, math.inf) else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AxisMap:
+    """Where things lie on an axis. ``epochs`` and ``paces`` are (step, epoch) and (moment, step) pairs by attempt; they
+    are needed on the axis of epochs, and for what has a moment and no step."""
+
+    axis: Axis
+    timeline: Timeline
+    epochs: Mapping[int, Pairs] = field(default_factory=dict)
+    paces: Mapping[int, Pairs] = field(default_factory=dict)
+
+    def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
+        """The x of a line; None where the line does not tell it."""
+        if self.axis == "step":
+            return None if step is None else float(step)
+        if self.axis == "epoch":
+            return None if step is None else interpolate(self.epochs.get(attempt, ()), step)
+        return None if at is None else self._of_moment(attempt, at)
+
+    def place_moment(self, at: float, attempt: int | None = None) -> float | None:
+        """The x of a moment: over steps and epochs, where the run was then; None where no attempt was under way."""
+        if attempt is None:
+            attempt = self.timeline.attempt_at(at)
+        if self.axis == "time":
+            return None if self.timeline.origin_at is None else at - self.timeline.origin_at
+        if attempt is None:
+            return None
+        if self.axis == "trained":
+            return self._of_moment(attempt, at)
+        step = interpolate(self.paces.get(attempt, ()), at)
+        if step is None or self.axis == "step":
+            return step
+        return interpolate(self.epochs.get(attempt, ()), step)
+
+    def _of_moment(self, attempt: int, at: float) -> float | None:
+        timeline = self.timeline
+        if timeline.origin_at is None:
+            return None
+        if self.axis == "time":
+            return at - timeline.origin_at
+        begin = timeline.begins.get(attempt)
+        return None if begin is None else timeline.trained_before[attempt] + at - begin
+
+
+def interpolate(pairs: Pairs, x: float) -> float | None:
+    """The function at ``x``; beyond its ends the value there. None for a function of nothing."""
+    if not pairs:
+        return None
+    place = bisect_right(pairs, x, key=lambda pair: pair[0])
+    if place == 0:
+        return pairs[0][1]
+    if place == len(pairs):
+        return pairs[-1][1]
+    (x0, y0), (x1, y1) = pairs[place - 1], pairs[place]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
+
+
+def growing(pairs: Pairs) -> list[tuple[float, float]]:
+    """The pairs that make a function which never falls: what goes back in either is left out."""
+    kept: list[tuple[float, float]] = []
+    for x, y in pairs:
+        if not kept or (x > kept[-1][0] and y >= kept[-1][1]):
+            kept.append((x, y))
+    return kept
+
+
+def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(step, epoch with a fraction) from (step, epoch as it was written).
+
+    Where whole numbers were written, an epoch goes evenly from its first step to the next one's; the one under way is
+    taken to be as long as the one before. Empty while that is unknown: no epoch has ended, and no fraction was written.
+    """
+    known = [(step, epoch) for step, epoch in points if math.isfinite(epoch)]
+    if any(epoch != math.floor(epoch) for _, epoch in known):
+        return growing(known)
+    begins: list[tuple[float, float]] = []
+    for step, epoch in known:
+        if not begins or epoch > begins[-1][1]:
+            begins.append((step, epoch))
+    if len(begins) < 2:
+        return []
+    (s0, e0), (s1, e1) = begins[-2:]
+    return [*begins, (2 * s1 - s0, 2 * e1 - e0)]
