@@ -55,6 +55,8 @@ def private_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("TZ", "UTC")
+    # What the tests start is this tree's code, whichever tree is installed.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     yield
 
 

@@ -168,7 +168,7 @@ def _exit_lines(evidence: Evidence) -> Iterator[str]:
             )
             if count
         ]
-        yield f"kernel: the OOM killer struck meanwhile: {', '.join(counts)}"
+        yield f"kernel: the OOM killer struck shortly before: {', '.join(counts)}"
 
 
 def _report_lines(report: TorchrunReport) -> Iterator[str]:

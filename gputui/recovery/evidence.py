@@ -46,8 +46,13 @@ class ExitRecord:
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel killed something for lack of memory meanwhile."""
-        return bool(self.oom_kills_cgroup or self.oom_kills_host)
+        """Whether the kernel killed something for lack of memory shortly before the end.
+
+        The control group's count holds every kill of a process in it, whatever memory was short (memory.events in
+        the kernel's cgroup-v2 documentation). Where it is known, a kill elsewhere on the host is somebody else's.
+        """
+        count = self.oom_kills_host if self.oom_kills_cgroup is None else self.oom_kills_cgroup
+        return bool(count)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:

@@ -28,6 +28,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
+# A kill for lack of memory explains an end that follows it within one or two of these, not one hours later.
+OOM_LOOK_SECONDS = 60.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 
@@ -181,9 +183,12 @@ class Shim:
         self.forced = False
         self.last_call_at: float | None = None
         self.kill_at: float | None = None
+        # The kernel's counts one look ago and at the last one.
+        self.kills = (oom_kills(), oom_kills())
+        self.look_at = time.monotonic() + OOM_LOOK_SECONDS
 
     def run(self) -> int:
-        started_at, before = time.time(), oom_kills()
+        started_at = time.time()
         record: dict[str, Any] = {
             "code": None, "signal": None, "started_at": started_at, "stop_requested": False, "forced": False,
             "survivors": [], "error": None, "lease_conflict": None,
@@ -203,7 +208,7 @@ class Shim:
                 record["error"] = f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
         survivors = self.supervise() if self.child else []
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        after = oom_kills()
+        before, after = self.kills[0], oom_kills()
         record |= {
             "ended_at": time.time(),
             "stop_requested": self.stop_requested,
@@ -266,8 +271,11 @@ class Shim:
         """Wait for the command, then for everything it left behind. Returns what could not be killed."""
         while self.status is None:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            self.wait_for_signal(None if deadline is None else deadline - time.monotonic())
+            self.wait_for_signal(min(self.look_at, deadline or self.look_at) - time.monotonic())
             self.reap()
+            if time.monotonic() >= self.look_at and self.status is None:
+                self.kills = (self.kills[1], oom_kills())
+                self.look_at = time.monotonic() + OOM_LOOK_SECONDS
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
                 signal_all(self.descendants(), signal.SIGTERM)
@@ -297,15 +305,12 @@ class Shim:
     def descendants(self) -> set[int]:
         return descendants(self.run_dir)
 
-    def wait_for_signal(self, timeout: float | None) -> None:
+    def wait_for_signal(self, timeout: float) -> None:
         """Sleep until a signal arrives or ``timeout`` seconds passed, and note what it asks for."""
-        if timeout is None:
-            number = signal.sigwaitinfo(WATCHED).si_signo
-        else:
-            info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
-            if info is None:
-                return
-            number = info.si_signo
+        info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
+        if info is None:
+            return
+        number = info.si_signo
         if number in STOP_SIGNALS and not self.stop_requested:
             self.stop_requested = True
             self.kill_at = time.monotonic() + self.grace

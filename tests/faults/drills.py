@@ -74,7 +74,7 @@ def peers_lost(folder: Path) -> Evidence:
 
 
 def killed_for_memory(folder: Path) -> Evidence:
-    """A rank ended by SIGKILL while the kernel's count of OOM kills grew."""
+    """A rank ended by SIGKILL when the kernel's count of OOM kills had just grown."""
     grown = {"code": 1, "oom_kills": {"cgroup": 1, "host": 1}}
     return rank_failed(folder, "", code=-9, exit=grown, last_step=LAST_STEP)
 

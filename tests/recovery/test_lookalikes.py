@@ -103,10 +103,14 @@ def test_a_download_that_breaks_off_is_not_a_lost_rank(tmp_path: Path) -> None:
 def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to_grow(tmp_path: Path) -> None:
     grown = {"code": 1, "oom_kills": {"cgroup": 1, "host": 1}}
     still = {"code": 1, "oom_kills": {"cgroup": 0, "host": 0}}
+    elsewhere = {"code": 1, "oom_kills": {"cgroup": 0, "host": 1}}
+    host_only = {"code": 1, "oom_kills": {"cgroup": None, "host": 1}}
     unknown = {"code": 1, "oom_kills": {"cgroup": None, "host": None}}
     assert classify(rank_failed(tmp_path / "a", "", code=-9, exit=grown)).kind == "host_oom"
     assert classify(rank_failed(tmp_path / "b", "", code=-9, exit=still)).kind == "killed"
     assert classify(rank_failed(tmp_path / "c", "", code=-9, exit=unknown)).kind == "killed"
+    assert classify(rank_failed(tmp_path / "d", "", code=-9, exit=elsewhere)).kind == "killed"
+    assert classify(rank_failed(tmp_path / "e", "", code=-9, exit=host_only)).kind == "host_oom"
 
 
 def test_a_killed_worker_counts_as_out_of_memory_only_with_the_counter(tmp_path: Path) -> None:

@@ -226,6 +226,46 @@ def test_the_shim_needs_the_standard_library_only() -> None:
     assert "psutil" not in loaded
 
 
+@pytest.mark.parametrize(("kill_comes", "counted"), [("early", 0), ("late", 1)])
+def test_only_a_kill_shortly_before_the_end_counts(tmp_path: Path, kill_comes: str, counted: int) -> None:
+    """The shim runs in a process of its own, with a short look and a file in place of the kernel's counter."""
+    counter, looks = tmp_path / "counter", tmp_path / "looks"
+    counter.write_text("oom_kill 4\n")
+    command = f"""
+import pathlib, time
+counter, looks = pathlib.Path({str(counter)!r}), pathlib.Path({str(looks)!r})
+def kill():
+    counter.write_text("oom_kill 5\\n")
+def wait_for_looks(more):
+    until = len(looks.read_text()) + more
+    while len(looks.read_text()) < until:
+        time.sleep(0.01)
+if {kill_comes!r} == "early":
+    kill()
+    wait_for_looks(2)
+else:
+    wait_for_looks(2)
+    kill()
+"""
+    plan = {
+        "argv": [sys.executable, "-c", command], "cwd": str(tmp_path), "grace_seconds": 5.0, "lock_files": [],
+        "env": {"GPUTUI_RUN_DIR": str(tmp_path), "GPUTUI_ATTEMPT": "1"},
+    }  # fmt: skip
+    (tmp_path / "attempt.json").write_text(json.dumps(plan))
+    program = f"""
+import pathlib
+from gputui.runs import shim
+def look():
+    with open({str(looks)!r}, "a") as file:
+        file.write(".")
+    return {{"cgroup": None, "host": shim.counter_in(pathlib.Path({str(counter)!r}))}}
+shim.oom_kills, shim.OOM_LOOK_SECONDS = look, 0.2
+shim.Shim(pathlib.Path({str(tmp_path)!r})).run()
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=40, check=True)
+    assert json.loads((tmp_path / "exit.json").read_text())["oom_kills"] == {"cgroup": None, "host": counted}
+
+
 @pytest.mark.parametrize(
     ("groups", "counters", "expected"),
     [
