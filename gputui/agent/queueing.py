@@ -34,7 +34,8 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def move(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Change a run's priority: to ``priority``, or to what puts it ``first`` or ``last`` among those that wait."""
+    """Change a run's priority: to ``priority``, or to what puts it ``first`` or ``last`` among those that wait. Or move
+    it one place ``up`` or ``down``, which may raise the priority of others."""
     waiting = repository.queue(supervisor.connection)
     target = next((run for run in waiting if run.run_id == command.run_id), None)
     if target is None:
@@ -44,15 +45,29 @@ def move(supervisor: Supervisor, command: PendingCommand) -> None:
         if found.state is not RunState.RECOVERING:
             raise RefusedError(f"{found.run_id} is {found.state}; only a run that waits has a place in the queue")
         target = found
-    priority = new_priority(target, waiting, command.args)
+    priorities = new_priorities(supervisor, target, waiting, command.args)
     now = supervisor.wall()
     with transaction(supervisor.connection) as connection:
-        queue.set_priority(connection, target.run_id, priority)
-        repository.add_event(connection, f"{command.actor} gave it priority {priority}", now=now, run_id=target.run_id)
+        for run_id, given in priorities.items():
+            queue.set_priority(connection, run_id, given)
+            repository.add_event(connection, f"{command.actor} gave it priority {given}", now=now, run_id=run_id)
+        priority = priorities.get(target.run_id, target.priority)
         position = next((e.position for e in queue.entries(connection) if e.run_id == target.run_id), None)
         result = {"id": target.run_id, "state": target.state, "priority": priority, "position": position}
         _answer(supervisor, command, result)
     supervisor.needs_schedule = True
+
+
+def new_priorities(
+    supervisor: Supervisor, target: RunRecord, waiting: list[RunRecord], args: dict[str, object]
+) -> dict[str, int]:
+    """The priorities that a move asks for, by run. Raises RefusedError."""
+    by = {"up": -1, "down": 1}.get(str(args.get("place")))
+    if by is None:
+        return {target.run_id: new_priority(target, waiting, args)}
+    if target.state is not RunState.QUEUED:
+        raise RefusedError(f"{target.run_id} is {target.state}; it goes on by itself and has no place in the queue")
+    return queue.moved(queue.entries(supervisor.connection), target.run_id, by)
 
 
 def new_priority(target: RunRecord, waiting: list[RunRecord], args: dict[str, object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 
@@ -10,11 +11,12 @@ import click
 from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
-from gputui.store import json_shapes, queries
-from gputui.store.quarantine import quarantined
+from gputui.store import gpu_queries, json_shapes, metric_queries, queries
+from gputui.store.quarantine import Quarantined, quarantined
 from gputui.store.views import GpuView
 
 FIRST_SAMPLE_SECONDS = 10.0
+XID_SECONDS = 86_400.0
 
 
 @click.command("gpus")
@@ -31,7 +33,7 @@ def command(session: Session, as_json: bool, clear: str | None) -> None:
         session.command("clear_gpu", None, uuid=uuid)
     failed = quarantined(connection)
     if as_json:
-        print_json([json_shapes.gpu_shape(gpu, failed.get(gpu.uuid)) for gpu in gpus])
+        print_json(shapes(connection, gpus, failed))
         return
     if not gpus:
         say(problem or "no GPUs have been reported yet")
@@ -51,6 +53,32 @@ def command(session: Session, as_json: bool, clear: str | None) -> None:
     ]
     for line in columns(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows):
         say(line)
+
+
+def shapes(
+    connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]
+) -> list[json_shapes.Shape]:
+    """What ``--json`` prints."""
+    now = time.time()
+    xids = gpu_queries.xid_counts(connection, now - XID_SECONDS, now)
+    paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
+    for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
+        attempt = queries.run(connection, run_id).attempt
+        for line in metric_queries.ranks(connection, run_id, attempt):
+            step, data = (
+                value if value is not None and math.isfinite(value) else None
+                for value in (line.values.get("step_time"), line.values.get("data_time"))
+            )
+            paces[run_id, line.rank or 0] = (step, data / step if step and data is not None else None)
+    found = []
+    for gpu in gpus:
+        step, wait = paces.get((gpu.run_id or "", gpu.rank), (None, None))
+        found.append(
+            json_shapes.gpu_shape(
+                gpu, failed.get(gpu.uuid), xids=xids.get(gpu.uuid, 0), step_seconds=step, data_wait_fraction=wait
+            )
+        )
+    return found
 
 
 def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:

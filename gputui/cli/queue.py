@@ -13,6 +13,8 @@ from gputui.cli.table import columns
 from gputui.store import queue
 from gputui.store.json_shapes import iso
 
+PLACES = ("first", "last", "up", "down")
+
 
 @click.group("queue", invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
@@ -104,12 +106,16 @@ def resume_queue(session: Session, as_json: bool) -> None:
 @click.argument("run")
 @click.option("--first", is_flag=True, help="Before all others that wait.")
 @click.option("--last", is_flag=True, help="Behind all others that wait.")
+@click.option("--up", is_flag=True, help="One place earlier.")
+@click.option("--down", is_flag=True, help="One place later.")
 @click.option("--priority", type=click.IntRange(-1000, 1000), help="This priority.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def move(session: Session, run: str, first: bool, last: bool, priority: int | None, as_json: bool) -> None:
-    """Change a waiting run's place; --first and --last do it by its priority."""
-    if first + last + (priority is not None) != 1:
-        fail("give one of --first, --last and --priority N", EXIT_USAGE)
-    place = "first" if first else "last" if last else None
+def move(
+    session: Session, run: str, first: bool, last: bool, up: bool, down: bool, priority: int | None, as_json: bool
+) -> None:
+    """Change a waiting run's place by its priority; --up and --down may raise the priority of others, too."""
+    if first + last + up + down + (priority is not None) != 1:
+        fail("give one of --first, --last, --up, --down and --priority N", EXIT_USAGE)
+    place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
     act(session, "queue_move", run, as_json, place=place, priority=priority)

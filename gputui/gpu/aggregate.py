@@ -1,22 +1,49 @@
-"""Totals over the GPUs of one tick. A value that a GPU does not give is left out of its total; a total of nothing is
+"""Totals over the GPUs of one moment. A value that a GPU does not give is left out of its total; a total of nothing is
 None."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from gputui.gpu.model import GpuSample
+# States of a GPU whose values, where it has any left, say nothing about now.
+_GONE = ("lost", "error")
+
+
+class Reading(Protocol):
+    """What is totalled: samples as they come from the sampler, and rows as they are read from the store."""
+
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def utilization_percent(self) -> float | None: ...
+    @property
+    def memory_used_bytes(self) -> int | None: ...
+    @property
+    def memory_reserved_bytes(self) -> int | None: ...
+    @property
+    def memory_total_bytes(self) -> int | None: ...
+    @property
+    def temperature_celsius(self) -> float | None: ...
+    @property
+    def power_watts(self) -> float | None: ...
+    @property
+    def power_limit_watts(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTotals:
-    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok. Utilisation is the mean over the
-    GPUs that give it."""
+    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count`` those that the driver
+    no longer has. Utilisation is the mean over the GPUs that give it."""
 
     gpu_count: int
     answering_count: int
+    lost_count: int = 0
     memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
     memory_total_bytes: int | None = None
     utilization_percent: float | None = None
     power_watts: float | None = None
@@ -26,11 +53,13 @@ class GpuTotals:
     hottest_celsius: float | None = None
 
 
-def totals(samples: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTotals:
+def totals(readings: Iterable[Reading], indices: Mapping[str, int]) -> GpuTotals:
     """The totals; ``indices`` maps a UUID to the GPU's index. Of equally hot GPUs the one with the lowest index is
-    the hottest."""
-    gpus = list(samples)
+    the hottest. A GPU that is lost or cannot be read only counts."""
+    listed = list(readings)
+    gpus = [gpu for gpu in listed if gpu.state not in _GONE]
     used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    reserved = [gpu.memory_reserved_bytes for gpu in gpus if gpu.memory_reserved_bytes is not None]
     total = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
     utilization = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
@@ -42,9 +71,11 @@ def totals(samples: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTotal
     ]
     hottest = min(warm, default=None)
     return GpuTotals(
-        gpu_count=len(gpus),
+        gpu_count=len(listed),
         answering_count=sum(gpu.state == "ok" for gpu in gpus),
+        lost_count=sum(gpu.state == "lost" for gpu in listed),
         memory_used_bytes=sum(used) if used else None,
+        memory_reserved_bytes=sum(reserved) if reserved else None,
         memory_total_bytes=sum(total) if total else None,
         utilization_percent=sum(utilization) / len(utilization) if utilization else None,
         power_watts=sum(power) if power else None,

@@ -22,8 +22,29 @@ def iso(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def gpu_shape(gpu: GpuView, failed: Quarantined | None = None) -> Shape:
-    """One GPU of ``gputui gpus --json``; ``failed`` says that it is in quarantine."""
+# Of a GPU's slow values and of what never changes about it, those that are told, as they are stored.
+_SLOW_FIELDS = (
+    "memory_temperature_celsius", "fan_percent", "pcie_generation", "pcie_width", "pcie_received_bytes_per_second",
+    "pcie_sent_bytes_per_second", "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second", "ecc_corrected",
+    "ecc_uncorrected", "row_remap_pending", "row_remap_failed", "energy_joules",
+)  # fmt: skip
+_FACT_FIELDS = (
+    "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
+    "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
+    "mig_mode",
+)  # fmt: skip
+
+
+def gpu_shape(
+    gpu: GpuView,
+    failed: Quarantined | None = None,
+    *,
+    xids: int = 0,
+    step_seconds: float | None = None,
+    data_wait_fraction: float | None = None,
+) -> Shape:
+    """One GPU of ``gputui gpus --json``; ``failed`` says that it is in quarantine, ``xids`` how many XIDs it had within
+    a day, the rest how the rank on it does."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -51,6 +72,9 @@ def gpu_shape(gpu: GpuView, failed: Quarantined | None = None) -> Shape:
                 "memory_bytes": process.memory_bytes,
                 "run_id": process.run_id,
                 "rank": process.rank,
+                "kind": process.kind,
+                "sm_percent": process.sm_percent,
+                "start_ticks": process.start_ticks,
             }
             for process in gpu.processes
         ],
@@ -62,6 +86,18 @@ def gpu_shape(gpu: GpuView, failed: Quarantined | None = None) -> Shape:
             "run_id": failed.run_id,
             "attempt": failed.attempt,
         },
+        "run_name": gpu.run_name,
+        "step_seconds": step_seconds,
+        "data_wait_fraction": data_wait_fraction,
+        "memory_utilization_percent": gpu.memory_utilization_percent,
+        "memory_clock_mhz": gpu.memory_clock_mhz,
+        "performance_state": gpu.performance_state,
+        **{name: gpu.slow.get(name) for name in _SLOW_FIELDS},
+        **{name: gpu.facts.get(name) for name in _FACT_FIELDS},
+        "xids_last_day": xids,
+        "last_event": None
+        if gpu.event_at is None
+        else {"at": iso(gpu.event_at), "code": gpu.event_code, "text": gpu.event_text},
     }
 
 

@@ -149,13 +149,17 @@ def _newest_gpu_events(connection: sqlite3.Connection) -> dict[str, tuple[float,
     return {uuid: (at, code, text) for uuid, at, code, text in reversed(rows)}
 
 
-def gpu_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), per GPU UUID. GPUs without a sample there are left out."""
+def gpu_history(
+    connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
+) -> dict[str, GpuHistory]:
+    """Means over ``buckets`` equal spans of [since, until), per GPU UUID, or for one GPU alone. GPUs without a sample
+    there are left out."""
     columns = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
     rows = connection.execute(
         f"SELECT g.uuid, {_bucket('s.at')} AS bucket, {_means(columns)} FROM gpus AS g "  # noqa: S608 - fixed names
-        "JOIN gpu_samples AS s ON s.gpu_id = g.gpu_id AND s.at >= ? AND s.at < ? GROUP BY s.gpu_id, bucket",
-        (since, buckets / (until - since), since, until),
+        "JOIN gpu_samples AS s ON s.gpu_id = g.gpu_id AND s.at >= ? AND s.at < ? "
+        "WHERE g.uuid = coalesce(?, g.uuid) GROUP BY s.gpu_id, bucket",
+        (since, buckets / (until - since), since, until, uuid),
     )
     found: dict[str, list[list[float | None]]] = {}
     for uuid, bucket, *values in rows:
@@ -216,7 +220,7 @@ _RUNS = """
 SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.created_at, r.queued_at, r.not_before,
     r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
     a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.spec
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.spec, r.priority
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 """
@@ -275,7 +279,7 @@ def run(connection: sqlite3.Connection, wanted: str) -> RunView:
 def _run(row: Any) -> RunView:
     leased = json_columns.items(row[20])
     return RunView(
-        *[*row[:6], json_columns.mapping(row[6]), *row[7:19], tuple(leased or json_columns.items(row[19])), row[21]]
+        *[*row[:6], json_columns.mapping(row[6]), *row[7:19], tuple(leased or json_columns.items(row[19])), *row[21:]]
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Higher priorities first; among equals whoever waits longer. A run that goes on after an incident keeps its place.
@@ -19,21 +21,44 @@ class QueuePause:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A run that waits. ``position`` counts from 1; ``waiting_for`` is None until the agent has looked."""
+    """A run that waits. ``position`` counts from 1; ``waiting_for`` is None until the agent has looked;
+    ``sequence`` grows with every launch."""
 
     position: int
     run_id: str
     priority: int
     queued_at: float | None
     waiting_for: str | None
+    sequence: int = 0
 
 
 def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
     """The waiting runs in the order in which they are served."""
     rows = connection.execute(
-        f"SELECT run_id, priority, queued_at, waiting_for FROM runs WHERE state = 'queued' ORDER BY {ORDER}"  # noqa: S608
+        f"SELECT run_id, priority, queued_at, waiting_for, sequence FROM runs "  # noqa: S608 - fixed words
+        f"WHERE state = 'queued' ORDER BY {ORDER}"
     )
     return [QueueEntry(number, *row) for number, row in enumerate(rows.fetchall(), 1)]
+
+
+def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
+    """New priorities that move a run so many places (negative: earlier) in the queue as it stands. Only those that
+    must change are named; nobody's falls, and at an end of the queue nothing changes.
+
+    Priorities rise by as little as the wanted order needs: among equals whoever waits longer stays in front.
+    """
+    entries = {entry.run_id: entry for entry in waiting}
+    wanted = [entry.run_id for entry in waiting if entry.run_id != run_id]
+    wanted.insert(max(0, list(entries).index(run_id) + by), run_id)
+    priorities = {entry.run_id: entry.priority for entry in waiting}
+    for before, after in reversed(list(itertools.pairwise(wanted))):
+        is_younger = _age(entries[before]) > _age(entries[after])
+        priorities[before] = max(priorities[before], priorities[after] + is_younger)
+    return {name: priority for name, priority in priorities.items() if priority != entries[name].priority}
+
+
+def _age(entry: QueueEntry) -> tuple[float, int]:
+    return entry.queued_at or 0.0, entry.sequence
 
 
 def pause(connection: sqlite3.Connection) -> QueuePause | None:

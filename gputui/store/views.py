@@ -110,7 +110,7 @@ class RunView:
 
     ``params`` are those of the attempt that is running or will start next; the specification keeps the launch's.
     ``gpus`` are the GPUs it leases, or after its end those of its newest attempt. ``spec_json`` is the stored
-    specification as text: only pages of one run parse it.
+    specification as text: only pages of one run parse it. A higher ``priority`` goes first in the queue.
     """
 
     run_id: str
@@ -134,6 +134,7 @@ class RunView:
     attempt_resumed_step: int | None
     gpus: tuple[str, ...]
     spec_json: str
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from gputui.curves.model import ChartData, ChartRequest
 from gputui.store import queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.log_tail import LogReader
+from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Progress, RunPage, RunRow, Snapshot
 from gputui.tui.tracking import RunTracker
@@ -31,12 +32,14 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
-    show, and the runs whose charts lie over each other."""
+    show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach back."""
 
     run_id: str | None = None
     log_label: str | None = None
     charts: ChartRequest | None = None
     compared: tuple[str, ...] = ()
+    gpu_uuid: str | None = None
+    gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class SnapshotReader:
         """Whether the last snapshot left something out that the next one will hold."""
         self._log = LogReader()
         self._curves = CurveReader()
+        self._costs = CostReader()
+        self._gpu_page = GpuPageReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """One consistent moment of the store. Raises sqlite3.Error."""
@@ -84,6 +89,10 @@ class SnapshotReader:
                 events=tuple(queries.events(connection, limit=EVENTS_KEPT)),
                 page=self._page(connection, runs, interest),
                 compared=self._compared(connection, interest),
+                machine=machine_state(connection, now),
+                gpu_page=None
+                if interest.gpu_uuid is None
+                else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
             )
         finally:
             connection.execute("ROLLBACK")
@@ -115,7 +124,10 @@ class SnapshotReader:
             self._over_runs = queries.runs(connection, limit=RUNS_KEPT, over_only=True)
             self._over_runs.sort(key=lambda run: -(run.ended_at or 0.0))
         active = queries.runs(connection, active_only=True)
-        queued = sorted((run for run in active if run.state == "queued"), key=lambda run: run.sequence)
+        queued = sorted(
+            (run for run in active if run.state == "queued"),
+            key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence),
+        )
         return [*(run for run in active if run.state != "queued"), *queued, *self._over_runs]
 
     def _rows(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> tuple[RunRow, ...]:
@@ -135,8 +147,10 @@ class SnapshotReader:
                 progress = found.progress if found else Progress(step=run.attempt_last_step)
             else:
                 progress = self._progress(connection, run)
-            rows.append(RunRow(run, progress))
-        return tuple(rows)
+            rows.append((run, progress))
+        with_costs, is_behind = self._costs.read(connection, rows)
+        self.is_behind |= is_behind
+        return tuple(with_costs)
 
     def _progress(self, connection: sqlite3.Connection, run: RunView) -> Progress:
         tracker = self._trackers.get(run.run_id)

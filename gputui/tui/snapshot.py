@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from gputui.charts.envelope import Bin
 from gputui.curves.model import ChartData
+from gputui.recovery.cost import Cost
+from gputui.store.gpu_queries import GpuEventView
+from gputui.store.quarantine import Quarantined
+from gputui.store.queue import QueuePause
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -91,10 +95,34 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run in the table."""
+    """A run in the table. ``cost`` is what its incidents cost together, None where it had none."""
 
     run: RunView
     progress: Progress
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """What holds for the machine as a whole: GPUs that no run gets (by UUID), whether the queue is paused, and how many
+    XIDs each GPU had within the last day (by UUID)."""
+
+    quarantined: Mapping[str, Quarantined] = field(default_factory=dict)
+    queue_pause: QueuePause | None = None
+    xids: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPage:
+    """What the page of one GPU shows beyond its row. ``history`` and ``memory_temperatures`` cover the last
+    ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
+
+    uuid: str
+    span_seconds: float
+    history: GpuHistory | None
+    memory_temperatures: tuple[float | None, ...]
+    events: tuple[GpuEventView, ...]
+    leased_since: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +167,8 @@ class Snapshot:
     events: tuple[EventView, ...] = ()
     page: RunPage | None = None
     compared: Mapping[str, ChartData] = field(default_factory=dict)
+    machine: MachineState = field(default_factory=MachineState)
+    gpu_page: GpuPage | None = None
     trouble: str | None = None
 
     @property

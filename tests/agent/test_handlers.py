@@ -21,7 +21,7 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
-from gputui.store import commands
+from gputui.store import commands, queue
 from gputui.store.database import open_writer
 from tests.conftest import wait_until
 
@@ -217,3 +217,30 @@ def test_a_command_counts_though_the_bell_cannot_be_rung(workspace: Workspace, s
         supervisor.connection, "stop", "demo-1", {}, "me", now=NOW, doorbell=workspace.doorbell
     )
     assert [command.command_id for command in commands.pending(supervisor.connection)] == [command_id]
+
+
+def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Supervisor) -> None:
+    for _ in range(3):
+        launch(supervisor)
+    handlers.answer_all(supervisor)
+    connection = supervisor.connection
+
+    def order() -> list[str]:
+        return [entry.run_id for entry in queue.entries(connection)]
+
+    def ask(run_id: str, place: str) -> commands.CommandAnswer:
+        command_id = commands.submit(connection, "queue_move", run_id, {"place": place}, "me", now=NOW)
+        handlers.answer_all(supervisor)
+        found = commands.answer(connection, command_id)
+        assert found is not None
+        return found
+
+    assert order() == ["demo-1", "demo-2", "demo-3"]
+    answer = ask("demo-3", "up")
+    assert answer.result is not None and answer.result["position"] == 2
+    assert order() == ["demo-1", "demo-3", "demo-2"]
+    assert ask("demo-3", "down").state == "done" and order() == ["demo-1", "demo-2", "demo-3"]
+    assert ask("demo-3", "down").state == "done" and order() == ["demo-1", "demo-2", "demo-3"]
+    connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'demo-1'")
+    refused = ask("demo-1", "up")
+    assert refused.state == "refused" and "no place in the queue" in str(refused.reason)

@@ -18,6 +18,7 @@ def test_totals_leave_unknown_values_out() -> None:
     assert found == GpuTotals(
         gpu_count=3,
         answering_count=2,
+        lost_count=1,
         memory_used_bytes=10,
         memory_total_bytes=160,
         utilization_percent=60.0,
@@ -48,3 +49,11 @@ def test_of_equally_hot_gpus_the_first_is_the_hottest() -> None:
 def test_a_gpu_without_an_index_can_still_be_the_hottest() -> None:
     found = totals([GpuSample("new", temperature_celsius=70.0)], INDICES)
     assert (found.hottest_uuid, found.hottest_index) == ("new", None)
+
+
+def test_the_last_values_of_a_lost_gpu_are_in_no_total() -> None:
+    lost = GpuSample("a", state="lost", utilization_percent=50.0, memory_used_bytes=7, memory_reserved_bytes=1)
+    there = GpuSample("b", utilization_percent=10.0, memory_used_bytes=2, memory_reserved_bytes=1)
+    found = totals([lost, there], INDICES)
+    assert (found.utilization_percent, found.memory_used_bytes, found.memory_reserved_bytes) == (10.0, 2, 1)
+    assert (found.gpu_count, found.lost_count) == (2, 1)

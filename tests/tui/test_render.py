@@ -19,7 +19,7 @@ from gputui.tui.render.gpus import gpu_lines
 from gputui.tui.render.overview import share_rows
 from gputui.tui.render.run_page import log_lines, parameter_lines, ranks_lines, run_head, timeline_lines
 from gputui.tui.render.runs import RunsState, events_lines, matching, runs_lines
-from gputui.tui.render.strips import aggregate_charts, aggregate_line, head_line, host_line, notice_lines, totals
+from gputui.tui.render.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
 from gputui.tui.snapshot import LogTail, RankRow, RunPage, Snapshot
 from gputui.tui.tracking import rank_rows
 from tests.tui.filling import NOW, Filler
@@ -149,7 +149,7 @@ def test_all_gpus_in_one_line(snapshot: Snapshot) -> None:
 
 
 def test_totals_leave_out_what_nobody_knows() -> None:
-    assert totals([]).power_watts is None and totals([]).utilization_percent is None
+    assert gpu_totals([]).power_watts is None and gpu_totals([]).utilization_percent is None
 
 
 def test_the_trends_fill_their_place(snapshot: Snapshot) -> None:

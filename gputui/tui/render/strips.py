@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from gputui.charts.bars import sparkline
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
@@ -11,6 +10,7 @@ from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
+from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.views import GpuView, HostView
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
 from gputui.tui.render.histories import History, mean_history, newest, peak_history, sum_history
@@ -79,62 +79,45 @@ def driver_silence(snapshot: Snapshot) -> str | None:
     return f"driver silent for {words}"
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """All GPUs together; None where no GPU gave the value."""
-
-    count: int
-    lost: int
-    utilization_percent: float | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    power_watts: float | None
-    power_limit_watts: float | None
-    hottest: GpuView | None
-
-
-def totals(gpus: Sequence[GpuView]) -> Totals:
-    """Sums and means over the GPUs that answer; lost ones count only as lost."""
-    there = [gpu for gpu in gpus if gpu.state in ("ok", "stale")]
-    used = [gpu.utilization_percent for gpu in there if gpu.utilization_percent is not None]
-    warm = [gpu for gpu in there if gpu.temperature_celsius is not None]
-    return Totals(
-        count=len(gpus),
-        lost=sum(gpu.state == "lost" for gpu in gpus),
-        utilization_percent=sum(used) / len(used) if used else None,
-        memory_used_bytes=_sum(gpu.memory_used_bytes for gpu in there),
-        memory_total_bytes=_sum(gpu.memory_total_bytes for gpu in there),
-        power_watts=_sum(gpu.power_watts for gpu in there),
-        power_limit_watts=_sum(gpu.power_limit_watts for gpu in there),
-        hottest=max(warm, key=lambda gpu: gpu.temperature_celsius or 0.0) if warm else None,
-    )
-
-
 def aggregate_line(snapshot: Snapshot, width: int) -> Line:
     """All GPUs in one line: utilisation with its last minutes, memory, power, the hottest one."""
     if not snapshot.gpus:
         return fit_line([], width)
-    total = totals(snapshot.gpus)
+    total = gpu_totals(snapshot.gpus)
     history = mean_history([each.utilization_percent for each in snapshot.gpu_history.values()])
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
-    used = UNKNOWN if total.memory_used_bytes is None else f"{total.memory_used_bytes / 2**30:.0f}"
     parts: list[list[Span]] = [
-        [(f" {total.count} GPU{'s' if total.count != 1 else ''}", "label")],
+        [(f" {total.gpu_count} GPU{'s' if total.gpu_count != 1 else ''}", "label")],
         [(f"  util {percent(total.utilization_percent)} ", base)],
         [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
-        [(f"  mem {used}/{gibibytes(total.memory_total_bytes, 0)} GiB", base)],
+        [(f"  mem {gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB", base)],
         [(f"  {_power(total)}", base)],
     ]
-    if total.hottest is not None:
-        hot = is_hot(total.hottest)
+    hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)
+    if hottest is not None:
+        hot = is_hot(hottest)
         mark = "▲" if hot else ""
-        reading = f"{mark}{total.hottest.index} {total.hottest.temperature_celsius:.0f}°C"
+        reading = f"{mark}{hottest.index} {celsius(total.hottest_celsius)}"
         parts.append([("  hottest ", base), (reading, "warn" if hot else base)])
-    if total.lost:
-        parts.insert(1, [(f" ✗{total.lost}", "bad")])
-    free = sum(gpu.run_id is None and not gpu.processes and gpu.state == "ok" for gpu in snapshot.gpus)
+    if total.lost_count:
+        parts.insert(1, [(f" ✗{total.lost_count}", "bad")])
+    machine = snapshot.machine
+    xids = sum(machine.xids.values())
+    if xids:
+        parts.append([(f"  XID {xids}", "warn")])
+    out = machine.quarantined
+    free = sum(
+        gpu.run_id is None and not gpu.processes and gpu.state == "ok" and gpu.uuid not in out for gpu in snapshot.gpus
+    )
     parts.append([(f"  {free} free", "dim")])
+    if total.memory_reserved_bytes is not None:
+        parts.append([(f"  {gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
     return fitting(parts, width)
+
+
+def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
+    """All GPUs together."""
+    return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
 
 
 def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
@@ -142,7 +125,7 @@ def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     histories = list(snapshot.gpu_history.values())
     if not histories or width < 30 or height < 3:
         return [fit_line([("  no samples in the last ten minutes", "dim")], width)][:height]
-    total = totals(snapshot.gpus)
+    total = gpu_totals(snapshot.gpus)
     memory_total = total.memory_total_bytes or 0
     used = sum_history([each.memory_used_bytes for each in histories])
     full = [None if value is None or not memory_total else value / memory_total * 100 for value in used]
@@ -215,11 +198,6 @@ def _bins(history: History) -> list[Bin]:
     return bins
 
 
-def _sum(values: Iterable[float | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known)) if known else None
-
-
 def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole * 100
 
@@ -228,7 +206,7 @@ def _load_style(value: float | None, limit: float) -> str:
     return "warn" if value is not None and value >= limit else "text"
 
 
-def _power(total: Totals) -> str:
+def _power(total: GpuTotals) -> str:
     if total.power_watts is None:
         return f"power {UNKNOWN}"
     limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
