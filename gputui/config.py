@@ -53,6 +53,11 @@ class Workspace:
         return self.runs / ".doorbell"
 
     @property
+    def settings(self) -> Path:
+        """What a person chose about the screen; beside the profiles, among what is configuration."""
+        return self.profiles.parent / "settings.json"
+
+    @property
     def scenario(self) -> Path:
         """Present in a demo workspace: the simulated GPUs and the faults planned for them."""
         return self.state / "simulated.yaml"

@@ -31,11 +31,11 @@ def open_screen(session: Session, *, demo: bool, readonly: bool) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("the screen needs a terminal; gputui --record and gputui gpus work without one", EXIT_USAGE)
     if demo:
-        return open_demo(readonly=readonly)
+        return open_demo(readonly=readonly, settings=session.workspace.settings)
     return show(session.workspace, readonly=readonly, demo=False)
 
 
-def show(workspace: Workspace, *, readonly: bool, demo: bool) -> int:
+def show(workspace: Workspace, *, readonly: bool, demo: bool, settings: Path | None = None) -> int:
     try:
         workspace.create()
     except OSError as error:
@@ -46,18 +46,19 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool) -> int:
 
     gc.freeze()
     gc.enable()
-    return run(workspace, readonly=readonly, demo=demo)
+    return run(workspace, readonly=readonly, demo=demo, settings_path=settings)
 
 
-def open_demo(*, readonly: bool) -> int:
-    """A workspace of simulated GPUs that is gone afterwards, with the runs that were launched in it."""
+def open_demo(*, readonly: bool, settings: Path) -> int:
+    """A workspace of simulated GPUs that is gone afterwards, with the runs that were launched in it. ``settings``: the
+    file of the user's own settings, which hold here too."""
     home = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(home)
     workspace.create()
     workspace.scenario.write_text(DEMO_SCENARIO.format(seed=secrets.randbelow(1 << 31)), "utf-8")
     workspace.scenario.chmod(PRIVATE_FILE_MODE)
     try:
-        return show(workspace, readonly=readonly, demo=True)
+        return show(workspace, readonly=readonly, demo=True, settings=settings)
     finally:
         end_demo(workspace)
         shutil.rmtree(home, ignore_errors=True)

@@ -3,8 +3,8 @@ from this table; what an action does is a method ``do_<id>`` of the screen or th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gputui.store.views import RunView
@@ -15,13 +15,24 @@ Scope = Literal["overview", "run", "launch"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What decides whether an action is possible: where we are, the run in question, whether this is a mere view, and
-    in the launch form what is still wrong."""
+    """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
+    a mere view, in the launch form what is still wrong; how the line does, keys that differ from the table's."""
 
     scope: Scope
     run: RunView | None = None
     is_readonly: bool = False
     obstacle: str | None = None
+    is_ascii: bool = False
+    line: str | None = None
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def keys_of(self, action: Action) -> tuple[str, ...]:
+        """The keys that lead to an action here: those of the table, or those that the person chose."""
+        return self.keys.get(action.name, action.keys)
+
+    def key_word(self, action: Action) -> str:
+        """The first of them, as it is printed."""
+        return key_word(self.keys_of(action)[0], is_ascii=self.is_ascii)
 
 
 WhyNot = Callable[[Context], str | None]
@@ -161,6 +172,18 @@ ACTIONS: tuple[Action, ...] = (
     _act("cancel", "escape ctrl+c", "back", "Back without launching", _FORM),
     # everywhere
     _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _BOTH, in_palette=False),
+    _act("copy", "ctrl+y Y", "copy", "Copy what is in focus to the clipboard of your own machine", _BOTH, shown=False),
+    _act("theme", "T", "theme", "The next theme", _BOTH, shown=False),
+    _act(
+        "settings",
+        "comma",
+        "settings",
+        "Theme, characters, mouse, bell, title, pace: kept for the next start",
+        _BOTH,
+        shown=False,
+    ),
+    _act("mouse", "m", "mouse", "The mouse on or off", _OVERVIEW, shown=False),
+    _act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", _BOTH, shown=False),
     _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", _BOTH),
 )
 
@@ -182,8 +205,21 @@ _KEY_WORDS = {
     "question_mark": "?",
     "slash": "/",
     "colon": ":",
+    "comma": ",",
+    "full_stop": ".",
+    "exclamation_mark": "!",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "plus": "+",
+    "minus": "-",
+    "asterisk": "*",
     "enter": "↵",
     "escape": "esc",
+    "backspace": "bksp",
     "up": "↑",
     "down": "↓",
     "left": "←",
@@ -191,16 +227,13 @@ _KEY_WORDS = {
     "pageup": "pgup",
     "pagedown": "pgdn",
     "delete": "del",
-    "ctrl+p": "^p",
-    "ctrl+n": "^n",
-    "ctrl+d": "^d",
-    "tab": "tab",
-    "space": "space",
-    "ctrl+c": "^c",
-    "shift+tab": "⇧tab",
 }
+_ASCII_KEY_WORDS = {"enter": "ret", "up": "up", "down": "down", "left": "left", "right": "right"}
 
 
-def key_word(key: str) -> str:
-    """A key as it is printed."""
-    return _KEY_WORDS.get(key, key)
+def key_word(key: str, *, is_ascii: bool = False) -> str:
+    """A key as it is printed: ``↵``, ``^p``, ``⇧tab``."""
+    *modifiers, name = key.split("+") if len(key) > 1 else [key]
+    marks = {"ctrl": "^", "shift": "S-" if is_ascii else "⇧", "alt": "M-"}
+    words = _ASCII_KEY_WORDS if is_ascii and name in _ASCII_KEY_WORDS else _KEY_WORDS
+    return "".join(marks.get(each, f"{each}+") for each in modifiers) + words.get(name, name)

@@ -26,8 +26,8 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
 from gputui.store.views import RunView
 from gputui.tui.actions import actions_in, find, key_word
-from gputui.tui.display import DisplayLayer
 from gputui.tui.feed import Feed
+from gputui.tui.habits import HabitsApp
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
 from gputui.tui.screens.base import ActionScreen
@@ -36,6 +36,7 @@ from gputui.tui.screens.help import HelpScreen
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.palette import Choice, PaletteScreen
 from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.settings import Settings, load
 from gputui.tui.snapshot import Snapshot
 
 FIRST_SNAPSHOT_SECONDS = 0.25
@@ -77,7 +78,7 @@ class Answered(Message):
     answer: CommandAnswer
 
 
-class GputuiApp(DisplayLayer[int], inherit_bindings=False):
+class GputuiApp(HabitsApp, inherit_bindings=False):
     """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -94,8 +95,10 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         readonly: bool = False,
         demo: bool = False,
         host_name: str | None = None,
+        settings: Settings | None = None,
+        settings_path: Path | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(settings or Settings(), settings_path)
         self.animation_level = "none"
         self.workspace = workspace
         self.feed = feed
@@ -112,7 +115,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         return OverviewScreen()
 
     def on_mount(self) -> None:
-        self.theme = "ansi-dark"
+        self.wear_theme()
+        self.set_keymap(self.keys.for_textual())
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
             lambda answer: self.post_message(Answered(answer)),
@@ -120,6 +124,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
             loop.add_signal_handler(number, self.exit, 0)
+        if self.keys.refused:
+            self.say(" ".join(self.keys.refused), "warning")
 
     # --- what arrives
 
@@ -128,10 +134,9 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
             # The terminal went away without a hangup signal; without this the input thread would spin for ever.
             self.exit(0)
             return
-        self.snapshot = message.snapshot
         if self.message[0] and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
-        self.repaint()
+        self.show_snapshot(message.snapshot)
 
     def on_agent_told(self, message: AgentTold) -> None:
         self.agent_notice = message.text
@@ -256,6 +261,11 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         if isinstance(self.screen, ActionScreen):
             self.push_screen(HelpScreen(self.screen.context()))
 
+    def do_settings(self) -> None:
+        from gputui.tui.screens.settings import SettingsScreen
+
+        self.push_screen(SettingsScreen())
+
     def do_palette(self) -> None:
         screen = self.screen
         if not isinstance(screen, ActionScreen):
@@ -276,18 +286,26 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.exit(0)
 
 
-def run(workspace: Workspace, *, readonly: bool = False, demo: bool = False) -> int:
-    """Open the screen and return the exit code once it is left. Needs a terminal."""
+def run(workspace: Workspace, *, readonly: bool = False, demo: bool = False, settings_path: Path | None = None) -> int:
+    """Open the screen and return the exit code once it is left. Needs a terminal. ``settings_path``: where the settings
+    are kept, if not in the workspace."""
+    settings_path = settings_path or workspace.settings
+    settings, trouble = load(settings_path)
     feed = Feed(workspace)
     feed.start()
-    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo)
+    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
+                    settings=settings, settings_path=settings_path)  # fmt: skip
+    if trouble is not None:
+        app.message = (trouble, "warning")
     keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentTold(text)))
     keeper.start()
     try:
-        code = app.run(mouse=not os.environ.get("SSH_CONNECTION"))
+        # Textual's own way with the mouse reports every motion; ours is in `habits`.
+        code = app.run(mouse=False)
     finally:
         keeper.stop()
         feed.stop()
+        app.preferences.finish()
     active = sum(row.run.state not in OVER for row in app.snapshot.runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run goes on" if active == 1 else f"{active} runs go on"

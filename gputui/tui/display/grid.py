@@ -7,11 +7,12 @@ Assumes of the terminal: absolute and relative cursor moves, carriage return, SG
 terminal since the VT100 has, and that wrapping at the last column is off.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.segment import Segment
 
 from gputui.charts.cells import PLAIN
+from gputui.charts.plain import Characters, translator
 from gputui.tui.display.cells import cells_of, width_is_certain
 from gputui.tui.display.pens import Pen, PenCase
 
@@ -26,6 +27,8 @@ class CellGrid:
     """The two grids of one terminal."""
 
     def __init__(self, pens: PenCase) -> None:
+        self.characters: Characters = "braille"
+        self._translate: Callable[[Sequence[str]], Sequence[str]] | None = None
         self.width = 0
         self.height = 0
         self._pens = pens
@@ -44,6 +47,11 @@ class CellGrid:
     def is_pending(self) -> bool:
         """Whether the terminal may show something else than it should."""
         return self._unknown or bool(self._dirty)
+
+    def use_characters(self, characters: Characters) -> None:
+        """From now on feed the grid in these characters. What was fed before stays until it is fed again."""
+        self.characters = characters
+        self._translate = translator(characters)
 
     def resize(self, width: int, height: int) -> None:
         """Set the size; a new one starts with a blank grid and an unknown terminal."""
@@ -71,6 +79,8 @@ class CellGrid:
                 continue
             pen = for_style(style)
             cells = cells_of(piece)
+            if self._translate is not None:
+                cells = self._translate(cells)
             text += cells
             if pen.blank is pen or " " not in piece:
                 pens += [pen] * len(cells)

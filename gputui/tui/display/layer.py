@@ -9,7 +9,7 @@ pyproject.toml, and `tests/tui/test_display_private_names.py` fails when one of 
 
 import asyncio
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
 from rich.color import ColorSystem
@@ -19,7 +19,9 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.screen import Screen
 
+from gputui.charts.plain import Characters
 from gputui.tui.display.grid import CellGrid
+from gputui.tui.display.line import QUESTION, Line
 from gputui.tui.display.pens import PenCase
 
 ReturnType = TypeVar("ReturnType")
@@ -80,6 +82,30 @@ class DisplayLayer(App[ReturnType]):
         self._cell_grid = CellGrid(PenCase(color_system))
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_seconds = _FIRST_RETRY_SECONDS
+        self._line = Line()
+
+    @property
+    def lag_seconds(self) -> float:
+        """How far the terminal is behind what was written."""
+        return self._line.lag_seconds(monotonic())
+
+    @property
+    def characters(self) -> Characters:
+        """The characters that are written."""
+        return self._cell_grid.characters
+
+    def use_characters(self, characters: Characters) -> None:
+        """Write these characters from now on; what is on the screen has to be painted again."""
+        self._cell_grid.use_characters(characters)
+
+    def tell_terminal(self, sequence: str) -> None:
+        """Write a sequence that changes no cell: a title, the bell, the clipboard, a mode.
+
+        Nothing is written while another program has the terminal.
+        """
+        writer = getattr(self._driver, "_writer_thread", None)
+        if self._driver is not None and writer is not None and writer.is_alive():
+            self._driver.write(sequence)
 
     def write_frame(self, data: str) -> None:
         """Hand one frame to the driver."""
@@ -94,8 +120,15 @@ class DisplayLayer(App[ReturnType]):
     def on_resize(self, event: events.Resize) -> None:
         """A terminal that changed its size, or came back from a suspension, may show anything."""
         self._cell_grid.mark_unknown()
+        self._line.forget()
         if event.size == self._size:
             # Nothing will be laid out for a size that is not new.
+            self._emit()
+
+    def on_cursor_position(self, _event: events.CursorPosition) -> None:
+        """The terminal has drawn a frame and says so."""
+        self._line.answered(monotonic())
+        if self._cell_grid.is_pending:
             self._emit()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
@@ -150,7 +183,14 @@ class DisplayLayer(App[ReturnType]):
                 # Suspended: whoever resumes it posts a resize.
                 self._cell_grid.mark_unknown()
                 return
+            now = monotonic()
             if writer._queue.qsize():
+                self._line.stuck(now)
+                self.display_counters.frames_put_off += 1
+                self._retry_later()
+                return
+            self._line.flowing(now)
+            if not self._line.may_write(now):
                 self.display_counters.frames_put_off += 1
                 self._retry_later()
                 return
@@ -160,6 +200,9 @@ class DisplayLayer(App[ReturnType]):
         frame = self._cell_grid.emit(self.cursor_position)
         if not frame:
             return
+        if writer is not None and self._line.should_ask(now := monotonic()):
+            frame += QUESTION
+            self._line.asked(now)
         size = len(frame.encode())
         if self._sync_available and size >= _SYNC_FROM_BYTES:
             frame = f"{_SYNC_START}{frame}{_SYNC_END}"

@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.tui.actions import Action, Context, actions_in, key_word
-from gputui.tui.render.columns import fit_line, fitting, wrap
+from gputui.tui.render.columns import between, fit_line, fitting, wrap
 
-_SECTION_KEYS = "1–5"
+
+@dataclass(frozen=True, slots=True)
+class FooterPart:
+    """One action in the footer: the cells from ``start`` up to ``end`` are its own."""
+
+    name: str
+    start: int
+    end: int
+    spans: tuple[Span, ...]
+
+
+def footer_parts(context: Context, width: int) -> list[FooterPart]:
+    """The most useful keys that fit; the palette and the way out are always there."""
+    shown = [action for action in actions_in(context.scope) if action.shown]
+    last = [action for action in shown if action.name in ("palette", "leave", "cancel")]
+    tail = [(action.name, _footer_spans(action, context)) for action in last]
+    room = width - 1 - _width(_line_spans(context)) - sum(_width(spans) for _, spans in tail)
+    chosen = []
+    for action in shown:
+        spans = _footer_spans(action, context)
+        if action not in last and _width(spans) <= room:
+            chosen.append((action.name, spans))
+            room -= _width(spans)
+    parts = []
+    x = 1
+    for name, spans in [*chosen, *tail]:
+        parts.append(FooterPart(name, x, x + _width(spans), tuple(spans)))
+        x = parts[-1].end
+    return parts
 
 
 def footer_line(context: Context, width: int) -> Line:
-    """The most useful keys; what is not possible now is dim. Those that do not fit are in the help."""
-    shown = [action for action in actions_in(context.scope) if action.shown]
-    last = [action for action in shown if action.name in ("palette", "leave", "cancel")]
-    parts = [_footer_part(action, context) for action in shown if action not in last]
-    tail = [_footer_part(action, context) for action in last]
-    room = width - 1 - sum(cell_width(text) for part in tail for text, _ in part)
-    line: list[Span] = [(" ", "text")]
-    for part in parts:
-        size = sum(cell_width(text) for text, _ in part)
-        if size <= room:
-            line += part
-            room -= size
-    return fit_line([*line, *(span for part in tail for span in part)], width)
+    """The keys, and at the right end how far the line is behind; what is not possible now is dim. Keys that do not fit
+    are in the help."""
+    left: list[Span] = [(" ", "text"), *(span for part in footer_parts(context, width) for span in part.spans)]
+    return between(left, _line_spans(context), width)
 
 
-def _footer_part(action: Action, context: Context) -> list[Span]:
+def footer_action(context: Context, width: int, x: int) -> str | None:
+    """The name of the action in the footer's cell ``x``."""
+    return next((part.name for part in footer_parts(context, width) if part.start <= x < part.end), None)
+
+
+def _line_spans(context: Context) -> list[Span]:
+    return [] if context.line is None else [(f"▲ {context.line} ", "warn")]
+
+
+def _width(spans: Sequence[Span]) -> int:
+    return sum(cell_width(text) for text, _ in spans)
+
+
+def _footer_spans(action: Action, context: Context) -> list[Span]:
     possible = action.why_not(context) is None
     return [
-        (key_word(action.keys[0]), "key" if possible else "dim"),
+        (context.key_word(action), "key" if possible else "dim"),
         (f" {action.label}  ", "text" if possible else "dim"),
     ]
 
@@ -39,7 +74,10 @@ def _footer_part(action: Action, context: Context) -> list[Span]:
 def help_lines(context: Context, width: int) -> list[Line]:
     """Every action of a screen with its keys; one that is not possible now says why."""
     lines: list[Line] = []
-    keys = {action.name: " ".join(key_word(key) for key in action.keys) for action in actions_in(context.scope)}
+    keys = {
+        action.name: " ".join(key_word(key, is_ascii=context.is_ascii) for key in context.keys_of(action))
+        for action in actions_in(context.scope)
+    }
     key_width = min(16, max((cell_width(text) for text in keys.values()), default=0))
     for action in actions_in(context.scope):
         why_not = action.why_not(context)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
+from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widget import Widget
 
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.render.columns import fit_line, wrap
-from gputui.tui.render.keys import footer_line, message_lines
+from gputui.tui.render.keys import footer_action, footer_line, message_lines
 from gputui.tui.render.strips import notice_lines
 from gputui.tui.snapshot import Snapshot
 from gputui.tui.widgets.pane import Pane
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 9
 """In less than this nothing useful can be shown."""
+
+WHEEL_LINES = 3
+
+
+class Copyable(NamedTuple):
+    """Something to copy: what it is, as in "Copied …", and its text."""
+
+    what: str
+    text: str
+
 
 if TYPE_CHECKING:
     from gputui.tui.app import GputuiApp
@@ -60,7 +73,51 @@ class ActionScreen(Screen[None]):
 
     def context(self) -> Context:
         """What decides which actions are possible now."""
-        return Context(scope=self.SCOPE, run=self.run_in_question, is_readonly=self.gputui.is_readonly)
+        app = self.gputui
+        return Context(
+            scope=self.SCOPE,
+            run=self.run_in_question,
+            is_readonly=app.is_readonly,
+            is_ascii=app.is_ascii,
+            line=app.line_words,
+            keys=app.keys.on(self.SCOPE),
+        )
+
+    def copyable(self) -> Sequence[Copyable]:
+        """What can be copied here, first what is in focus."""
+        run = self.run_in_question
+        return [Copyable("the run's id", run.run_id)] if run is not None else []
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """The wheel was turned over a pane, ``by`` lines down."""
+        step = "down" if by > 0 else "up"
+        method = getattr(self, f"do_{step}", None) or getattr(self, f"do_scroll_{step}", None)
+        if method is not None:
+            for _ in range(abs(by)):
+                method()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.wheel(event.widget, WHEEL_LINES)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.wheel(event.widget, -WHEEL_LINES)
+
+    @on(events.Click, "#footer")
+    def footer_clicked(self, event: events.Click) -> None:
+        """A click on a key of the footer is the key."""
+        event.stop()
+        name = footer_action(self.context(), self.app.size.width, event.x)
+        if name is not None:
+            self.gputui.perform(name, self)
+
+    def do_copy(self) -> None:
+        found = self.copyable()
+        if found:
+            self.gputui.copy(found[0].what, found[0].text)
+        else:
+            self.gputui.say("There is nothing to copy here.", "warning")
 
     def action_act(self, name: str) -> None:
         """A key of an action was pressed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
-from gputui.tui.styles.palette import PLAIN, palette
+from gputui.tui.styles.palette import STYLES
 
 REGIONS_AT_ONCE = 6
 """More changed lines than this are repainted together with those in between."""
@@ -30,7 +29,6 @@ class Pane(Widget):
         self._strips: dict[int, Strip] = {}
         self._strip_width = 0
         self._height: int | None = None
-        self._palette = palette(os.environ)
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
         """Show these lines. ``height`` sets the widget's own height where it is not its container's."""
@@ -64,6 +62,11 @@ class Pane(Widget):
         """What is shown, without styles."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
 
+    def restyle(self) -> None:
+        """Paint everything again: the theme is another."""
+        self._strips.clear()
+        self.refresh()
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if width != self._strip_width:
@@ -79,7 +82,8 @@ class Pane(Widget):
         super().notify_style_update()
 
     def _strip(self, line: Line, width: int) -> Strip:
-        base, styles = self.rich_style, self._palette
-        segments = [Segment(text, base + styles.get(key, PLAIN)) for text, key in line if text]
+        styles = STYLES[getattr(self.app, "theme_name", "ansi")]
+        base = self.rich_style + styles["text"]
+        segments = [Segment(text, base + styles[key] if key in styles else base) for text, key in line if text]
         strip = Strip(segments, sum(cell_width(text) for text, _ in line))
         return strip.adjust_cell_length(width, base)

@@ -1,0 +1,57 @@
+"""How often the screen shows news: as often as asked for, less often while the line does not keep up."""
+
+from __future__ import annotations
+
+LAG_SECONDS = 0.5
+"""A line that is later than this does not keep up."""
+
+SLOW_LEAST_SECONDS = 1.0
+LONGEST_SECONDS = 8.0
+
+CALM_SECONDS = 15.0
+"""After so long without lag the rate doubles again."""
+
+
+class Pace:
+    """Decides when a snapshot is due. Keys are answered at once whatever it says. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._halvings = 0
+        self._changed_at = float("-inf")
+        self._shown_at = float("-inf")
+        self._late_at = float("-inf")
+
+    def interval(self, wanted_seconds: float, choice: str) -> float:
+        """Seconds from one update to the next. ``choice``: the setting slow_line."""
+        if choice == "off":
+            return wanted_seconds
+        halvings = self._halvings + (choice == "on")
+        if not halvings:
+            return wanted_seconds
+        start = max(wanted_seconds, SLOW_LEAST_SECONDS)
+        return max(wanted_seconds, min(LONGEST_SECONDS, start * 2.0**halvings))
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether the rate was halved because of the line."""
+        return self._halvings > 0
+
+    def note_lag(self, lag_seconds: float, now: float) -> None:
+        """Take in how late the line is; halves the rate or doubles it again, one step at a time."""
+        if lag_seconds > LAG_SECONDS:
+            self._late_at = now
+            step = max(1.0, lag_seconds)
+            if now - self._changed_at >= step and SLOW_LEAST_SECONDS * 2.0**self._halvings < LONGEST_SECONDS:
+                self._halvings += 1
+                self._changed_at = now
+        elif self._halvings and now - max(self._late_at, self._changed_at) >= CALM_SECONDS:
+            self._halvings -= 1
+            self._changed_at = now
+
+    def wait_seconds(self, interval: float, now: float) -> float:
+        """How long the next update has to wait; 0 when it is due."""
+        return max(0.0, self._shown_at + interval - now)
+
+    def shown(self, now: float) -> None:
+        """An update was shown."""
+        self._shown_at = now

@@ -1,0 +1,162 @@
+"""What a person chose about the screen, kept between starts in one small JSON file.
+
+A view reads it once and writes only what was changed in it: settings of another view, of a newer gputui or of a person
+with an editor survive. A file that cannot be used is set aside, never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gputui.charts.safe_text import clean
+from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+
+MOST_BYTES = 1 << 18
+"""A larger file is none of ours."""
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "theme": ("ansi", "dark", "light", "colour-blind", "mono"),
+    "characters": ("auto", "braille", "blocks", "ascii"),
+    "mouse": ("auto", "on", "off"),
+    "slow_line": ("auto", "on", "off"),
+}
+"""Settings that are one of a few words."""
+
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {"refresh_seconds": (0.25, 60.0)}
+"""Least and most of settings that are numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that is kept.
+
+    ``characters`` auto: ASCII where the locale is not UTF-8 or the terminal is the kernel's console, else braille.
+    ``mouse`` auto: on, but off over SSH. ``slow_line`` auto: fewer updates while the line does not keep up; on: always.
+    ``refresh_seconds``: least time between two updates. What belongs to a page (``sort``, ``chart_*``, ``pins``) is
+    checked by the page. ``keys``: action, or scope and action with a dot between, to its keys, a space between.
+    """
+
+    theme: str = "ansi"
+    characters: str = "auto"
+    mouse: str = "auto"
+    slow_line: str = "auto"
+    refresh_seconds: float = 0.25
+    bell: bool = False
+    title: bool = False
+    fold: bool = False
+    sort: str = ""
+    chart_layout: str = ""
+    chart_axis: str = ""
+    chart_smoothing: str = ""
+    chart_log_y: bool = False
+    pins: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(path: Path) -> tuple[Settings, str | None]:
+    """The settings of a file, and a sentence when some of it could not be used. A missing file means defaults."""
+    try:
+        known = _read(path)
+    except FileNotFoundError:
+        return Settings(), None
+    except (OSError, ValueError) as error:
+        return Settings(), f"The settings in {path} cannot be read ({_words(error)}); the defaults hold."
+    return of_json(known, str(path))
+
+
+def of_json(known: Mapping[str, Any], where: str) -> tuple[Settings, str | None]:
+    """Settings from what a file holds. What does not fit keeps its default and is named in the sentence."""
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for each in fields(Settings):
+        if each.name in known:
+            value = _checked(each.name, known[each.name])
+            if value is None:
+                wrong.append(clean(f"{each.name} = {json.dumps(known[each.name], ensure_ascii=False)[:40]}"))
+            else:
+                found[each.name] = value
+    said = f"In {where}, {', '.join(wrong)} cannot be used; the default holds." if wrong else None
+    return replace(Settings(), **found), said
+
+
+def save(path: Path, changes: Mapping[str, Any]) -> str | None:
+    """Write these settings into the file, beside what is in it. Atomic; readable by its owner only.
+
+    Returns a sentence when the old file was broken and had to be set aside. Raises OSError.
+    """
+    said = None
+    try:
+        known = _read(path)
+    except FileNotFoundError:
+        known = {}
+    except ValueError:
+        known = {}
+        aside = path.with_name(path.name + ".broken")
+        path.replace(aside)
+        said = f"The settings could not be read; they were set aside as {aside}."
+    known.update(changes)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    # mkstemp makes the file 0600.
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), PRIVATE_FILE_MODE)
+            json.dump(known, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    return said
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises OSError, or ValueError when it is no JSON object."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
+    known = json.loads(data.decode("utf-8"))
+    if not isinstance(known, dict):
+        raise ValueError("it is no JSON object")
+    return known
+
+
+def _checked(name: str, value: object) -> object:
+    """The value as the setting holds it; None when it cannot."""
+    if name in CHOICES:
+        return value if value in CHOICES[name] else None
+    if name in LIMITS:
+        least, most = LIMITS[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and least <= value <= most else None  # type: ignore[arg-type, operator]
+    default = getattr(Settings(), name)
+    if isinstance(default, bool):
+        return value if isinstance(value, bool) else None
+    if isinstance(default, str):
+        return value if isinstance(value, str) and len(value) <= 200 else None
+    if isinstance(default, tuple):
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return tuple(value) if is_list else None  # type: ignore[arg-type]
+    is_words = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    return value if is_words else None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}: {error.msg}"
+    return str(error)
