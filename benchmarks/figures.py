@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,10 +84,13 @@ def row(figure: Figure, results: Results) -> list[str]:
     return [figure.text, figure.shown(results), figure.aim_text, "" if reached is None else "yes" if reached else "NO"]
 
 
-def layout(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text, the first of them the heading; words to the left, numbers to the right."""
+def layout(rows: Sequence[Sequence[str]], words: Collection[int] = (0, 3)) -> str:
+    """Rows as text, the first of them the heading; the columns of words to the left, those of numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(_cell(text, column, widths[column]) for column, text in enumerate(row)).rstrip() for row in rows]
+    lines = [
+        "  ".join(_cell(text, column in words, widths[column]) for column, text in enumerate(row)).rstrip()
+        for row in rows
+    ]
     return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
@@ -129,5 +132,5 @@ def _number(value: float | None, unit: Unit, *, exact: bool = False) -> str:
     return f"{value * factor:,g}" if exact else form.format(value * factor)
 
 
-def _cell(text: str, column: int, width: int) -> str:
-    return text.ljust(width) if column in (0, 3) else text.rjust(width)
+def _cell(text: str, is_word: bool, width: int) -> str:
+    return text.ljust(width) if is_word else text.rjust(width)

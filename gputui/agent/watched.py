@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from gputui.agent.concluding import Conclusion
 from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuReading, doing
-from gputui.recovery.watch.leak import MemorySample
+from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
-from gputui.recovery.watch.progress import Course, Line, Pace
+from gputui.recovery.watch.progress import Course, Line, Pace, Silence
+from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.readings import Reading, rank_of, read_process
 from gputui.runs.repository import AttemptRecord
@@ -24,6 +25,8 @@ LINES_PER_LOOK = 5000
 # A quarter of an hour in samples of half a minute is what a leak needs; a night's worth is kept.
 MEMORY_SAMPLES = 1500
 POWER_SAMPLES = 200
+# For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
+STUCK_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -114,6 +117,32 @@ class Watched:
             sample = samples.get(uuid)
             if sample is not None and sample.power_watts is not None:
                 self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
+
+    def judged(
+        self, look: Look, samples: Mapping[str, GpuSample], quiet: Silence, hang_after: float
+    ) -> tuple[Verdict | None, bool]:
+        """What a look in an overdue silence makes of it, and whether that is certain: so that the attempt is stuck in
+        every look for long enough. ``hang_after`` is the policy's, in seconds."""
+        doings = self.doings(look, samples)
+        if doings is None:
+            return None, False
+        verdict = judge(
+            quiet,
+            doings,
+            launcher_stopped=any(process.state == "T" for process in look.others),
+            meets=self.had_lines or look.size > 1,
+        )
+        if verdict is None or not verdict.is_stuck:
+            self.stuck_since = None
+            return verdict, False
+        if self.stuck_since is None:
+            self.stuck_since = look.at
+        return verdict, look.at - self.stuck_since >= min(STUCK_SECONDS, hang_after)
+
+    def note_memory(self, sample: MemorySample) -> Leak | None:
+        """The leak that this sample completes, where none was told yet."""
+        self.memory.append(sample)
+        return find_leak(tuple(self.memory)) if "memory_leak" not in self.told else None
 
     def doings(self, look: Look, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
         """What each rank did since the last look; None where there was none before."""

@@ -22,10 +22,9 @@ from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import Policy
-from gputui.recovery.watch.leak import MemorySample, find_leak
+from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import silence
-from gputui.recovery.watch.verdict import judge
 from gputui.runs import repository
 from gputui.runs.identity import ProcessIdentity, marked_processes
 from gputui.runs.readings import available_bytes
@@ -39,8 +38,6 @@ LOOK_SECONDS = 2.0
 MEMORY_SECONDS = 30.0
 # A run that raised something unforeseen is left alone so long.
 TROUBLE_SECONDS = 60.0
-# For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
-STUCK_SECONDS = 10.0
 
 # What a person reads of each kind that only is told.
 _HEADS = {
@@ -135,23 +132,10 @@ class Watching:
             one.last, one.stuck_since = None, None
             return
         look = look_at(self._processes(one), self.clock())
-        doings = one.doings(look, self._gpus())
-        if doings is None:
-            return
-        verdict = judge(
-            quiet,
-            doings,
-            launcher_stopped=any(process.state == "T" for process in look.others),
-            meets=one.had_lines or look.size > 1,
-        )
-        if verdict is None or not verdict.is_stuck:
-            one.stuck_since = None
-            if verdict is not None:
-                self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
-            return
-        if one.stuck_since is None:
-            one.stuck_since = look.at
-        if look.at - one.stuck_since >= min(STUCK_SECONDS, policy.hang_after_seconds):
+        verdict, is_certain = one.judged(look, self._gpus(), quiet, policy.hang_after_seconds)
+        if verdict is not None and not verdict.is_stuck:
+            self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
+        elif verdict is not None and is_certain:
             self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
     def _look_for_leak(self, one: Watched) -> None:
@@ -160,8 +144,7 @@ class Watching:
         look = look_at(self._processes(one), self.clock())
         if available is None:
             return
-        one.memory.append(MemorySample(look.at, held_bytes(look), available))
-        leak = find_leak(tuple(one.memory)) if "memory_leak" not in one.told else None
+        leak = one.note_memory(MemorySample(look.at, held_bytes(look), available))
         if leak is not None:
             grows = units.bytes_text(leak.bytes_per_second * 3600)
             text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"

@@ -18,13 +18,14 @@ Left = Callable[[Path], Evidence]
 
 @dataclass(frozen=True)
 class Drill:
-    """``evidence`` is a text that one of the incident's evidence lines must hold; ``changed`` the parameters of the
-    next attempt that differ; ``resumes`` the step of the checkpoint that it goes on from."""
+    """``evidence`` is a text that one of the incident's evidence lines must hold; ``actions`` what is done before the
+    next attempt; ``changed`` its parameters that differ; ``resumes`` the step of the checkpoint that it begins with."""
 
     kind: str
     left: Left
     evidence: str
     verdict: Literal["retry", "stop"] = "retry"
+    actions: tuple[str, ...] = ("restart",)
     changed: Mapping[str, Scalar] = field(default_factory=dict)
     resumes: int | None = 40
     rank: int | None = 1
@@ -87,16 +88,31 @@ WATCHDOG = (
 
 DRILLS = [
     # memory
-    Drill("cuda_oom", tape("oom"), "CUDA out of memory", changed={"batch_size": 12, "grad_accum": 4}, resumes=40),
-    Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}),
-    Drill("shm_full", tape("worker_bus_error"), "killed by signal: Bus error", changed={"num_workers": 2}),
+    Drill(
+        "cuda_oom",
+        tape("oom"),
+        "CUDA out of memory",
+        changed={"batch_size": 12, "grad_accum": 4},
+        resumes=40,
+        actions=("shrink_batch",),
+    ),
+    Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}, actions=("fewer_workers",)),
+    Drill(
+        "shm_full",
+        tape("worker_bus_error"),
+        "killed by signal: Bus error",
+        changed={"num_workers": 2},
+        actions=("fewer_workers",),
+    ),
     # communication
     Drill("nccl_timeout", printed(WATCHDOG, code=-6), "Watchdog caught collective operation timeout"),
     Drill("nccl_error", raised(NCCL.format("ncclInternalError: Internal check failed.")), "ncclInternalError"),
     Drill("peer_lost", peers_lost, "Connection closed by peer", rank=0),
     Drill("rank_left_early", tape("rank_left_early_recorded"), "saw rank 0 fail first"),
-    Drill("port_in_use", tape("port_in_use"), "EADDRINUSE", rank=None),
-    Drill("rendezvous", tape("rendezvous_store_unreachable"), "C10d store has failed", rank=None),
+    Drill("port_in_use", tape("port_in_use"), "EADDRINUSE", rank=None, actions=("new_port",)),
+    Drill(
+        "rendezvous", tape("rendezvous_store_unreachable"), "C10d store has failed", rank=None, actions=("new_port",)
+    ),
     Drill("hang", seen("hang", "no step for 90 s, the longest before was 4 s"), "no step for 90 s"),
     # ends of processes
     Drill("killed", tape("killed"), "SIGKILL"),
@@ -111,7 +127,9 @@ DRILLS = [
     Drill("import_error", tape("import_error"), "ModuleNotFoundError", "stop", resumes=None),
     Drill("config_error", tape("wrong_argument"), "code 2", "stop", resumes=None, rank=0),
     Drill("launch_failed", record(error="No such file: /p/python9"), "python9", "stop", resumes=None, rank=None),
-    Drill("lease_conflict", record(lease_conflict=["GPU-1.lock"]), "lock held by another", rank=None),
+    Drill(
+        "lease_conflict", record(lease_conflict=["GPU-1.lock"]), "lock held by another", rank=None, actions=("wait",)
+    ),
     Drill("incompatible_checkpoint", tape("checkpoint_mismatch"), "size mismatch", "stop", resumes=None),
     Drill("corrupt_checkpoint", tape("checkpoint_cut_short"), "OSError: [Errno 22]", resumes=30),
     # numbers
@@ -135,6 +153,7 @@ DRILLS = [
         "gpu_busy",
         raised("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
         "busy or unavailable",
+        actions=("wait",),
     ),
     Drill(
         "driver_mismatch",
@@ -149,8 +168,14 @@ DRILLS = [
     Drill("dataloader_killed", tape("worker_killed"), "killed by signal: Killed"),
     Drill("bad_sample", tape("bad_sample"), "label of sample 20"),
     Drill("dataloader_stall", raised("RuntimeError: DataLoader timed out after 60 seconds"), "timed out after 60"),
-    Drill("resource_limit", tape("open_files"), "Too many open files", changed={"num_workers": 2}),
-    Drill("disk_full", tape("disk_full_in_torch_save"), "unexpected pos"),
+    Drill(
+        "resource_limit",
+        tape("open_files"),
+        "Too many open files",
+        changed={"num_workers": 2},
+        actions=("fewer_workers",),
+    ),
+    Drill("disk_full", tape("disk_full_in_torch_save"), "unexpected pos", actions=("wait_disk",)),
     Drill(
         "read_only_fs",
         raised("OSError: [Errno 30] Read-only file system: '/r/step_10.pt'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.recovery.actions import AppliedAction
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.kinds import KINDS
@@ -72,6 +73,8 @@ def test_drill(drill: Drill, tmp_path: Path) -> None:
     assert any(drill.evidence in line for line in incident.evidence_lines), incident.evidence_lines
     plan = planned(drill, tmp_path)
     assert (plan.verdict, plan.changed) == (drill.verdict, drill.changed), plan.reason
+    done = tuple(action.name for action in plan.actions if isinstance(action, AppliedAction))
+    assert done == (drill.actions if drill.verdict == "retry" else ())
     assert plan.params == {**PARAMS, **drill.changed}
     assert plan.resume_from == (None if drill.resumes is None else f"/c/step_{drill.resumes:08d}.pt"), plan.reason
     assert plan.reason

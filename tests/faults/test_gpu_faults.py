@@ -12,6 +12,7 @@ import pytest
 
 from gputui.agent.gates import prune
 from tests.conftest import wait_until
+from tests.faults.jobs import write_scenario
 from tests.machine import Machine
 
 # Steps until a file appears; then, in the first attempt, it waits in vain as a rank does whose GPU is gone.
@@ -32,14 +33,6 @@ for step in range(10_000):
     os.write(out, (json.dumps({"step": step, "loss": 1.0}) + "\\n").encode())
     time.sleep(0.02)
 """
-
-
-def write_scenario(machine: Machine, gpus: int, *faults: str) -> None:
-    lines = "".join(f"  - {fault}\n" for fault in faults)
-    path = machine.workspace.scenario
-    temporary = path.with_suffix(".new")
-    temporary.write_text(f"gpus: {gpus}\n" + (f"faults:\n{lines}" if lines else ""))
-    temporary.rename(path)
 
 
 def launch(machine: Machine, gpus: int, more: str = "", launcher: str = "python") -> Path:

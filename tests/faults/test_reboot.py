@@ -3,8 +3,6 @@ boot."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs.identity import identify
 from tests.conftest import wait_until
+from tests.faults.live import reboot
 from tests.machine import Machine
 
-FORMER_BOOT = "00000000-1111-2222-3333-444444444444"
 # Any signal that it can notice is written down.
 BYSTANDER = (
     "import signal, sys, time\n"
@@ -38,27 +35,6 @@ def bystander() -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "ready\n"
         yield process
         process.kill()
-
-
-def reboot(machine: Machine, run_id: str, pid: int, *, shim_known: bool = True) -> None:
-    """What a power cut leaves: no process, no exit record, and rows with the PIDs of another boot."""
-    folder = machine.workspace.run_dir(run_id) / "attempts/1"
-    machine.kill_agent()
-    os.kill(machine.shim(run_id).pid, signal.SIGKILL)
-    for process in machine.marked(run_id):
-        os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not machine.marked(run_id), what="the end of every process")
-    assert not (folder / "exit.json").exists()
-    now = identify(pid)
-    assert now is not None
-    with closing(sqlite3.connect(machine.workspace.database)) as connection:
-        values = (pid, now.start_ticks, FORMER_BOOT) if shim_known else (None, None, None)
-        connection.execute("UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ?", values)
-        connection.execute("UPDATE agent SET boot_id = ?", (FORMER_BOOT,))
-        connection.commit()
-    started = folder / "started.json"
-    text = started.read_text().replace(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), FORMER_BOOT)
-    started.write_text(text)
 
 
 def begin(machine: Machine, recovery: str) -> None:

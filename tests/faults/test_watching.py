@@ -13,91 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from tests.faults.jobs import ranks
 from tests.machine import Machine
-
-# Ranks that wait for each other at every step through files, as ranks do in a collective: no torch, little start-up.
-RANKS_SCRIPT = '''
-"""Each rank waits at every step until all others have come as far."""
-import json, os, pathlib, sys, time, zipfile, zlib
-
-steps, fault, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-resume = sys.argv[4] if len(sys.argv) > 4 else ""
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
-meeting = run_dir / f"meeting-{os.environ['GPUTUI_ATTEMPT']}"
-meeting.mkdir(exist_ok=True)
-begin = int(pathlib.Path(resume).stem.split("_")[1]) if resume else 0
-
-def meet(step):
-    (meeting / f"{step}.{rank}").touch()
-    while not all((meeting / f"{step}.{other}").exists() for other in range(size)):
-        time.sleep(0.02)
-
-def work(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        zlib.crc32(bytes(100000))
-
-def read(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with open("/dev/zero", "rb", buffering=0) as data:
-            data.read(1 << 20)
-        time.sleep(0.05)
-
-out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-for step in range(begin, steps):
-    began = time.monotonic()
-    if fault == "compile" and step == begin:
-        work(seconds)
-    if step == 14 and not resume:
-        if fault == "validate":
-            work(seconds)
-        if fault == "save" and rank == 0:
-            read(seconds)
-        if fault == "leave" and rank == 1:
-            sys.exit(0)
-    if fault == "slow" and rank == 1:
-        time.sleep(seconds)
-    time.sleep(0.03)
-    ready = time.monotonic()
-    meet(step)
-    done = time.monotonic()
-    times = {"step_time": done - began, "comm_time": done - ready}
-    if rank:
-        os.write(out, (json.dumps({"step": step, "time": time.time(), "rank": rank, **times}) + "\\n").encode())
-        continue
-    loss = float("nan") if fault == "nan" and not resume and step >= 14 else 1 / (step + 1)
-    line = {"step": step, "time": time.time(), "rank": 0, "loss": loss, "odd": float("nan"), **times}
-    os.write(out, (json.dumps(line) + "\\n").encode())
-    if (step + 1) % 10 == 0:
-        path = run_dir / "checkpoints" / f"step_{step + 1:06d}.pt"
-        with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
-            archive.writestr("step", str(step + 1))
-        path.with_suffix(".tmp").rename(path)
-'''
-
-
-def profile(
-    machine: Machine, *, fault: str = "none", steps: int = 40, seconds: float = 0.0, hang_after: int = 1
-) -> str:
-    (machine.folder / "ranks.py").write_text(RANKS_SCRIPT)
-    return machine.profile(
-        "ranks",
-        f"""
-        name: ranks
-        launcher: torchrun
-        script: ranks.py
-        python: {sys.executable}
-        gpus: 0
-        nproc: 2
-        grace: 5
-        args: "{steps} {fault} {seconds}"
-        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
-        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{{checkpoint}}"}}
-        recovery: {{policy: standard, hang_after: {hang_after}, backoff: {{base: 0}}}}
-        """,
-    )
 
 
 def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
@@ -106,7 +23,7 @@ def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, steps=200))
+    machine.gputui("run", ranks(machine, steps=200))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
     os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
     stopped_at = time.time()
@@ -125,7 +42,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine
 
 @pytest.mark.slow
 def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, steps=200, hang_after=600))
+    machine.gputui("run", ranks(machine, steps=200, hang_after=600))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
     machine.kill_agent()
     with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
@@ -140,7 +57,7 @@ def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it
 
 @pytest.mark.slow
 def test_a_rank_that_left_is_named(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, fault="leave"))
+    machine.gputui("run", ranks(machine, fault="leave"))
     machine.wait_for("ranks-1", "succeeded")
     first = machine.json("show", "ranks-1")["attempts"][0]
     assert (first["incident"]["kind"], first["incident"]["rank"]) == ("rank_left_early", 1)
@@ -148,7 +65,7 @@ def test_a_rank_that_left_is_named(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, fault="nan", steps=300, hang_after=60))
+    machine.gputui("run", ranks(machine, fault="nan", steps=300, hang_after=60))
     machine.wait_for("ranks-1", "succeeded")
     first, second = machine.json("show", "ranks-1")["attempts"]
     assert first["incident"]["kind"] == "nan_loss"
@@ -159,7 +76,7 @@ def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(ma
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "seconds"), [("compile", 14), ("validate", 6), ("save", 6)])
 def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: str, seconds: int) -> None:
-    machine.gputui("run", profile(machine, fault=fault, steps=20, seconds=seconds))
+    machine.gputui("run", ranks(machine, fault=fault, steps=20, seconds=seconds))
     machine.wait_for("ranks-1", "succeeded")
     assert len(machine.json("show", "ranks-1")["attempts"]) == 1
     assert machine.rows("SELECT * FROM incidents") == []
@@ -201,7 +118,7 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
 
 
 def test_a_slow_rank_is_told_and_left_alone(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, fault="slow", steps=20, seconds=0.25, hang_after=60))
+    machine.gputui("run", ranks(machine, fault="slow", steps=20, seconds=0.25, hang_after=60))
     machine.wait_for("ranks-1", "succeeded")
     assert observed(machine) == [("straggler", 1, 0)]
     assert len(machine.json("show", "ranks-1")["attempts"]) == 1
@@ -210,7 +127,7 @@ def test_a_slow_rank_is_told_and_left_alone(machine: Machine) -> None:
 
 
 def test_a_persons_own_stop_of_a_stopped_run_is_no_incident(machine: Machine) -> None:
-    machine.gputui("run", profile(machine, steps=500, hang_after=600))
+    machine.gputui("run", ranks(machine, steps=500, hang_after=600))
     wait_until(lambda: len(machine.steps("ranks-1")) > 11, 40, "some steps")
     os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
     machine.gputui("stop", "ranks-1", "--now")

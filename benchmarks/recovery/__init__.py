@@ -1,0 +1,1 @@
+"""How well gputui recovers: every kind of incident provoked once, and healthy hours without a false alarm."""

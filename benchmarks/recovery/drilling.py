@@ -1,0 +1,180 @@
+"""Provokes one kind of incident on a machine of its own, and measures what gputui makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.scene import wait_until
+from gputui.runs.states import RunState
+from tests.faults.live import LIVE, Live, Provoked, told_of_heat
+from tests.machine import Machine
+
+SECONDS = 90.0
+"""The longest that any detection or next attempt may take."""
+
+_OVER = {RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED}
+_FAILURES = (AssertionError, OSError, sqlite3.Error, subprocess.SubprocessError, pytest.fail.Exception)
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """What one drill gave. Seconds count from the failure; None is unknown, or was not to be. ``trouble`` says what
+    kept it from being measured."""
+
+    kind: str
+    how: str
+    expected: str
+    taken: str = ""
+    detected: bool = False
+    detect_seconds: float | None = None
+    next_step_seconds: float | None = None
+    steps_lost: int | None = None
+    right: bool = False
+    trouble: str | None = None
+
+
+def drill(kind: str) -> Drilled:
+    """Provoke a kind of tests.faults.live, wait until it is over, and end everything that was started for it."""
+    live = LIVE[kind]
+    asked = Drilled(kind, live.how, _words(live.actions))
+    with _machine() as machine:
+        try:
+            return _measured(machine, live, asked)
+        except _FAILURES as error:
+            trouble = (str(error) or type(error).__name__).strip().splitlines()[-1]
+            return Drilled(kind, live.how, asked.expected, trouble=trouble)
+
+
+def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
+    provoked = live.provoke(machine)
+    if live.actions == ("told",):
+        return _told(machine, live, provoked, asked)
+    found = _incident(machine, live, provoked)
+    if found is None:
+        seen = [row[0] for row in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", provoked.run_id)]
+        return Drilled(live.kind, live.how, asked.expected, trouble=f"was taken for {', '.join(seen) or 'nothing'}")
+    attempt, noticed_at, verdict = found
+    failed_at = _failed_at(machine, provoked)
+    if live.actions != ("stop",):
+        wait_until(lambda: _first_step_at(machine, provoked, attempt + 1), SECONDS, "the next attempt's first step")
+    else:
+        wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
+    shown = machine.json("show", provoked.run_id)["attempts"]
+    before = next(one for one in shown if one["number"] == attempt)
+    after = next((one for one in shown if one["number"] == attempt + 1), None)
+    applied = tuple(one["action"] for one in before["decision"]["actions"] if one["applied"])
+    taken = applied if verdict == "retry" else ("stop",)
+    first_step_at = _first_step_at(machine, provoked, attempt + 1)
+    return Drilled(
+        live.kind,
+        live.how,
+        asked.expected,
+        taken=_words(taken),
+        detected=True,
+        detect_seconds=noticed_at - failed_at,
+        next_step_seconds=None if first_step_at is None else first_step_at - failed_at,
+        steps_lost=None if after is None else before["incident"]["lost_steps"],
+        right=taken == live.actions and _goes_on_rightly(live, before, after),
+    )
+
+
+def _goes_on_rightly(live: Live, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> bool:
+    """Whether the next attempt has the parameters and the checkpoint that the drill wants, or there is none."""
+    if after is None:
+        return live.actions == ("stop",)
+    wanted = {name: value for name, value in live.changed.items() if name in before["params"]}
+    return after["params"] == {**before["params"], **wanted} and (after["resumed_from"] is not None) == live.resumes
+
+
+def _told(machine: Machine, live: Live, provoked: Provoked, asked: Drilled) -> Drilled:
+    """A kind that is told and ends nothing: the run must go on to its end in its first attempt."""
+    wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
+    told_at = _observed_at(machine, provoked, live.kind)
+    if live.kind == "overheating":
+        told_at = told_of_heat(machine)
+    went_on = machine.state(provoked.run_id) == RunState.SUCCEEDED and not machine.rows("SELECT 1 FROM incidents")
+    return Drilled(
+        live.kind,
+        live.how,
+        asked.expected,
+        taken="told" if told_at is not None and went_on else "",
+        detected=told_at is not None,
+        detect_seconds=None if told_at is None else told_at - _failed_at(machine, provoked),
+        right=told_at is not None and went_on,
+    )
+
+
+def _incident(machine: Machine, live: Live, provoked: Provoked) -> tuple[int, float, str] | None:
+    """(attempt, when it was noticed, the verdict); None where the run has ended without one of this kind."""
+
+    # A crash loop is a verdict on the last of several incidents.
+    sought = "d.reason LIKE 'crash loop:%'" if live.kind == "crash_loop" else "i.kind = ?"
+    values = () if live.kind == "crash_loop" else (live.kind,)
+    rows: list[tuple[Any, ...]] = []
+
+    def look() -> bool:
+        over = machine.state(provoked.run_id) in _OVER
+        rows[:] = machine.rows(
+            "SELECT i.attempt, d.at, d.verdict FROM incidents i JOIN decisions d USING (incident_id) "
+            f"WHERE i.run_id = ? AND {sought}",
+            provoked.run_id,
+            *values,
+        )
+        return bool(rows) or over
+
+    wait_until(look, SECONDS, f"an incident {live.kind}")
+    if not rows:
+        return None
+    attempt, decided_at, verdict = rows[0]
+    return attempt, min(decided_at, _observed_at(machine, provoked, live.kind) or decided_at), verdict
+
+
+def _observed_at(machine: Machine, provoked: Provoked, kind: str) -> float | None:
+    rows = machine.rows("SELECT min(at) FROM observations WHERE run_id = ? AND kind = ?", provoked.run_id, kind)
+    return None if rows[0][0] is None else float(rows[0][0])
+
+
+def _failed_at(machine: Machine, provoked: Provoked) -> float:
+    if provoked.at is not None:
+        return provoked.at
+    return float((machine.workspace.run_dir(provoked.run_id) / "failed-at").read_text())
+
+
+def _first_step_at(machine: Machine, provoked: Provoked, attempt: int) -> float | None:
+    rows = machine.rows("SELECT first_step_at FROM attempts WHERE run_id = ? AND number = ?", provoked.run_id, attempt)
+    return rows[0][0] if rows else None
+
+
+def _words(actions: tuple[str, ...]) -> str:
+    return " + ".join(actions)
+
+
+@contextmanager
+def _machine() -> Iterator[Machine]:
+    """A home below a folder of its own, and nothing of the caller's."""
+    folder = Path(tempfile.mkdtemp(prefix="gputui-drill-"))
+    kept = dict(os.environ)
+    for name in kept:
+        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")):
+            del os.environ[name]
+    (folder / "runtime").mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder / "runtime")
+    machine = Machine(folder)
+    try:
+        yield machine
+    finally:
+        machine.close()
+        os.environ.clear()
+        os.environ.update(kept)
+        shutil.rmtree(folder, ignore_errors=True)

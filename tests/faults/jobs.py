@@ -1,0 +1,69 @@
+"""Jobs for drills: cheap scripts without PyTorch (below scripts/) with their profiles, and simulated GPUs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.machine import Machine
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def meets(machine: Machine, recovery: str = "policy: standard", more: str = "", gpus: int = 0) -> str:
+    """The profile of a job of one process that meets a failure in its first attempt, at step 15."""
+    shutil.copy(SCRIPTS / "meets.py", machine.folder)
+    return machine.profile(
+        "job",
+        f"""
+        name: job
+        launcher: python
+        script: meets.py
+        python: {sys.executable}
+        gpus: {gpus}
+        params: {{meet: none, num_workers: 4, batch_size: 16, grad_accum: 3}}
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+        recovery: {{{recovery}}}
+        {more}
+        """,
+    )
+
+
+def ranks(
+    machine: Machine,
+    *,
+    fault: str = "none",
+    steps: int = 40,
+    seconds: float = 0.0,
+    hang_after: int = 1,
+    backoff: str = "base: 0",
+) -> str:
+    """The profile of a job of two ranks under torchrun."""
+    shutil.copy(SCRIPTS / "ranks.py", machine.folder)
+    return machine.profile(
+        "ranks",
+        f"""
+        name: ranks
+        launcher: torchrun
+        script: ranks.py
+        python: {sys.executable}
+        gpus: 0
+        nproc: 2
+        grace: 5
+        args: "{steps} {fault} {seconds}"
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{{checkpoint}}"}}
+        recovery: {{policy: standard, hang_after: {hang_after}, backoff: {{{backoff}}}}}
+        """,
+    )
+
+
+def write_scenario(machine: Machine, gpus: int, *faults: str) -> None:
+    """Simulate so many GPUs, with these faults from now on."""
+    lines = "".join(f"  - {fault}\n" for fault in faults)
+    path = machine.workspace.scenario
+    temporary = path.with_suffix(".new")
+    temporary.write_text(f"gpus: {gpus}\n" + (f"faults:\n{lines}" if lines else ""))
+    temporary.rename(path)
