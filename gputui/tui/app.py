@@ -116,6 +116,7 @@ class GputuiApp(HabitsApp, inherit_bindings=False):
 
     def on_mount(self) -> None:
         self.wear_theme()
+        self.heed(self.snapshot)
         self.set_keymap(self.keys.for_textual())
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from textual.timer import Timer
 
 from gputui.charts.plain import characters_for
 from gputui.charts.units import duration
+from gputui.store.views import EventView
 from gputui.tui import keymap, terminal
 from gputui.tui.display import DisplayLayer
 from gputui.tui.driver import TerminalDriver
@@ -167,24 +169,26 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
 
     def _turn_title(self, is_on: bool) -> None:
         if is_on:
-            self.tell_title()
+            self._tell_title(self.snapshot)
         elif self._title:
             self._title = ""
             self.tell_terminal(terminal.TITLE_BACK)
 
-    def tell_title(self) -> None:
-        """Bring the terminal's title up to date where it is wanted."""
+    def heed(self, snapshot: Snapshot) -> None:
+        """Tell of a snapshot what is told beside the screen, where that is wanted."""
+        self._tell_title(snapshot)
+        self._ring(snapshot.events, time.monotonic())
+
+    def _tell_title(self, snapshot: Snapshot) -> None:
         if not self.settings.title:
             return
-        words = terminal.title_words(self.snapshot, self.host_name, is_ascii=self.is_ascii)
+        words = terminal.title_words(snapshot, self.host_name, is_ascii=self.is_ascii)
         if words != self._title:
             keep = "" if self._title else terminal.TITLE_KEEP
             self._title = words
             self.tell_terminal(keep + terminal.title_sequence(words))
 
-    def ring(self, now: float) -> None:
-        """Ring where that is wanted and something bad was told since the last look."""
-        events = self.snapshot.events
+    def _ring(self, events: Sequence[EventView], now: float) -> None:
         newest = max((event.event_id for event in events), default=0)
         is_bad = bool(self._heard_event) and terminal.bad_news(events, self._heard_event)
         # An empty history has nothing to ring for either; what comes next does.
@@ -207,8 +211,7 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
         self.snapshot = snapshot
         now = time.monotonic()
         self._pace.note_lag(self.lag_seconds, now)
-        self.ring(now)
-        self.tell_title()
+        self.heed(snapshot)
         if self._due is not None:
             return
         interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from tests.tui.terminal import Terminal
 
+LONGEST_QUERY = len(b"\x1b[?2026$p")
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,24 +28,34 @@ class PtyApp:
         command: arguments behind the interpreter.
         size: columns and lines.
         sync: answer that the terminal has synchronized output.
+        places: answer where the cursor is.
+        environment: variables set for the program.
     """
 
-    def __init__(self, command: list[str], size: tuple[int, int] = (80, 24), sync: bool = False) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        size: tuple[int, int] = (80, 24),
+        sync: bool = False,
+        places: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.terminal = Terminal(*size)
         self.output = bytearray()
         self._sync = sync
+        self._places = places
         self._answered = 0
         self._fed = 0
         self.master, slave = pty.openpty()
         self._set_size(*size)
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLORTERM", "NO_COLOR")}
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLORTERM", "NO_COLOR")}
         self.process = subprocess.Popen(
             [sys.executable, *command],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=ROOT,
-            env={**environment, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
+            env={**inherited, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **(environment or {})},
             preexec_fn=lambda: _lead_session(slave),
         )
         os.close(slave)
@@ -100,11 +111,18 @@ class PtyApp:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 
     def _answer(self) -> None:
-        """Answer queries for the modes of the terminal."""
-        for query in re.finditer(rb"\x1b\[\?(\d+)\$p", bytes(self.output[self._answered :])):
-            known = self._sync and query[1] == b"2026"
-            os.write(self.master, b"\x1b[?%s;%d$y" % (query[1], 2 if known else 0))
-        self._answered = len(self.output)
+        """Answer queries for the modes of the terminal, and for the cursor where that is wanted."""
+        end = 0
+        fresh = bytes(self.output[self._answered :])
+        for query in re.finditer(rb"\x1b\[\?(\d+)\$p|\x1b\[6n", fresh):
+            end = query.end()
+            if query[1]:
+                known = self._sync and query[1] == b"2026"
+                os.write(self.master, b"\x1b[?%s;%d$y" % (query[1], 2 if known else 0))
+            elif self._places:
+                os.write(self.master, b"\x1b[1;1R")
+        # A query may come in two pieces.
+        self._answered = max(self._answered + end, len(self.output) - LONGEST_QUERY + 1)
 
     def _show(self) -> None:
         fresh = bytes(self.output[self._fed :])

@@ -7,12 +7,16 @@ import sys
 from gputui.config import locate
 from gputui.tui.app import GputuiApp
 from gputui.tui.feed import Feed
+from gputui.tui.settings import load
 
 if __name__ == "__main__":
     workspace = locate(sys.argv[1])
     feed = Feed(workspace)
     feed.start()
-    app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler")
+    settings, _ = load(workspace.settings)
+    app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler", settings=settings,
+                    settings_path=workspace.settings)  # fmt: skip
     app.run(mouse=False)
+    app.preferences.finish()
     feed.stop()
     sys.exit(app.return_value or 0)

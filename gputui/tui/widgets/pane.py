@@ -29,11 +29,14 @@ class Pane(Widget):
         self._strips: dict[int, Strip] = {}
         self._strip_width = 0
         self._height: int | None = None
+        self._is_cleared = False
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
         """Show these lines. ``height`` sets the widget's own height where it is not its container's."""
         if height is not None:
             self.set_height(height)
+        elif self._is_cleared:
+            self.set_height(1)
         known = self._lines
         changed = [y for y, line in enumerate(lines) if y >= len(known) or line != known[y]]
         changed += range(len(lines), len(known))
@@ -49,6 +52,7 @@ class Pane(Widget):
 
     def set_height(self, height: int) -> None:
         """Give the widget a height of its own."""
+        self._is_cleared = False
         if height != self._height:
             self._height = height
             self.styles.height = height
@@ -56,6 +60,7 @@ class Pane(Widget):
     def clear(self) -> None:
         """Show nothing and take no room."""
         self.show([], height=0)
+        self._is_cleared = True
 
     @property
     def text(self) -> str:
