@@ -170,7 +170,7 @@ class Machine:
 
     def ranks(self, run_id: str) -> dict[int, int]:
         """Rank → PID of the living ranks of a run."""
-        found = {}
+        found: dict[int, int] = {}
         for identity in self.marked(run_id):
             environment = environment_of(identity.pid) or {}
             if environment.get("RANK", "").isdigit() and environment.get("LOCAL_RANK"):

@@ -50,7 +50,8 @@ def _kinds() -> Iterator[Kind]:
         "host_oom",
         "out of host memory",
         "{who} ran out of memory on the host",
-        "A process was killed by SIGKILL when the kernel's count of OOM kills had just grown, or could not allocate memory.",
+        "A process was killed by SIGKILL when the kernel's count of OOM kills had just grown, or could not allocate "
+        "memory.",
     )
     yield Kind(
         "shm_full",

@@ -32,7 +32,8 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
-    show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach back."""
+    show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach
+    back."""
 
     run_id: str | None = None
     log_label: str | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.runs.spec import Scalar
@@ -31,7 +31,7 @@ class Drill:
     rank: int | None = 1
 
 
-def raised(text: str, *, code: int = 1, stderr: str = "", **more: object) -> Left:
+def raised(text: str, *, code: int = 1, stderr: str = "", **more: Any) -> Left:
     """Rank 1 of two ends with this exception."""
     return lambda folder: rank_failed(
         folder, stderr + traceback(text, rank=1), code=code, **{"last_step": LAST_STEP, **more}
