@@ -106,7 +106,14 @@ class Supervisor:
         self.gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
         self.notifier = Notifier(self.wake)
         self.watching = Watching(
-            self.connection, self.workspace, self.recorder, self.wall, self.clock, self._end_at_once, self.wake
+            self.connection,
+            self.workspace,
+            self.recorder,
+            self.wall,
+            self.clock,
+            self._end_at_once,
+            self._ask_to_end,
+            self.wake,
         )
 
     # --- adoption -------------------------------------------------------------------------------------------------
@@ -348,6 +355,12 @@ class Supervisor:
         live = self.live.get(record.run_id)
         if live is not None and live.record.number == record.number:
             self._signal_stop(live, at_once=True)
+
+    def _ask_to_end(self, record: AttemptRecord) -> None:
+        """The same with the grace that its profile gives, so that it can save."""
+        live = self.live.get(record.run_id)
+        if live is not None and live.record.number == record.number:
+            self._signal_stop(live, at_once=False)
 
     def _check_guarded(self, live: LiveAttempt) -> None:
         """What nobody foresaw in one run's files must not end the agent of all the others."""

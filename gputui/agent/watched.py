@@ -140,9 +140,9 @@ class Watched:
         return verdict, look.at - self.stuck_since >= min(STUCK_SECONDS, hang_after)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
-        """The leak that this sample completes, where none was told yet."""
+        """The leak that the samples up to this one show."""
         self.memory.append(sample)
-        return find_leak(tuple(self.memory)) if "memory_leak" not in self.told else None
+        return find_leak(tuple(self.memory))
 
     def doings(self, look: Look, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
         """What each rank did since the last look; None where there was none before."""

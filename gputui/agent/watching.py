@@ -24,11 +24,11 @@ from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
-from gputui.recovery.watch.progress import silence
+from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.runs import repository
 from gputui.runs.identity import ProcessIdentity, marked_processes
 from gputui.runs.readings import available_bytes
-from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store.watch_queries import newest_lines, observations
 
@@ -55,7 +55,8 @@ _HEADS = {
 
 @dataclass(slots=True)
 class Watching:
-    """All living attempts of one state directory. ``end`` ends an attempt at once; ``wake`` makes the loop turn."""
+    """All living attempts of one state directory. ``end`` ends an attempt at once, ``ask`` asks it to save and end
+    within its grace; ``wake`` makes the loop turn."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -63,6 +64,7 @@ class Watching:
     wall: Callable[[], float]
     clock: Callable[[], float]
     end: Callable[[AttemptRecord], None]
+    ask: Callable[[AttemptRecord], None]
     wake: Callable[[], None]
     watched: dict[str, Watched] = field(default_factory=dict)
     troubled_until: dict[str, float] = field(default_factory=dict)
@@ -112,8 +114,10 @@ class Watching:
             one.note_power(self._gpus())
         if one.ending is None:
             self._look_for_hang(one, policy)
-        if one.ending is None and self.clock() - one.memory_at >= MEMORY_SECONDS:
-            self._look_for_leak(one)
+        # Until steps are made, data may be read into memory and caches be filled.
+        settled = run.spec.metrics.kind == "none" or one.course.lines >= EARLY_LINES
+        if one.ending is None and settled and self.clock() - one.memory_at >= MEMORY_SECONDS:
+            self._look_for_leak(one, run, policy)
 
     def _remember(self, one: Watched) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
@@ -138,16 +142,22 @@ class Watching:
         elif verdict is not None and is_certain:
             self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
-    def _look_for_leak(self, one: Watched) -> None:
+    def _look_for_leak(self, one: Watched, run: RunRecord, policy: Policy) -> None:
         one.memory_at = self.clock()
         available = available_bytes()
         look = look_at(self._processes(one), self.clock())
         if available is None:
             return
         leak = one.note_memory(MemorySample(look.at, held_bytes(look), available))
-        if leak is not None:
-            grows = units.bytes_text(leak.bytes_per_second * 3600)
-            text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
+        if leak is None:
+            return
+        grows = units.bytes_text(leak.bytes_per_second * 3600)
+        text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
+        checkpoints = run.spec.checkpoints
+        if leak.is_near and checkpoints is not None and checkpoints.resume:
+            self._found(one, Finding("memory_leak", text, one.course.step), policy)
+        else:
+            # One that would begin anew had better use the memory that is left.
             self._tell(one, "memory_leak", None, one.course.step, text)
 
     def _gpus(self) -> Mapping[str, GpuSample]:
@@ -206,6 +216,8 @@ class Watching:
                 incident_folder(self.workspace.run_dir(record.run_id), record.number, one.ending),
                 self.wake,
             )
+        elif one.ending == "memory_leak":
+            self.ask(record)
         else:
             # What it would still save is of the trouble, and might take the place of the last good checkpoint.
             self.end(record)

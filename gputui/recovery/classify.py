@@ -120,7 +120,7 @@ def _without_findings(evidence: Evidence) -> Finding:
 def _who(finding: Finding, evidence: Evidence) -> str:
     if finding.rank is not None:
         return f"rank {finding.rank}"
-    if finding.kind in ("hang", "nan_loss", "unkillable", "stopped_outside"):
+    if finding.kind in ("hang", "nan_loss", "memory_leak", "unkillable", "stopped_outside"):
         return "the run" if finding.kind != "unkillable" else "a process of the run"
     return "torchrun" if evidence.launcher == "torchrun" else "the run"
 

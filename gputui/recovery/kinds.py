@@ -54,6 +54,12 @@ def _kinds() -> Iterator[Kind]:
         "memory.",
     )
     yield Kind(
+        "memory_leak",
+        "host memory leak",
+        "{who} held more and more of the host's memory until it was nearly used up",
+        "Private memory grew steadily until less than a tenth, or 5 min, was left; ended before the kernel does it.",
+    )
+    yield Kind(
         "shm_full",
         "shared memory full",
         "{who} found no room in shared memory (/dev/shm)",

@@ -22,8 +22,14 @@ Ladder = tuple[Rung, ...]
 STOP: Rung = (Action("stop"),)
 DEFAULT = "default"
 """The ladder of every kind that has none of its own."""
-ENDS_ON = ("hang", "nan_loss", "loss_spike")
-"""What gputui notices in a living attempt and may end it for."""
+ENDS_ON = {
+    "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
+    "nan_loss": "the loss is no number in 5 lines in a row",
+    "loss_spike": "the loss stays far above its recent course for 30 lines",
+    "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
+    "and it gets its grace to save",
+}
+"""What gputui notices in a living attempt and may end it for, and when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Policy:
     max_attempts: int = 8
     max_without_progress: int = 3
     backoff: Backoff = field(default_factory=Backoff)
-    ends_on: frozenset[str] = frozenset({"hang", "nan_loss"})
+    ends_on: frozenset[str] = frozenset({"hang", "nan_loss", "memory_leak"})
     hang_after_seconds: float = 60.0
     notify: Notice | None = None
 
@@ -119,6 +125,7 @@ _RESTART_ONLY: dict[str, Ladder] = {
     "hang": ladder("restart", "restart"),
     "peer_lost": ladder("restart", "restart"),
     "shim_lost": ladder("restart", "restart"),
+    "memory_leak": ladder("restart", "restart"),
     "dataloader_killed": ladder("restart", "restart"),
     "dataloader_stall": ladder("restart", "restart"),
     "corrupt_checkpoint": ladder("restart", "restart", "restart"),
@@ -140,6 +147,8 @@ _RESTART_ONLY: dict[str, Ladder] = {
 _STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
     "cuda_oom": ladder("shrink_batch", "gradient_checkpointing"),
     "host_oom": ladder("fewer_workers", "restart"),
+    # What was saved before the end is progress, so that a slow leak stays on the first rung.
+    "memory_leak": ladder("restart", "fewer_workers", "restart"),
     "shm_full": ladder("fewer_workers"),
     "resource_limit": ladder("fewer_workers", "restart"),
     "dataloader_killed": ladder("restart", "fewer_workers", "restart"),

@@ -7,7 +7,8 @@ from typing import Any
 from gputui.charts.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import DEFAULT, POLICIES, Action, Ladder, Policy
+from gputui.recovery.policies import DEFAULT, ENDS_ON, POLICIES, Action, Ladder, Policy
+from gputui.recovery.watch.progress import EARLY_FACTOR, START_FACTOR
 
 SAYS = {
     "off": "nothing: the run stops with its first incident",
@@ -42,7 +43,7 @@ def kind_words(kind: str, policy: Policy) -> str:
 def limit_lines(policy: Policy) -> list[str]:
     """The limits above all ladders, a sentence each."""
     if not policy.enabled:
-        return ["nothing is ever tried again"]
+        return ["nothing is ever tried again", *_ending_lines(policy)]
     backoff = policy.backoff
     return [
         f"at most {policy.max_attempts} attempts (max_attempts)",
@@ -55,12 +56,16 @@ def limit_lines(policy: Policy) -> list[str]:
 
 
 def _ending_lines(policy: Policy) -> list[str]:
-    if not policy.ends_on:
-        return ["never ends an attempt that is alive (ends_on)"]
-    lines = [f"ends an attempt that is alive on {', '.join(sorted(policy.ends_on))} (ends_on)"]
-    if "hang" in policy.ends_on:
-        lines.append(f"never calls less than {duration(policy.hang_after_seconds)} a hang (hang_after)")
-    return lines
+    """What ends a living attempt, what is only told, and what `hang_after` stands for."""
+    ended = [f"  {kind}: {ENDS_ON[kind]}" for kind in ENDS_ON if kind in policy.ends_on]
+    told = [kind for kind in ENDS_ON if kind not in policy.ends_on]
+    seconds = policy.hang_after_seconds
+    return [
+        *(["ends an attempt that is alive (ends_on) for", *ended] if ended else []),
+        *([f"only tells of {', '.join(told)} while an attempt is alive (not in ends_on)"] if told else []),
+        f"calls no silence of less than {duration(seconds)} a hang, {duration(seconds * EARLY_FACTOR)} in the first "
+        f"steps and {duration(seconds * START_FACTOR)} before them, whatever the history says (hang_after)",
+    ]
 
 
 def policy_json(policy: Policy) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         if policy.enabled
         else None,
         "ends_on": sorted(policy.ends_on),
+        "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
         "hang_after_seconds": policy.hang_after_seconds,
         "notifies": policy.notify is not None,
         "ladders": {kind: _ladder_json(policy.ladder(kind)) for kind in retried()},

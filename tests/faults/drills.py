@@ -98,6 +98,12 @@ DRILLS = [
     ),
     Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}, actions=("fewer_workers",)),
     Drill(
+        "memory_leak",
+        seen("memory_leak", "by 9 GiB an hour; the host's memory is full in 4 min", None),
+        "by 9 GiB an hour",
+        rank=None,
+    ),
+    Drill(
         "shm_full",
         tape("worker_bus_error"),
         "killed by signal: Bus error",

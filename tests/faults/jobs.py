@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,6 +59,31 @@ def ranks(
         recovery: {{policy: standard, hang_after: {hang_after}, backoff: {{{backoff}}}}}
         """,
     )
+
+
+def leaks(machine: Machine, name: str, keep: str, recovery: str = "standard") -> str:
+    """The profile of a job that keeps something of each step: ``all``, ``the page cache``, ``a cache for a while``."""
+    shutil.copy(SCRIPTS / "leaks.py", machine.folder)
+    return machine.profile(
+        name,
+        f"""
+        name: {name}
+        launcher: python
+        script: leaks.py
+        python: {sys.executable}
+        gpus: 0
+        params: {{keep: {keep}, num_workers: 4}}
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+        recovery: {recovery}
+        """,
+    )
+
+
+def impatient_agent(machine: Machine) -> subprocess.Popen[bytes]:
+    """An agent for which a leak lasts a second and a half, on a host of 400 MiB. The machine ends it."""
+    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
+    return subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *words])
 
 
 def write_scenario(machine: Machine, gpus: int, *faults: str) -> None:

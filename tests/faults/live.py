@@ -22,7 +22,7 @@ from gputui.runs.logs import rank_logs
 from gputui.runs.spec import Scalar
 from tests.conftest import wait_until
 from tests.faults.drills import DRILLS
-from tests.faults.jobs import meets, ranks, write_scenario
+from tests.faults.jobs import impatient_agent, leaks, meets, ranks, write_scenario
 from tests.machine import Machine
 
 How = Literal["real", "simulated GPU", "recorded text", "recorded exit"]
@@ -127,6 +127,13 @@ def stop_rank(machine: Machine) -> Provoked:
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, SECONDS, "some steps")
     os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
     return Provoked("ranks-1", time.time())
+
+
+def leak(machine: Machine) -> Provoked:
+    """A script that keeps 3 MiB of each step."""
+    impatient_agent(machine)
+    machine.gputui("run", leaks(machine, "leaks", "all"))
+    return Provoked("leaks-1")
 
 
 def of_ranks(fault: str, steps: int, seconds: float, hang_after: int) -> Callable[[Machine], Provoked]:
@@ -253,6 +260,7 @@ LIVE: dict[str, Live] = {
         ),
         _live("port_in_use", "real", met("port_in_use")),
         _live("rank_left_early", "real", of_ranks("leave", 40, 0.0, 5)),
+        _live("memory_leak", "real", leak),
         _live("hang", "real", stop_rank),
         _live("straggler", "real", of_ranks("slow", 20, 0.25, 60), TOLD),
         _live("nan_loss", "real", met("written nan")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gputui.recovery.policies import POLICIES, STOP, Action
+from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Action
 from gputui.recovery.policy import PolicyError, parse_policy
 
 
@@ -53,8 +53,8 @@ def test_ways_to_write_a_ladder(written: Any, ladder: Any) -> None:
 
 def test_what_ends_a_living_attempt_is_a_matter_of_the_policy() -> None:
     assert parse_policy({"policy": "off"}).ends_on == frozenset()
-    assert parse_policy({"policy": "standard"}).ends_on == {"hang", "nan_loss"}
-    assert parse_policy({"policy": "aggressive"}).ends_on == {"hang", "nan_loss", "loss_spike"}
+    assert parse_policy({"policy": "standard"}).ends_on == {"hang", "nan_loss", "memory_leak"}
+    assert parse_policy({"policy": "aggressive"}).ends_on == set(ENDS_ON)
     policy = parse_policy({"ends_on": [], "hang_after": 900})
     assert (policy.ends_on, policy.hang_after_seconds) == (frozenset(), 900.0)
 

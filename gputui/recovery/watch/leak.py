@@ -8,11 +8,18 @@ from dataclasses import dataclass
 
 # Below it, caches that fill and the first epoch look the same as a leak.
 LEAST_SECONDS = 900.0
-LEAST_SAMPLES = 20
+LEAST_SAMPLES = 24
 LEAST_GROWTH_BYTES = 256 << 20
 # Told when the memory would be full within a night.
 HORIZON_SECONDS = 12 * 3600.0
-# Each quarter of the time must have grown, by at least this share of an even growth: what levels off is no leak.
+# The end is near when so small a share of what the run holds and could still get is left, or so little time.
+NEAR_SHARE = 0.10
+NEAR_SECONDS = 300.0
+# A leak that began late is looked for in the newest half, quarter … of the samples, down to this time.
+LEAST_RECENT_SECONDS = 3600.0
+# From each part of the time to the next it must have grown, by at least this share of an even growth: what levels off,
+# or only goes up and down, is no leak.
+PARTS = 8
 EVEN_SHARE = 0.5
 
 
@@ -27,26 +34,44 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A steady growth, and when it meets the limit."""
+    """A steady growth, and when it meets the limit. ``is_near``: that is so soon that a run had better save now."""
 
     bytes_per_second: float
     full_in_seconds: float
+    is_near: bool
 
 
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
     """The leak that samples of one attempt, in their order, show; None where there is none that matters."""
-    if len(samples) < LEAST_SAMPLES:
+    while True:
+        leak = _steady(samples)
+        half = samples[len(samples) // 2 :]
+        if leak is not None or not half or half[-1].at - half[0].at < LEAST_RECENT_SECONDS:
+            return leak
+        samples = half
+
+
+def _steady(samples: Sequence[MemorySample]) -> Leak | None:
+    """The leak that all of the samples together show. What is compared is the least of each part: memory that is given
+    back now and then, as by caches that are emptied, brings it down again."""
+    if len(samples) < LEAST_SAMPLES or samples[-1].at - samples[0].at < LEAST_SECONDS:
         return None
-    first, last = samples[0], samples[-1]
-    seconds = last.at - first.at
+    bounds = [len(samples) * part // PARTS for part in range(PARTS + 1)]
+    parts = [samples[begin:end] for begin, end in itertools.pairwise(bounds)]
+    floors = [min(part, key=lambda sample: sample.held_bytes) for part in parts]
+    first, last = floors[0], floors[-1]
     growth = last.held_bytes - first.held_bytes
-    if seconds < LEAST_SECONDS or growth < LEAST_GROWTH_BYTES:
+    if growth < LEAST_GROWTH_BYTES:
         return None
-    rate = growth / seconds
-    quarter = len(samples) // 4
-    marks = [samples[0], samples[quarter], samples[2 * quarter], samples[3 * quarter], last]
-    for before, after in itertools.pairwise(marks):
-        if after.held_bytes - before.held_bytes < EVEN_SHARE * rate * (after.at - before.at):
-            return None
-    full_in = last.available_bytes / rate
-    return Leak(rate, full_in) if full_in <= HORIZON_SECONDS else None
+    if any(
+        later.held_bytes - earlier.held_bytes < EVEN_SHARE * growth / (PARTS - 1)
+        for earlier, later in itertools.pairwise(floors)
+    ):
+        return None
+    rate = growth / (last.at - first.at)
+    newest = samples[-1]
+    full_in = newest.available_bytes / rate
+    if full_in > HORIZON_SECONDS:
+        return None
+    reachable = newest.held_bytes + newest.available_bytes
+    return Leak(rate, full_in, full_in <= NEAR_SECONDS or newest.available_bytes <= NEAR_SHARE * reachable)

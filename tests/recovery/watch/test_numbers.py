@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
+
 from gputui.recovery.watch.leak import MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
 
@@ -80,6 +82,42 @@ def test_memory_that_grows_evenly_is_told_with_the_time_it_is_full() -> None:
     assert leak is not None
     assert leak.bytes_per_second == (20 << 20) / 60
     assert 300 * 60 < leak.full_in_seconds < 320 * 60
+
+
+def test_a_leak_that_is_nearly_at_the_end_is_near() -> None:
+    grown = [(1 << 30) + (100 << 20) * index for index in range(40)]
+    far, share, soon = (find_leak(samples(grown, left=grown[-1] + left)) for left in (2 << 30, 400 << 20, 90 << 20))
+    assert far is not None and not far.is_near
+    assert share is not None and share.is_near and share.full_in_seconds < 300
+    fast = find_leak(samples([index << 30 for index in range(25)], left=(24 << 30) + (4 << 30)))
+    assert fast is not None and fast.is_near and fast.full_in_seconds == 240
+    assert soon is not None and soon.is_near
+    slow = find_leak(samples(grown, seconds=600, left=grown[-1] + (400 << 20)))
+    assert slow is not None and slow.is_near and slow.full_in_seconds > 300
+
+
+def test_a_leak_that_begins_late_is_found() -> None:
+    calm = [1 << 30] * 200
+    leaks = [(1 << 30) + (30 << 20) * index for index in range(130)]
+    assert find_leak(samples(calm + leaks)) is not None
+    assert find_leak(samples(calm + leaks[:40])) is None
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param([(10 << 30) - (9 << 30) // (1 + index) for index in range(100)], id="warm-up that levels off"),
+        pytest.param([(2 << 30) + (200 << 20) * (index % 20) for index in range(400)], id="caches emptied each epoch"),
+        pytest.param([1 << 30] * 50 + [6 << 30] * 50, id="pinned memory taken once"),
+        pytest.param([min(12 << 30, (600 << 20) * index) for index in range(60)], id="data read into memory"),
+        pytest.param([(4 << 30) + ((index * 7919) % 512 << 20) for index in range(300)], id="noise"),
+        pytest.param([(8 << 30) - (20 << 20) * index for index in range(100)], id="memory given back"),
+    ],
+)
+def test_what_only_looks_like_a_leak(held: list[int]) -> None:
+    """At every moment of the course, with little left."""
+    course = samples(held, seconds=30.0, left=max(held) + (64 << 20))
+    assert not [count for count in range(len(course)) if find_leak(course[:count]) is not None]
 
 
 def test_caches_that_fill_and_slow_growth_are_no_leak() -> None:
