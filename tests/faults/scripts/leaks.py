@@ -39,7 +39,7 @@ while done < (begin + 20 if begin else 160) and not asked:
             held, emptied = [], time.monotonic()
         held.append(b"x" * (3 << 20))
     time.sleep(0.02)
-    os.write(out, (json.dumps({"step": done, "time": time.time(), "loss": 1.0}) + "\\n").encode())
+    os.write(out, (json.dumps({"step": done, "time": time.time(), "loss": 1.0}) + "\n").encode())
     done += 1
 if asked:
     with zipfile.ZipFile(folder / "new.tmp", "w") as archive:
