@@ -33,6 +33,11 @@ class Workspace:
         return self.state / "runs"
 
     @property
+    def alerts(self) -> Path:
+        """What this machine changes of the alert rules, and how alerts are told; may be missing."""
+        return self.profiles.parent / "alerts.yaml"
+
+    @property
     def agent_lock(self) -> Path:
         """Held exclusively by the one agent of this state directory; its text says who it is."""
         return self.state / "agent.lock"

@@ -14,6 +14,8 @@ from gputui.store.metric_queries import as_float
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 4096
 
+EVENT_CHARACTERS = 64
+
 _ANY_ATTEMPT = 2**63
 _NUMBERS = frozenset({int, float})
 
@@ -63,7 +65,8 @@ class RejectedLine(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
 
-    ``newest`` holds the last number of each name by rank. ``long_line`` is (offset, length so far) of an over-long
+    ``newest`` holds the last number of each name by rank, ``events`` how many lines told of
+    each event. ``long_line`` is (offset, length so far) of an over-long
     line that was told of before. ``more``: there is more to read at once.
     """
 
@@ -72,6 +75,7 @@ class Batch:
     rows: list[Row] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
     first_step: int | None = None
     first_at: float | None = None
     last_step: int | None = None
@@ -93,7 +97,10 @@ class Batch:
         else:
             known.update((name, value) for name, value in values.items() if as_float(value) is not None)
         # An event tells where it happened (a start, a resume); only a measured step is progress.
-        if step is not None and "event" not in values:
+        if "event" in values:
+            name = str(values["event"])[:EVENT_CHARACTERS]
+            self.events[name] = self.events.get(name, 0) + 1
+        elif step is not None:
             if self.last_step is None:
                 self.first_step, self.first_at = step, at
                 self.last_step, self.last_at = step, at

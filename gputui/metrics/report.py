@@ -13,7 +13,8 @@ from gputui.store.metric_queries import NOT_METRICS, as_float
 class AttemptProgress:
     """What is new of one attempt. ``first_step`` and ``last_step`` are those of this round's lines, events apart, None
     without any; ``first_at`` and ``last_at`` the times (unix seconds) that those lines tell. ``values`` are the newest
-    of each metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here."""
+    of each metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here.
+    ``events`` counts the lines that told of each event."""
 
     run_id: str
     attempt: int
@@ -24,6 +25,7 @@ class AttemptProgress:
     last_step: int | None = None
     last_at: float | None = None
     values: dict[str, float] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
 
     def add(self, batch: Batch) -> None:
         self.lines += len(batch.rows)
@@ -33,6 +35,8 @@ class AttemptProgress:
                 self.first_step, self.first_at = batch.first_step, batch.first_at
             if self.last_step is None or batch.last_step >= self.last_step:
                 self.last_step, self.last_at = batch.last_step, batch.last_at
+        for name, times in batch.events.items():
+            self.events[name] = self.events.get(name, 0) + times
         if batch.newest:
             leading = min(batch.newest, key=lambda rank: -1 if rank is None else rank)
             self.values |= _floats(batch.newest[leading])

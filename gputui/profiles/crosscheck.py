@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gputui.alerts.overrides import AlertsError, parse_overrides
 from gputui.profiles.nearest import nearest
 from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
@@ -47,6 +48,12 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
         except PolicyError as error:
             for mistake in error.problems:
                 yield Finding(("recovery", *mistake.key), mistake.text)
+    if isinstance(alerts := data.get("alerts"), dict):
+        try:
+            parse_overrides(alerts, "profile")
+        except AlertsError as error:
+            for one in error.problems:
+                yield Finding(("alerts", *one.place), one.text, one.nearest)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []

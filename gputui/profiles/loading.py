@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,8 @@ from gputui.profiles.params import Parameter
 from gputui.profiles.problems import Problem, ProfileError, shown_path
 from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.translate import findings
-from gputui.profiles.yamldoc import MAX_BYTES, Document, Mark, Place, YamlError, parse
+from gputui.profiles.yaml_file import read_text, whole_file
+from gputui.profiles.yamldoc import Document, Mark, Place, YamlError, parse
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -58,7 +58,7 @@ class ProfileEntry:
 
 def load(path: Path) -> Profile:
     """Read a profile. Raises ProfileError with every problem, each with its line."""
-    return read_profile(_read(path), path)
+    return read_profile(read_text(path), path)
 
 
 def read_profile(text: str, path: Path) -> Profile:
@@ -69,7 +69,7 @@ def read_profile(text: str, path: Path) -> Profile:
         mark = error.mark or Mark(1, 1)
         raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
     if document.data is None:
-        raise _whole_file(path, "is empty; a profile names at least a script, module or command")
+        raise whole_file(path, "is empty; a profile names at least a script, module or command")
     if not isinstance(document.data, dict):
         kind = "list" if isinstance(document.data, list) else "single value"
         raise ProfileError(
@@ -197,34 +197,6 @@ def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:
             for inner in [name for name, value in data[key].items() if value is None]:
                 del data[key][inner]
                 yield (key, inner)
-
-
-def _read(path: Path) -> str:
-    """The file's text. Only a regular file is opened: a pipe or a device could block or never end."""
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise _whole_file(path, "is a folder; a profile is a YAML file")
-        if not stat.S_ISREG(status.st_mode):
-            raise _whole_file(path, "is not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _whole_file(path, f"cannot be read: {error.strerror or error}".lower()) from error
-    except ValueError as error:
-        raise _whole_file(path, "is no file's name") from error
-    if len(content) > MAX_BYTES:
-        raise _whole_file(path, f"is larger than {MAX_BYTES >> 20} MiB, which no profile is")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        text = "not UTF-8; save it in that encoding"
-        raise ProfileError([Problem(shown_path(path), line, None, "", text)]) from error
-
-
-def _whole_file(path: Path, text: str) -> ProfileError:
-    return ProfileError([Problem(shown_path(path), None, None, "", text)])
 
 
 def _problem(

@@ -157,7 +157,7 @@ class ProfileForm(Model):
         description="where metrics come from, or off",
     )
     checkpoints: Checkpoints | None = Field(None, description="where checkpoints appear and how to resume")
-    alerts: Alerts = Field("standard", description="standard or off")
+    alerts: Alerts = Field("standard", description="standard, off, or a mapping that changes rules")
     recovery: Recovery = Field(
         default_factory=lambda: {"policy": "standard"},
         description="the name of a policy, off, or a mapping that changes one",

@@ -137,9 +137,12 @@ def _off(given: object) -> object:
     return None if given is False or given == "off" else given
 
 
-def _alerts(given: object) -> str | None:
+def _alerts(given: object) -> str | dict[str, Any] | None:
+    """What is in a mapping is for `gputui.alerts.overrides`."""
+    if isinstance(given, dict):
+        return given
     if given not in ("standard", "off") and given is not False:
-        raise expected("standard or off")
+        raise expected("standard, off, or a mapping of what is changed")
     return "standard" if given == "standard" else None
 
 
@@ -193,7 +196,9 @@ Processes = Annotated[
     BeforeValidator(_nproc),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "gpus"}]}),
 ]
-Alerts = Annotated[Any, BeforeValidator(_alerts), WithJsonSchema({"enum": ["standard", "off", False]})]
+Alerts = Annotated[
+    Any, BeforeValidator(_alerts), WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]})
+]
 Recovery = Annotated[
     dict[str, Any],
     BeforeValidator(_recovery),

@@ -87,7 +87,7 @@ class RunSpec:
     checkpoints: CheckpointSpec | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     recovery: Mapping[str, Any] = field(default_factory=lambda: {"policy": "standard"})
-    alerts: str | None = "standard"
+    alerts: str | Mapping[str, Any] | None = "standard"
     grace_seconds: float = 30.0
     priority: int = 0
 

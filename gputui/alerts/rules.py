@@ -1,0 +1,247 @@
+"""The alert rules as data: what each looks at, from where on it is trouble, for how long, and what to do then.
+
+Where a threshold comes from stands with it: NVIDIA's documentation for what the hardware says, else experience with
+training runs, and then it is meant to be changed in ``alerts.yaml`` or in a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gputui.alerts import measures, run_measures
+from gputui.alerts.measures import Limits
+from gputui.alerts.moments import Reading
+
+SubjectKind = Literal["gpu", "host", "run"]
+Severity = Literal["info", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+"""From the mildest on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One number of a rule. ``unit`` is as it is printed; a value lies within ``least`` and ``most``."""
+
+    name: str
+    default: float
+    unit: str
+    help: str
+    least: float = 0.0
+    most: float = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that may be wrong with a GPU, the host or a run.
+
+    Attributes:
+        measure: what is read of a moment, with its limit.
+        unit: of the value and of ``hysteresis``.
+        below: trouble lies below the limit, not above it.
+        for_seconds: how long the value must be beyond the limit before the alert is raised.
+        hysteresis: how far the value must come back over the limit before it counts as well again.
+        clear_seconds: how long it must be well before the alert is cleared.
+        cooldown_seconds: how long after that it is not raised again.
+        of_run: it is about a run even where its subject is a GPU; a profile with ``alerts: off`` switches it off.
+        sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{detail}``.
+        remedy: what to do.
+    """
+
+    id: str
+    subject: SubjectKind
+    title: str
+    severity: Severity
+    measure: Callable[[Any, Limits], Reading]
+    sentence: str
+    remedy: str
+    thresholds: tuple[Threshold, ...] = ()
+    unit: str = ""
+    below: bool = False
+    for_seconds: float = 0.0
+    hysteresis: float = 0.0
+    clear_seconds: float = 60.0
+    cooldown_seconds: float = 600.0
+    of_run: bool = False
+
+
+def _percent(default: float, help_text: str, name: str = "above_percent") -> Threshold:
+    return Threshold(name, default, "%", help_text, 0.0, 1e6)
+
+
+_RULES: tuple[Rule, ...] = (
+    # --- GPUs
+    Rule(
+        "gpu_lost", "gpu", "GPU lost", "error", measures.lost,
+        "{subject} is lost: the driver does not answer for it",
+        "see gputui gpus and the kernel log; a reset or a reboot is mostly needed",
+        clear_seconds=30.0, cooldown_seconds=60.0,
+    ),
+    Rule(
+        "xid_hardware", "gpu", "XID of the hardware", "error", measures.xid_of_hardware,
+        "{subject} reported {detail}",
+        "move the run to other GPUs; drain, reset and test this one",
+        clear_seconds=3600.0, cooldown_seconds=0.0,
+    ),
+    Rule(
+        "xid", "gpu", "XID", "warning", measures.xid_of_program,
+        "{subject} reported {detail}",
+        "mostly an error of the program: look at the log of the rank on this GPU",
+        clear_seconds=900.0, cooldown_seconds=0.0,
+    ),
+    Rule(
+        "ecc", "gpu", "uncorrected memory errors", "error", measures.ecc,
+        "{subject} counted {value} new uncorrected memory errors",
+        "restart what ran there; when it comes again, take the GPU out and have it tested",
+        clear_seconds=3600.0, cooldown_seconds=0.0,
+    ),
+    Rule(
+        "row_remap", "gpu", "bad memory row", "warning", measures.row_remap,
+        "{subject}: {detail}",
+        "reset the GPU when it is free (nvidia-smi --gpu-reset); one whose remapping failed needs a replacement",
+        clear_seconds=0.0, cooldown_seconds=0.0,
+    ),
+    Rule(
+        "gpu_memory", "gpu", "GPU memory nearly full", "warning", measures.gpu_memory,
+        "{subject} has {value} of its memory in use, more than {limit}",
+        "a smaller batch or gradient checkpointing keeps it from running out",
+        (_percent(95.0, "share of the memory in use"),),
+        unit="%", for_seconds=300.0, hysteresis=2.0,
+    ),
+    Rule(
+        "gpu_hot", "gpu", "GPU hot", "warning", measures.heat,
+        "{subject} is at {value}, above {limit}{detail}",
+        "check fans, dust and the room's air; a lower power cap cools it at once",
+        (
+            Threshold("above_celsius", 85.0, "°C", "too hot, whatever the driver's limit", 20.0, 150.0),
+            Threshold("margin_celsius", 5.0, "°C", "or so close to the driver's slowdown limit", 0.0, 60.0),
+        ),
+        unit="°C", for_seconds=30.0, hysteresis=3.0,
+    ),
+    Rule(
+        "gpu_throttled", "gpu", "GPU held back", "warning", measures.throttled,
+        "{subject} was held back by its hardware for {value} of the last minute{detail}",
+        "heat needs cooling, a power brake the power supply; a power cap alone is normal and not told",
+        (_percent(20.0, "share of the last minute with a reason that means trouble"),),
+        unit="%", for_seconds=10.0, hysteresis=10.0,
+    ),
+    Rule(
+        "gpu_underused", "gpu", "GPU underused", "warning", measures.underused,
+        "{subject} is used {value} by {detail}, less than {limit}",
+        "look at the run's data wait and communication: the GPU waits for something",
+        (_percent(50.0, "mean utilisation of a minute while a run trains on it", "below_percent"),),
+        unit="%", below=True, for_seconds=300.0, hysteresis=10.0, of_run=True,
+    ),
+    Rule(
+        "gpu_parked", "gpu", "GPU memory held, nothing computed", "warning", measures.parked,
+        "{subject} has {value} held{detail} and computes nothing",
+        "end the process that holds it, or wake it up; gputui gpus names it",
+        (Threshold("above_gib", 1.0, "GiB", "memory held at 0 % utilisation"),),
+        unit="GiB", for_seconds=1800.0, clear_seconds=30.0, cooldown_seconds=1800.0,
+    ),
+    Rule(
+        "power_trend", "gpu", "power changed", "info", measures.power_trend,
+        "{subject}: power {detail}",
+        "less power at the same work means waiting or a throttled clock: compare step time and clocks",
+        (_percent(25.0, "change of five minutes' mean against the hour before", "change_percent"),),
+        unit="%", for_seconds=120.0, hysteresis=10.0, cooldown_seconds=3600.0, of_run=True,
+    ),
+    # --- the host
+    Rule(
+        "host_memory", "host", "host memory nearly full", "error", measures.host_memory,
+        "the host has {value} of its memory in use, more than {limit}",
+        "fewer data loader workers, a smaller cache, or end what is not needed, before the kernel does",
+        (_percent(92.0, "share of the memory in use, page cache not counted"),),
+        unit="%", for_seconds=60.0, hysteresis=4.0,
+    ),
+    Rule(
+        "host_memory_growth", "host", "host memory grows", "warning", measures.host_growth,
+        "the host's memory fills by {value}{detail}",
+        "a leak: look for lists that grow in a data set or a training loop; restart the run before it is full",
+        (Threshold("above_gb_per_hour", 2.0, "GB/h", "growth over the last half hour, in both of its halves"),),
+        unit="GB/h", for_seconds=120.0, hysteresis=1.0, clear_seconds=300.0, cooldown_seconds=3600.0,
+    ),
+    Rule(
+        "disk", "host", "disk nearly full", "error", measures.disk,
+        "the disk of the state is {value} full, more than {limit}",
+        "remove runs that are over (gputui rm) or old checkpoints",
+        (_percent(95.0, "share of the file system in use"),),
+        unit="%", for_seconds=60.0, hysteresis=1.0, cooldown_seconds=3600.0,
+    ),
+    Rule(
+        "shm", "host", "shared memory nearly full", "warning", measures.shared_memory,
+        "/dev/shm is {value} full, more than {limit}",  # noqa: S108 - a name for people
+        "fewer data loader workers, or a larger /dev/shm (--shm-size in containers)",
+        (_percent(90.0, "share of /dev/shm in use"),),
+        unit="%", for_seconds=30.0, hysteresis=5.0,
+    ),
+    # --- runs
+    Rule(
+        "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
+        "{subject}: {detail}",
+        "gputui explain says which rank; NCCL_DEBUG=INFO and gputui doctor say more",
+        clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
+    ),
+    Rule(
+        "no_improvement", "run", "no improvement", "warning", run_measures.no_improvement,
+        "{subject}: {detail}",
+        "stop it, lower the learning rate, or accept that it has converged",
+        (
+            Threshold("steps", 1000.0, "steps", "without a better loss (smoothed over 50 steps)", 1.0),
+            Threshold("epochs", 10.0, "epochs", "without a better val/loss, or loss where there is none", 0.1),
+        ),
+        clear_seconds=0.0, cooldown_seconds=1800.0, of_run=True,
+    ),
+    Rule(
+        "gradient_norm", "run", "large gradients", "warning", run_measures.gradient_norm,
+        "{subject}: the norm of the gradients is {value}, above {limit}",
+        "clip gradients, warm up longer, or lower the learning rate",
+        (Threshold("above", 10.0, "", "norm of the gradients"),),
+        for_seconds=30.0, hysteresis=1.0, of_run=True,
+    ),
+    Rule(
+        "slow_steps", "run", "slow steps", "warning", run_measures.slow_steps,
+        "{subject}: a step takes {value}, more than {limit}{detail}",
+        "look at the ranks, at data wait and at the GPUs' clocks",
+        (
+            Threshold("above_milliseconds", 200.0, "ms", "a step takes longer"),
+            Threshold("times_median", 2.0, "×", "and longer than the run's own median so many times", 0.0, 1000.0),
+        ),
+        unit="ms", for_seconds=60.0, hysteresis=10.0, of_run=True,
+    ),
+    Rule(
+        "data_wait", "run", "waits for data", "warning", run_measures.data_wait,
+        "{subject}: a step waits {value} for data, more than {limit}{detail}",
+        "more data loader workers, a faster disk, or a cache",
+        (
+            Threshold("above_milliseconds", 50.0, "ms", "a step waits longer for its data"),
+            Threshold("above_percent", 10.0, "%", "and longer than this share of the step", 0.0, 100.0),
+        ),
+        unit="ms", for_seconds=60.0, hysteresis=5.0, of_run=True,
+    ),
+    Rule(
+        "cache_misses", "run", "cache misses", "info", run_measures.cache_misses,
+        "{subject}: {value} of the samples are found in the cache, less than {limit}",
+        "a larger cache (--cache-bytes), or none: it costs memory and helps little",
+        (_percent(80.0, "share found in the cache, after the first epoch", "below_percent"),),
+        unit="%", below=True, for_seconds=120.0, hysteresis=5.0, of_run=True,
+    ),
+    Rule(
+        "skipped_samples", "run", "samples skipped", "warning", run_measures.skipped_samples,
+        "{subject}: {value} of the samples could not be read, more than {limit}",
+        "see the run's log for their names; check the data set",
+        (_percent(5.0, "share of the samples, of at least 100"),),
+        unit="%", for_seconds=10.0, hysteresis=1.0, of_run=True,
+    ),
+    Rule(
+        "lr_off_schedule", "run", "learning rate off its schedule", "warning", run_measures.lr_off_schedule,
+        "{subject}: the learning rate {detail}",
+        "check the scheduler, above all after a resume: it may have begun anew",
+        (_percent(1.0, "difference from what the schedule says"),),
+        unit="%", for_seconds=30.0, of_run=True,
+    ),
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
+"""Every rule by its id, in the order in which they are shown."""

@@ -1,0 +1,105 @@
+"""What each rule reads of a run's metrics. Pure; a threshold is in the unit that its name ends in."""
+
+from __future__ import annotations
+
+import math
+
+from gputui.alerts.measures import Limits
+from gputui.alerts.moments import IDLE, UNKNOWN, Reading, RunMoment, Stagnation
+from gputui.charts.units import count, metric_value
+
+LEAST_SAMPLES = 100
+"""Of fewer samples no share is made."""
+
+
+def no_improvement(run: RunMoment, limits: Limits) -> Reading:
+    """For how many steps, or epochs, nothing became better; of all that is looked at, what is farthest over."""
+    if not run.is_training:
+        return IDLE
+    found: Reading | None = None
+    for one in run.stagnation:
+        for value, limit, unit in ((one.steps, limits["steps"], "steps"), (one.epochs, limits["epochs"], "epochs")):
+            if value is not None and limit > 0 and (found is None or value / limit > (found.value or 0) / found.limit):
+                found = Reading(float(value), limit, _since(one, float(value), unit))
+    return found or UNKNOWN
+
+
+def gradient_norm(run: RunMoment, limits: Limits) -> Reading:
+    """The norm of the gradients; one that is no number counts as infinite."""
+    if not run.is_training:
+        return IDLE
+    norm = run.values.get("grad_norm")
+    return Reading(math.inf if norm is not None and math.isnan(norm) else norm, limits["above"])
+
+
+def slow_steps(run: RunMoment, limits: Limits) -> Reading:
+    """A step in milliseconds; its limit is the higher of the fixed one and the run's own median times a factor, for a
+    model of seconds a step is not slow by that."""
+    if not run.is_training:
+        return IDLE
+    seconds = run.values.get("step_time")
+    if seconds is None or run.median_step_seconds is None:
+        return UNKNOWN
+    own = 1000.0 * run.median_step_seconds
+    detail = f"; it was about {own:.0f} ms before"
+    return Reading(1000.0 * seconds, max(limits["above_milliseconds"], limits["times_median"] * own), detail)
+
+
+def data_wait(run: RunMoment, limits: Limits) -> Reading:
+    """How long a step waits for its data, in milliseconds; where the step's own time is known, the limit is at least a
+    share of it."""
+    if not run.is_training:
+        return IDLE
+    wait, step = run.values.get("data_time"), run.values.get("step_time")
+    if wait is None:
+        return UNKNOWN
+    if not step or not math.isfinite(step):
+        return Reading(1000.0 * wait, limits["above_milliseconds"])
+    limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * step)
+    return Reading(1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
+
+
+def cache_misses(run: RunMoment, limits: Limits) -> Reading:
+    """Share of samples found in the cache. In the first epoch a cache is being filled."""
+    epoch = run.values.get("epoch")
+    if not run.is_training or (epoch is not None and epoch < 1):
+        return IDLE
+    return Reading(run.cache_hit_percent, limits["below_percent"])
+
+
+def skipped_samples(run: RunMoment, limits: Limits) -> Reading:
+    """Share of samples that could not be read."""
+    if not run.is_training:
+        return IDLE
+    if run.samples_seen is not None and run.samples_seen < LEAST_SAMPLES:
+        return UNKNOWN
+    return Reading(run.skipped_percent, limits["above_percent"])
+
+
+def nccl_errors(run: RunMoment, limits: Limits) -> Reading:
+    """Errors of the communication between GPUs."""
+    return Reading(float(run.nccl_errors), 0.0, run.nccl_text)
+
+
+def lr_off_schedule(run: RunMoment, limits: Limits) -> Reading:
+    """By how many percent the learning rate differs from what its schedule says. A run without one is not judged."""
+    if not run.is_training:
+        return IDLE
+    if not run.values:
+        return UNKNOWN
+    if run.lr_expected is None:
+        return IDLE
+    rate = run.values.get("lr")
+    if rate is None:
+        return UNKNOWN
+    low, high = run.lr_expected
+    nearest = min(max(rate, low), high)
+    off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if math.isfinite(rate) else math.inf
+    detail = f"is {metric_value(rate)}, its schedule says {metric_value(nearest if math.isfinite(rate) else high)}"
+    return Reading(off, limits["above_percent"], detail)
+
+
+def _since(one: Stagnation, value: float, unit: str) -> str:
+    best = f"best {metric_value(one.best)}" + ("" if one.step is None else f" at step {count(one.step)}")
+    amount = count(int(value)) if value.is_integer() else f"{value:.1f}"
+    return f"{one.metric} has not become better for {amount} {unit} ({best})"

@@ -1,0 +1,190 @@
+"""What is remembered of a run between two moments: its best values, its usual step time, what it skipped. Pure; all of
+it can be stored as JSON, so that the next agent goes on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputui.alerts.moments import RunMoment, Stagnation
+from gputui.alerts.trends import MINUTE_SECONDS, Mean
+
+SMOOTHED_STEPS = 50.0
+# An improvement smaller than this share of the best value is none.
+LEAST_IMPROVEMENT = 1e-3
+LEAST_STEP_TIMES = 10
+STEP_TIMES = 100
+# A step time beyond this many medians is not taken for the run's usual one.
+UNUSUAL_TIMES = 1.5
+# Metrics older than this say nothing of now: the run may hang, which is recovery's to see.
+OLD_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class Best:
+    """The best value of a metric of which less is better, and where it was."""
+
+    value: float | None = None
+    step: int | None = None
+    epoch: float | None = None
+
+    def add(self, value: float, step: int | None, epoch: float | None) -> None:
+        if self.value is None or value < self.value - LEAST_IMPROVEMENT * abs(self.value):
+            self.value, self.step, self.epoch = value, step, epoch
+
+    def stagnation(self, metric: str, step: int | None, epoch: float | None) -> Stagnation | None:
+        """How long ago that was at ``step`` and ``epoch``."""
+        if self.value is None:
+            return None
+        steps = None if step is None or self.step is None else max(0, step - self.step)
+        epochs = None if epoch is None or self.epoch is None else max(0.0, epoch - self.epoch)
+        return Stagnation(metric, self.value, self.step, steps, epochs)
+
+
+@dataclass(slots=True)
+class RunTrend:
+    """One attempt of a run. ``age_seconds`` is since its newest line."""
+
+    attempt: int
+    values: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    age_seconds: float = math.inf
+    loss: float | None = None
+    best_loss: Best = field(default_factory=Best)
+    best_validation: Best = field(default_factory=Best)
+    step_times: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_TIMES))
+    cache_hit: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
+    skipped: int = 0
+    samples_before: float | None = None
+
+    def take(self, step: int | None, values: Mapping[str, float], skipped: int, waited_seconds: float) -> None:
+        """New lines of the attempt: the newest of each metric, at ``step``; ``skipped`` samples were told of among
+        them. ``waited_seconds`` is since the lines before."""
+        before = self.step
+        if step is not None:
+            if before is not None and step < before:
+                # It went back, to a checkpoint or to a new phase: what was best before is not what it is judged by.
+                self.loss, self.best_loss, self.best_validation = None, Best(), Best()
+            self.step = step
+        self.values.update(values)
+        self.age_seconds = 0.0
+        self.skipped += skipped
+        self._take_losses(values, 1 if before is None or step is None else max(1, step - before))
+        self._take_step_time(values.get("step_time"))
+        hit = values.get("cache_hit_rate")
+        if hit is not None and self.values.get("epoch", 1.0) >= 1:
+            self.cache_hit.add(100.0 * hit, min(max(waited_seconds, 0.1), MINUTE_SECONDS))
+        samples = values.get("samples")
+        if samples is not None and math.isfinite(samples) and self.samples_before is None:
+            self.samples_before = samples
+
+    def moment(
+        self,
+        run_id: str,
+        elapsed_seconds: float,
+        *,
+        is_training: bool,
+        lr_expected: tuple[float, float] | None = None,
+        nccl_errors: int = 0,
+        nccl_text: str = "",
+    ) -> RunMoment:
+        """The run now, ``elapsed_seconds`` after the moment before."""
+        self.age_seconds += elapsed_seconds
+        epoch = self.values.get("epoch")
+        validation = self.best_validation.stagnation("val/loss", self.step, epoch)
+        loss = self.best_loss.stagnation("loss", self.step, epoch)
+        stagnation: list[Stagnation] = []
+        if validation is not None:
+            # Epochs are judged by what was not trained on, where that is known; steps by the loss of every step.
+            stagnation.append(Stagnation("val/loss", validation.best, validation.step, None, validation.epochs))
+        if loss is not None:
+            epochs = None if validation is not None else loss.epochs
+            stagnation.append(Stagnation("loss", loss.best, loss.step, loss.steps, epochs))
+        is_fresh = self.age_seconds <= OLD_SECONDS
+        seen, share = self._skipped_share()
+        return RunMoment(
+            run_id=run_id,
+            is_training=is_training,
+            values=self.values if is_fresh else {},
+            stagnation=tuple(stagnation) if is_fresh else (),
+            median_step_seconds=self.median_step_seconds,
+            cache_hit_percent=self.cache_hit.value if is_fresh else None,
+            skipped_percent=share,
+            samples_seen=seen,
+            lr_expected=lr_expected,
+            nccl_errors=nccl_errors,
+            nccl_text=nccl_text,
+        )
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        """The usual step time, None before there are enough steps."""
+        return statistics.median(self.step_times) if len(self.step_times) >= LEAST_STEP_TIMES else None
+
+    def _take_losses(self, values: Mapping[str, float], steps: int) -> None:
+        epoch = self.values.get("epoch")
+        loss = values.get("loss")
+        if loss is not None and math.isfinite(loss):
+            share = 1.0 - math.exp(-steps / SMOOTHED_STEPS)
+            self.loss = loss if self.loss is None else self.loss + (loss - self.loss) * share
+            self.best_loss.add(self.loss, self.step, epoch)
+        validation = values.get("val/loss")
+        if validation is not None and math.isfinite(validation):
+            self.best_validation.add(validation, self.step, epoch)
+
+    def _take_step_time(self, seconds: float | None) -> None:
+        if seconds is None or not math.isfinite(seconds):
+            return
+        median = self.median_step_seconds
+        if median is None or seconds <= UNUSUAL_TIMES * median:
+            self.step_times.append(seconds)
+
+    def _skipped_share(self) -> tuple[float | None, float | None]:
+        """Samples consumed in this attempt and the share of them that could not be read, in percent: by the metrics
+        ``skipped_samples`` and ``samples``, else by the events counted here."""
+        samples = self.values.get("samples")
+        if samples is None or not math.isfinite(samples):
+            return None, None
+        told = self.values.get("skipped_samples")
+        seen = samples if told is not None else samples - (self.samples_before or 0.0)
+        skipped = self.skipped if told is None else told
+        whole = seen + skipped
+        return whole, 100.0 * skipped / whole if whole > 0 else None
+
+    # --- across agents
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "step": self.step,
+            "values": self.values,
+            "loss": self.loss,
+            "best_loss": [self.best_loss.value, self.best_loss.step, self.best_loss.epoch],
+            "best_validation": [self.best_validation.value, self.best_validation.step, self.best_validation.epoch],
+            "step_times": list(self.step_times),
+            "cache_hit": self.cache_hit.to_json(),
+            "skipped": self.skipped,
+            "samples_before": self.samples_before,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> RunTrend:
+        """Raises TypeError, KeyError, AttributeError or ValueError where it cannot be understood. What was measured
+        before says nothing of now: its values wait for the next line."""
+        trend = cls(
+            attempt=int(data["attempt"]),
+            step=data["step"],
+            values={str(name): float(value) for name, value in data["values"].items()},
+            loss=data["loss"],
+            best_loss=Best(*data["best_loss"]),
+            best_validation=Best(*data["best_validation"]),
+            cache_hit=Mean.from_json(MINUTE_SECONDS, data["cache_hit"]),
+            skipped=int(data["skipped"]),
+            samples_before=data["samples_before"],
+        )
+        trend.step_times.extend(float(seconds) for seconds in data["step_times"])
+        return trend

@@ -1,0 +1,59 @@
+"""What a learning rate should be at a step, by the schedule that a profile names. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["constant", "linear", "cosine"]
+SHAPES: tuple[Shape, ...] = ("constant", "linear", "cosine")
+
+EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
+"""Metrics by which a script itself says what its learning rate should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A rise from 0 over ``warmup_steps`` to ``peak``, then ``shape`` down to ``final`` at ``total_steps``. What is
+    None is the run's own: the parameter that is its learning rate, and the ``total_steps`` that it tells."""
+
+    shape: Shape
+    peak: float | None = None
+    final: float = 0.0
+    warmup_steps: int = 0
+    total_steps: int | None = None
+
+    def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
+        """The rate at ``step``; the arguments stand in for what the profile left out. None where it cannot be told."""
+        top = self.peak if self.peak is not None else peak
+        if top is None:
+            return None
+        if step < self.warmup_steps:
+            return top * (step + 1) / self.warmup_steps
+        if self.shape == "constant":
+            return top
+        total = self.total_steps if self.total_steps is not None else total_steps
+        if total is None or total <= self.warmup_steps:
+            return None
+        done = min(1.0, (step - self.warmup_steps) / (total - self.warmup_steps))
+        share = 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.final + (top - self.final) * share
+
+
+def expected_rate(
+    schedule: Schedule | None, step: int | None, values: Mapping[str, float], peak: float | None
+) -> tuple[float, float] | None:
+    """The least and the most that the learning rate may be at ``step``: what the script itself says, else the profile's
+    schedule at this step and at its neighbours, for scripts differ in whether they count before or after it."""
+    for name in EXPECTED_METRICS:
+        if name in values:
+            return (values[name], values[name]) if math.isfinite(values[name]) else None
+    if schedule is None or step is None:
+        return None
+    told = values.get("total_steps")
+    total = None if told is None or not math.isfinite(told) else int(told)
+    rates = [schedule.at(max(0, one), peak=peak, total_steps=total) for one in (step - 1, step, step + 1)]
+    known = [rate for rate in rates if rate is not None]
+    return (min(known), max(known)) if len(known) == len(rates) else None

@@ -1,0 +1,200 @@
+"""What is remembered of GPUs and of the host between two moments: means over time, and how fast memory grows. Pure; all
+of it can be stored as JSON, so that the next agent goes on."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from gputui.alerts.moments import GpuMoment
+from gputui.gpu.model import GpuFacts, GpuSample
+from gputui.gpu.throttle import TROUBLE
+
+MINUTE_SECONDS = 60.0
+POWER_SECONDS = 300.0
+POWER_BEFORE_SECONDS = 3600.0
+# A mean is a mean only once it holds so much of its span.
+LEAST_SHARE = 0.6
+GROWTH_SAMPLES = 61
+GROWTH_EVERY_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean in which a value counts the less the older it is: to 1/e after ``span_seconds``."""
+
+    span_seconds: float
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float | None, elapsed_seconds: float) -> None:
+        """``elapsed_seconds`` is since the value before; an unknown value is passed over."""
+        if value is None or not math.isfinite(value):
+            return
+        share = 1.0 - math.exp(-elapsed_seconds / self.span_seconds)
+        self.total += (value - self.total) * share
+        self.weight += (1.0 - self.weight) * share
+
+    @property
+    def value(self) -> float | None:
+        """The mean, None before there is enough of it."""
+        return self.total / self.weight if self.weight >= LEAST_SHARE else None
+
+    @property
+    def early(self) -> float | None:
+        """The same as if nothing had been before: what came so far over the whole span."""
+        return self.total if self.weight > 0 else None
+
+    def to_json(self) -> list[float]:
+        return [self.total, self.weight]
+
+    @classmethod
+    def from_json(cls, span_seconds: float, data: Any) -> Mean:
+        total, weight = data
+        return cls(span_seconds, float(total), float(weight))
+
+
+@dataclass(slots=True)
+class GpuTrend:
+    """One GPU. ``attempt`` is the run and attempt for which the power is compared."""
+
+    attempt: str | None = None
+    busy: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
+    throttled: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
+    power: Mean = field(default_factory=lambda: Mean(POWER_SECONDS))
+    power_before: Mean = field(default_factory=lambda: Mean(POWER_BEFORE_SECONDS))
+    ecc_uncorrected: int | None = None
+
+    def moment(
+        self,
+        sample: GpuSample | None,
+        facts: GpuFacts,
+        elapsed_seconds: float,
+        *,
+        training: tuple[str, int] | None,
+        holder: str | None,
+        xids: tuple[int, ...] = (),
+        ecc_uncorrected: int | None = None,
+        row_remap: tuple[bool | None, bool | None] = (None, None),
+    ) -> GpuMoment:
+        """The GPU now. ``sample`` is None while the driver says nothing; ``training`` is the run and attempt that
+        train on it, ``ecc_uncorrected`` the driver's counter."""
+        ecc_new = self._ecc(ecc_uncorrected)
+        attempt = None if training is None else f"{training[0]} {training[1]}"
+        if attempt != self.attempt:
+            # What was drawn under another run says nothing of this one.
+            self.attempt = attempt
+            self.busy = Mean(MINUTE_SECONDS)
+            self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
+        if sample is None or sample.state == "error":
+            return GpuMoment(
+                facts.uuid, facts.index, is_known=False, xids=xids, ecc_uncorrected_new=ecc_new,
+                training_run=training[0] if training else None,
+                row_remap_pending=row_remap[0], row_remap_failed=row_remap[1],
+            )  # fmt: skip
+        reasons = sample.throttle_reasons
+        held = None if reasons is None else 100.0 * any(reason in TROUBLE for reason in reasons)
+        self.throttled.add(held, elapsed_seconds)
+        self.busy.add(sample.utilization_percent, elapsed_seconds)
+        if training is not None:
+            self.power.add(sample.power_watts, elapsed_seconds)
+            self.power_before.add(sample.power_watts, elapsed_seconds)
+        return GpuMoment(
+            uuid=facts.uuid,
+            index=facts.index,
+            state=sample.state,
+            utilization_percent=sample.utilization_percent,
+            busy_percent=None if sample.utilization_percent is None else self.busy.value,
+            memory_used_bytes=sample.memory_used_bytes,
+            memory_total_bytes=sample.memory_total_bytes or facts.memory_total_bytes,
+            temperature_celsius=sample.temperature_celsius,
+            slowdown_celsius=facts.temperature_slowdown_celsius,
+            throttle_reasons=reasons,
+            throttled_percent=None if held is None else self.throttled.early,
+            power_watts=None if sample.power_watts is None else self.power.value,
+            power_before_watts=self.power_before.value,
+            training_run=training[0] if training else None,
+            holder=holder,
+            xids=xids,
+            ecc_uncorrected_new=ecc_new,
+            row_remap_pending=row_remap[0],
+            row_remap_failed=row_remap[1],
+        )
+
+    def _ecc(self, counted: int | None) -> int | None:
+        """How many more than before; the first count, and a smaller one (the driver was loaded anew), tell nothing."""
+        if counted is None:
+            return None
+        before, self.ecc_uncorrected = self.ecc_uncorrected, counted
+        return max(0, counted - before) if before is not None else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "busy": self.busy.to_json(),
+            "throttled": self.throttled.to_json(),
+            "power": self.power.to_json(),
+            "power_before": self.power_before.to_json(),
+            "ecc_uncorrected": self.ecc_uncorrected,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> GpuTrend:
+        """Raises TypeError, KeyError or ValueError where it cannot be understood."""
+        return cls(
+            attempt=data["attempt"],
+            busy=Mean.from_json(MINUTE_SECONDS, data["busy"]),
+            throttled=Mean.from_json(MINUTE_SECONDS, data["throttled"]),
+            power=Mean.from_json(POWER_SECONDS, data["power"]),
+            power_before=Mean.from_json(POWER_BEFORE_SECONDS, data["power_before"]),
+            ecc_uncorrected=None if data["ecc_uncorrected"] is None else int(data["ecc_uncorrected"]),
+        )
+
+
+@dataclass(slots=True)
+class Growth:
+    """How fast something grows: the last half hour in samples of half a minute. ``age_seconds`` is since the newest."""
+
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=GROWTH_SAMPLES))
+    age_seconds: float = math.inf
+    clock_seconds: float = 0.0
+
+    def add(self, value: float | None, elapsed_seconds: float) -> None:
+        """One value, ``elapsed_seconds`` after the one before."""
+        self.age_seconds += elapsed_seconds
+        self.clock_seconds += elapsed_seconds
+        if value is not None and self.age_seconds >= GROWTH_EVERY_SECONDS:
+            self.samples.append((self.clock_seconds, value))
+            self.age_seconds = 0.0
+
+    @property
+    def per_hour(self) -> float | None:
+        """The slower of the slopes of both halves, so that a jump (a run that begins) is no growth; None before the
+        half hour is full."""
+        if len(self.samples) < GROWTH_SAMPLES:
+            return None
+        middle = GROWTH_SAMPLES // 2
+        halves = (list(islice(self.samples, 0, middle + 1)), list(islice(self.samples, middle, None)))
+        return 3600.0 * min(_slope(half) for half in halves)
+
+    def to_json(self) -> list[list[float]]:
+        return [[at - self.clock_seconds, value] for at, value in self.samples]
+
+    @classmethod
+    def from_json(cls, data: Any, down_seconds: float) -> Growth:
+        """``down_seconds``: for how long nobody has looked; a gap of more than some samples begins anew."""
+        growth = cls()
+        if 0 <= down_seconds <= 4 * GROWTH_EVERY_SECONDS:
+            growth.samples.extend((float(at) - down_seconds, float(value)) for at, value in data)
+        return growth
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    """Least squares, per second."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
