@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gputui.agent import queueing
+from gputui.agent import alert_commands, queueing
 from gputui.agent.refusing import RefusedError, UnansweredError
 from gputui.agent.rundirs import checkpoint_directory, open_metrics
 from gputui.agent.searching import CheckpointSearch
@@ -25,7 +25,7 @@ from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import commands, quarantine
+from gputui.store import alerts, commands, quarantine
 from gputui.store.commands import PendingCommand
 
 log = logging.getLogger(__name__)
@@ -196,6 +196,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
         repository.release_leases(connection, target.run_id)
         connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
         connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
+        alerts.forget_run(connection, target.run_id)
         done(supervisor, command, target.run_id)
     supervisor.ingest.forget(target.run_id)
 
@@ -222,6 +223,8 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "queue_pause": queueing.pause,
     "queue_resume": queueing.resume,
     "queue_move": queueing.move,
+    "alert_ack": alert_commands.acknowledge,
+    "alert_silence": alert_commands.silence,
 }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputui.agent import handlers, rebuilding
+from gputui.agent.alerting import Alerting
 from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
@@ -95,6 +96,16 @@ class Agent:
             on_end=self.watcher.unfollow,
             wake=self._wake,
         )
+        self.alerting = Alerting(
+            self.connection,
+            workspace,
+            self.recorder,
+            self.wall,
+            self.clock,
+            self.supervisor.running,
+            self._wake,
+            options.interval_seconds,
+        )
         self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
@@ -122,6 +133,7 @@ class Agent:
         self.supervisor.adopt()
         self.supervisor.repeat_stops()
         self.upkeep.begin()
+        self.alerting.begin()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
@@ -209,6 +221,7 @@ class Agent:
         self.watcher.take()
         report = self.ingest.pump(budget_bytes=PUMP_BUDGET_BYTES)
         self._note_progress(report)
+        self.alerting.take(report)
         for run_id, note in report.notes:
             repository.add_event(self.connection, note, now=self.wall(), severity="warning", run_id=run_id)
         return report.more
@@ -235,6 +248,7 @@ class Agent:
     def _housekeeping(self, now: float, started: float) -> None:
         self._watch_sampler(now)
         self.upkeep.turn(now, self.supervisor.folders())
+        self.alerting.turn()
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         if not self._store_is_ours():
@@ -319,6 +333,7 @@ class Agent:
 
     def _leave(self) -> None:
         self.recorder.flush()
+        self.alerting.save()
         self.connection.execute("UPDATE agent SET ended_at = ?", (self.wall(),))
         self.connection.close()
         log.info("agent ended")

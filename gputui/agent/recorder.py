@@ -32,6 +32,9 @@ Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 # While the database cannot be written (full disk, locked), so many messages wait; older ones are counted as lost.
 BACKLOG_MESSAGES = 1200
 
+# A GPU whose every kernel fails reports thousands of XIDs; the newest tell as much.
+REPORTED_KEPT = 256
+
 # A change of a process's memory below this is not a new set of processes.
 MEMORY_GRAIN_BYTES = 64 << 20
 
@@ -99,6 +102,9 @@ class Recorder:
         self.fast_at = 0.0
         self.processes: dict[str, tuple[GpuProcess, ...] | None] = {}
         self.host: HostSample | None = None
+        self.slow: dict[str, GpuSlowSample] = {}
+        self.reported: deque[GpuEvent] = deque(maxlen=REPORTED_KEPT)
+        """What the driver reported by itself, until somebody takes it from here."""
 
     @property
     def facts(self) -> dict[str, GpuFacts]:
@@ -118,6 +124,10 @@ class Recorder:
             elif isinstance(message, ProcessTick):
                 self.processes = dict(message.processes)
                 self._owners.keep_only(p for held in message.processes.values() for p in held or ())
+            elif isinstance(message, SlowTick):
+                self.slow = {sample.uuid: sample for sample in message.gpus}
+            elif isinstance(message, GpuEvent):
+                self.reported.append(message)
             elif isinstance(message, Inventory):
                 self.inventory = message
             if len(self._waiting) >= BACKLOG_MESSAGES:

@@ -153,7 +153,7 @@ class Supervisor:
         """Everything that may have become due. Called often; does nothing when nothing changed."""
         for live in list(self.live.values()):
             self._check_guarded(live)
-        running = [live.record for live in self.live.values() if live.is_running]
+        running = self.running()
         self.watching.turn(running)
         self.gpu_trouble.turn(running)
         for run_id, why in self.notifier.failures():
@@ -172,6 +172,10 @@ class Supervisor:
             (record.run_id, record.number, launching.attempt_dir(self.workspace, record.run_id, record.number))
             for record in records
         ]
+
+    def running(self) -> list[AttemptRecord]:
+        """Every attempt whose command has not ended, as far as is known."""
+        return [live.record for live in self.live.values() if live.is_running]
 
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""

@@ -122,6 +122,8 @@ def shared_memory(host: HostMoment, limits: Limits) -> Reading:
 
 def _xids(gpu: GpuMoment, classes: frozenset[XidClass]) -> Reading:
     codes = [code for code in gpu.xids if xid_class(code) in classes]
+    if not codes and not gpu.is_known:
+        return UNKNOWN
     return Reading(float(len(codes)), 0.0, xid_text(codes[-1]) if codes else "")
 
 

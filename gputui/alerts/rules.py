@@ -45,6 +45,7 @@ class Rule:
         clear_seconds: how long it must be well before the alert is cleared.
         cooldown_seconds: how long after that it is not raised again.
         of_run: it is about a run even where its subject is a GPU; a profile with ``alerts: off`` switches it off.
+        is_reported: what it tells stands among the events already, and is not said there again.
         sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{detail}``.
         remedy: what to do.
     """
@@ -64,6 +65,7 @@ class Rule:
     clear_seconds: float = 60.0
     cooldown_seconds: float = 600.0
     of_run: bool = False
+    is_reported: bool = False
 
 
 def _percent(default: float, help_text: str, name: str = "above_percent") -> Threshold:
@@ -76,19 +78,19 @@ _RULES: tuple[Rule, ...] = (
         "gpu_lost", "gpu", "GPU lost", "error", measures.lost,
         "{subject} is lost: the driver does not answer for it",
         "see gputui gpus and the kernel log; a reset or a reboot is mostly needed",
-        clear_seconds=30.0, cooldown_seconds=60.0,
+        clear_seconds=30.0, cooldown_seconds=60.0, is_reported=True,
     ),
     Rule(
         "xid_hardware", "gpu", "XID of the hardware", "error", measures.xid_of_hardware,
         "{subject} reported {detail}",
         "move the run to other GPUs; drain, reset and test this one",
-        clear_seconds=3600.0, cooldown_seconds=0.0,
+        clear_seconds=3600.0, cooldown_seconds=0.0, is_reported=True,
     ),
     Rule(
         "xid", "gpu", "XID", "warning", measures.xid_of_program,
         "{subject} reported {detail}",
         "mostly an error of the program: look at the log of the rank on this GPU",
-        clear_seconds=900.0, cooldown_seconds=0.0,
+        clear_seconds=900.0, cooldown_seconds=0.0, is_reported=True,
     ),
     Rule(
         "ecc", "gpu", "uncorrected memory errors", "error", measures.ecc,
@@ -181,7 +183,7 @@ _RULES: tuple[Rule, ...] = (
         "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
         "{subject}: {detail}",
         "gputui explain says which rank; NCCL_DEBUG=INFO and gputui doctor say more",
-        clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
+        clear_seconds=900.0, cooldown_seconds=0.0, of_run=True, is_reported=True,
     ),
     Rule(
         "no_improvement", "run", "no improvement", "warning", run_measures.no_improvement,

@@ -6,7 +6,7 @@ import math
 
 from gputui.alerts.measures import Limits
 from gputui.alerts.moments import IDLE, UNKNOWN, Reading, RunMoment, Stagnation
-from gputui.charts.units import count, metric_value
+from gputui.charts.units import count, metric_value, short_number
 
 LEAST_SAMPLES = 100
 """Of fewer samples no share is made."""
@@ -95,7 +95,7 @@ def lr_off_schedule(run: RunMoment, limits: Limits) -> Reading:
     low, high = run.lr_expected
     nearest = min(max(rate, low), high)
     off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if math.isfinite(rate) else math.inf
-    detail = f"is {metric_value(rate)}, its schedule says {metric_value(nearest if math.isfinite(rate) else high)}"
+    detail = f"is {short_number(rate)}, its schedule says {short_number(nearest if math.isfinite(rate) else high)}"
     return Reading(off, limits["above_percent"], detail)
 
 

@@ -65,9 +65,8 @@ class RejectedLine(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
 
-    ``newest`` holds the last number of each name by rank, ``events`` how many lines told of
-    each event. ``long_line`` is (offset, length so far) of an over-long
-    line that was told of before. ``more``: there is more to read at once.
+    ``newest`` holds the last number of each name by rank, ``events`` how many lines told of each event. ``long_line``
+    is (offset, length so far) of an over-long line that was told of before. ``more``: there is more to read at once.
     """
 
     state: SourceState

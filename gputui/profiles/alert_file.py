@@ -15,7 +15,7 @@ def load_alerts(path: Path) -> Overrides:
     """What the file says; nothing where it is not there. Raises ProfileError with every problem, each with its line."""
     if not path.exists():
         return Overrides()
-    return read_alerts(read_text(path, "alerts.yaml"), path)
+    return read_alerts(read_text(path, "file of alert rules"), path)
 
 
 def read_alerts(text: str, path: Path) -> Overrides:

@@ -9,15 +9,15 @@ from gputui.profiles.problems import Problem, ProfileError, shown_path
 from gputui.profiles.yamldoc import MAX_BYTES
 
 
-def read_text(path: Path, what: str = "a profile") -> str:
-    """The file's text; ``what`` it is to be. Only a regular file is opened: a pipe or a device could block for ever.
+def read_text(path: Path, what: str = "profile") -> str:
+    """The file's text; ``what`` is what it should be. Only a regular file is opened: a pipe could block for ever.
 
     Raises ProfileError.
     """
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise whole_file(path, f"is a folder; {what} is a YAML file")
+            raise whole_file(path, f"is a folder; a {what} is a YAML file")
         if not stat.S_ISREG(status.st_mode):
             raise whole_file(path, "is not a regular file")
         with path.open("rb") as file:
@@ -27,7 +27,7 @@ def read_text(path: Path, what: str = "a profile") -> str:
     except ValueError as error:
         raise whole_file(path, "is no file's name") from error
     if len(content) > MAX_BYTES:
-        raise whole_file(path, f"is larger than {MAX_BYTES >> 20} MiB, which {what} never is")
+        raise whole_file(path, f"is larger than {MAX_BYTES >> 20} MiB, which no {what} is")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gputui.store.alerts import AlertView
 from gputui.store.quarantine import Quarantined
 from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, IncidentView, RunView
 
@@ -139,6 +140,31 @@ def show_shape(
         **run_shape(run),
         "attempts": [_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}) for attempt in attempts],
         "cost_of_failures": cost_of_failures,
+    }
+
+
+def alert_shape(alert: AlertView, now: float) -> Shape:
+    """One alert of ``gputui alerts --json``; ``now`` is UTC unix seconds. ``state`` is ``raised`` or ``cleared``."""
+    return {
+        "id": alert.alert_id,
+        "rule": alert.rule,
+        "severity": alert.severity,
+        "state": "raised" if alert.lasts else "cleared",
+        "subject": alert.subject_kind,
+        "subject_id": alert.subject_id,
+        "subject_name": alert.subject_name,
+        "run_id": alert.run_id,
+        "raised_at": iso(alert.raised_at),
+        "cleared_at": iso(alert.cleared_at),
+        "cleared_because": alert.cleared_because,
+        "acknowledged_at": iso(alert.acknowledged_at),
+        "acknowledged_by": alert.acknowledged_by,
+        "silenced_until": iso(alert.silenced_until) if alert.is_silenced(now) else None,
+        "value": alert.value,
+        "threshold": alert.threshold,
+        "unit": alert.unit,
+        "sentence": alert.sentence,
+        "remedy": alert.remedy,
     }
 
 

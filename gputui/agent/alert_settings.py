@@ -1,0 +1,98 @@
+"""Which alert rules hold: the standard ones, what the machine's ``alerts.yaml`` changes of them, and what a run's
+profile does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gputui.alerts.in_force import RuleSet, changed, of_runs, standard, without
+from gputui.alerts.overrides import AlertsError, Delivery, parse_overrides
+from gputui.alerts.schedules import Schedule
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRules:
+    """The rules for one run, for the GPUs that it trains on, and the schedule of its learning rate."""
+
+    rules: RuleSet
+    schedule: Schedule | None = None
+
+
+@dataclass(slots=True)
+class AlertSettings:
+    """``path`` is the machine's file; ``tell`` takes a sentence for a person where it cannot be used. A file that is
+    wrong changes nothing: what held before holds on."""
+
+    path: Path
+    tell: Callable[[str], None]
+    machine: RuleSet = field(default_factory=standard)
+    delivery: Delivery | None = None
+    runs: dict[str, RunRules] = field(default_factory=dict)
+    due: float = float("-inf")
+    read: tuple[int, int, int] | None = None
+
+    def turn(self, now: float) -> bool:
+        """Look whether the file has changed; ``now`` is monotonic. True where other rules hold now."""
+        if now < self.due:
+            return False
+        self.due = now + LOOK_SECONDS
+        found = _identity(self.path)
+        if found == self.read:
+            return False
+        self.read = found
+        # A machine without the file needs no YAML parser.
+        from gputui.profiles.alert_file import load_alerts
+        from gputui.profiles.problems import ProfileError
+
+        try:
+            overrides = load_alerts(self.path)
+        except ProfileError as error:
+            self.tell(f"{error.problems[0]}; the alert rules stay as they were")
+            log.warning("%s", error)
+            return False
+        self.machine = changed(standard(), overrides.rules, self.path.name)
+        self.delivery = overrides.delivery
+        self.runs.clear()
+        return True
+
+    def of_run(self, run_id: str, read: Callable[[], str | Mapping[str, Any] | None]) -> RunRules:
+        """The rules for a run; ``read`` gives what its profile says of alerts, and is asked once."""
+        known = self.runs.get(run_id)
+        if known is None:
+            known = self.runs[run_id] = rules_for(self.machine, read())
+        return known
+
+    def keep_only(self, runs: Collection[str]) -> None:
+        for gone in [run_id for run_id in self.runs if run_id not in runs]:
+            del self.runs[gone]
+
+
+def rules_for(machine: RuleSet, said: str | Mapping[str, Any] | None) -> RunRules:
+    """The machine's rules with what a profile says of alerts: ``standard``, None (off), or a mapping."""
+    if said is None or said == "off":
+        return RunRules(without(machine, of_runs(), "profile"))
+    if not isinstance(said, Mapping):
+        return RunRules(machine)
+    try:
+        overrides = parse_overrides(said, "profile")
+    except AlertsError as error:
+        # The profile was checked at the launch, by another version of gputui.
+        log.warning("a profile's alerts are not understood: %s", error)
+        return RunRules(machine)
+    return RunRules(changed(machine, overrides.rules, "profile"), overrides.schedule)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

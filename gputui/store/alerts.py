@@ -1,0 +1,166 @@
+"""Alerts as rows: what lasts, what was, who silenced it. The agent writes them; views only read.
+
+The writing functions work inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ANY_SUBJECT = "*"
+"""A silence of a rule for every subject."""
+
+_COLUMNS = (
+    "alert_id, rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, cleared_at, cleared_because, "
+    "acknowledged_at, acknowledged_by, silenced_until, silenced_by, value, threshold, unit, sentence, remedy"
+)
+_SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertView:
+    """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and ``threshold`` are in
+    ``unit``, None where there is none or it is not finite."""
+
+    alert_id: int
+    rule: str
+    severity: str
+    subject_kind: str
+    subject_id: str
+    subject_name: str
+    run_id: str | None
+    raised_at: float
+    cleared_at: float | None
+    cleared_because: str | None
+    acknowledged_at: float | None
+    acknowledged_by: str | None
+    silenced_until: float | None
+    silenced_by: str | None
+    value: float | None
+    threshold: float | None
+    unit: str
+    sentence: str
+    remedy: str
+
+    @property
+    def lasts(self) -> bool:
+        return self.cleared_at is None
+
+    def is_silenced(self, now: float) -> bool:
+        return self.silenced_until is not None and self.silenced_until > now
+
+    def is_news(self, now: float) -> bool:
+        """Whether it still wants somebody to look: it lasts, nobody has acknowledged it, and it is not silenced."""
+        return self.lasts and self.acknowledged_at is None and not self.is_silenced(now)
+
+
+def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
+    """What lasts now, or lasted at a moment of the past: the severest first, then the newest."""
+    order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
+    if at is None:
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at IS NULL {order}")  # noqa: S608 - fixed
+    else:
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM alerts WHERE raised_at <= ? AND coalesce(cleared_at, ?) >= ? {order}",  # noqa: S608
+            (at, at, at),
+        )
+    return [AlertView(*row) for row in rows]
+
+
+def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:
+    """The newest that are over, those raised last first; ``before`` leaves out what was cleared after that moment."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at IS NOT NULL AND cleared_at <= ? "  # noqa: S608 - fixed names
+        "ORDER BY raised_at DESC, alert_id DESC LIMIT ?",
+        (float("inf") if before is None else before, limit),
+    )
+    return [AlertView(*row) for row in rows]
+
+
+def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
+    """Every alert that concerned a run, the oldest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM alerts WHERE run_id = ? ORDER BY raised_at, alert_id",  # noqa: S608 - fixed names
+        (run_id,),
+    )
+    return [AlertView(*row) for row in rows]
+
+
+def one(connection: sqlite3.Connection, alert_id: int) -> AlertView | None:
+    """The alert of this number."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE alert_id = ?", (alert_id,)).fetchone()  # noqa: S608
+    return None if row is None else AlertView(*row)
+
+
+def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str, str], tuple[float, str]]:
+    """(rule, kind of subject, subject) → (until when, by whom), of what is silenced now."""
+    rows = connection.execute(
+        "SELECT rule, subject_kind, subject_id, until, actor FROM alert_silences WHERE until > ?", (now,)
+    )
+    return {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+
+
+# --- what the agent writes
+
+
+def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
+    """A new alert from ``values`` (columns of the table); returns its number."""
+    names = list(values)
+    cursor = connection.execute(
+        f"INSERT INTO alerts ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608 - our own names
+        [values[name] for name in names],
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def clear_alert(connection: sqlite3.Connection, alert_id: int, *, now: float, why: str) -> None:
+    connection.execute(
+        "UPDATE alerts SET cleared_at = max(?, raised_at), cleared_because = ? WHERE alert_id = ?", (now, why, alert_id)
+    )
+
+
+def acknowledge(connection: sqlite3.Connection, alert_id: int, *, now: float, actor: str) -> None:
+    connection.execute(
+        "UPDATE alerts SET acknowledged_at = ?, acknowledged_by = ? WHERE alert_id = ? AND acknowledged_at IS NULL",
+        (now, actor, alert_id),
+    )
+
+
+def silence(
+    connection: sqlite3.Connection, rule: str, subject_kind: str, subject_id: str, *, until: float, actor: str
+) -> int:
+    """Silence a rule for a subject, or for ANY_SUBJECT, until a moment; returns how many lasting alerts that concerns.
+    A moment that is over ends a silence."""
+    connection.execute(
+        "INSERT OR REPLACE INTO alert_silences (rule, subject_kind, subject_id, until, actor) VALUES (?, ?, ?, ?, ?)",
+        (rule, subject_kind, subject_id, until, actor),
+    )
+    cursor = connection.execute(
+        "UPDATE alerts SET silenced_until = ?, silenced_by = ? WHERE cleared_at IS NULL AND rule = ? "
+        "AND subject_kind = ? AND (? = '*' OR subject_id = ?)",
+        (until, actor, rule, subject_kind, subject_id, subject_id),
+    )
+    return cursor.rowcount
+
+
+def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
+    """A run is removed: its alerts go with it, those of GPUs forget that it was there."""
+    connection.execute("DELETE FROM alerts WHERE subject_kind = 'run' AND subject_id = ?", (run_id,))
+    connection.execute("UPDATE alerts SET run_id = NULL WHERE run_id = ?", (run_id,))
+
+
+def forget_old_silences(connection: sqlite3.Connection, now: float) -> None:
+    connection.execute("DELETE FROM alert_silences WHERE until <= ?", (now,))
+
+
+def engine_state(connection: sqlite3.Connection) -> tuple[float, str] | None:
+    """When the engine's memory was stored, and what it is."""
+    row = connection.execute("SELECT at, state FROM alert_engine").fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def put_engine_state(connection: sqlite3.Connection, state: str, now: float) -> None:
+    connection.execute("INSERT OR REPLACE INTO alert_engine (id, at, state) VALUES (1, ?, ?)", (now, state))

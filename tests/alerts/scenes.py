@@ -1,0 +1,96 @@
+"""Playing moments through the engine, as the agent does once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gputui.alerts.engine import Change, Engine, Key
+from gputui.alerts.in_force import InForce, changed, standard
+from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
+from gputui.alerts.sentences import sentence
+
+GIB = 2**30
+Moment = GpuMoment | HostMoment | RunMoment
+Scene = Iterable[tuple[Moment, float]]
+"""Moments, and for how many seconds each lasts."""
+
+
+def gpu(**values: Any) -> GpuMoment:
+    """A healthy busy GPU, with what differs."""
+    usual: dict[str, Any] = {
+        "uuid": "GPU-a",
+        "index": 3,
+        "utilization_percent": 95.0,
+        "busy_percent": 95.0,
+        "memory_used_bytes": 60 * GIB,
+        "memory_total_bytes": 80 * GIB,
+        "temperature_celsius": 64.0,
+        "slowdown_celsius": 90.0,
+        "throttle_reasons": (),
+        "throttled_percent": 0.0,
+        "power_watts": 600.0,
+        "power_before_watts": 600.0,
+        "training_run": "vit-1",
+        "ecc_uncorrected_new": 0,
+        "row_remap_pending": False,
+        "row_remap_failed": False,
+    }
+    return GpuMoment(**{**usual, **values})
+
+
+def host(**values: Any) -> HostMoment:
+    usual: dict[str, Any] = {
+        "memory_used_bytes": 88 * GIB,
+        "memory_total_bytes": 256 * GIB,
+        "memory_growth_bytes_per_hour": 0.0,
+        "disk_used_bytes": 700 * GIB,
+        "disk_total_bytes": 1000 * GIB,
+        "shm_used_bytes": 4 * GIB,
+        "shm_total_bytes": 100 * GIB,
+    }
+    return HostMoment(**{**usual, **values})
+
+
+def run(metrics: Mapping[str, float] | None = None, **values: Any) -> RunMoment:
+    usual_metrics = {"loss": 1.9, "grad_norm": 1.2, "lr": 0.001, "step_time": 0.3, "data_time": 0.006, "epoch": 3.0}
+    usual: dict[str, Any] = {
+        "run_id": "vit-1",
+        "values": {**usual_metrics, **(metrics or {})},
+        "median_step_seconds": 0.3,
+    }
+    return RunMoment(**{**usual, **values})
+
+
+class Stage:
+    """One rule, one subject, one engine."""
+
+    def __init__(self, rule_id: str, engine: Engine | None = None, **override: object) -> None:
+        self.rule: InForce = changed(standard(), {rule_id: override} if override else {}, "test")[rule_id]
+        self.engine = engine or Engine()
+        self.key = Key(rule_id, self.rule.rule.subject, "x")
+        self.changes: list[Change] = []
+        self.seconds = 0.0
+        self.times: list[tuple[str, float]] = []
+
+    def play(self, scene: Scene) -> list[str]:
+        """What the engine says to the moments, once a second: raised, cleared, …"""
+        said = []
+        for moment, lasts in scene:
+            for _ in range(int(lasts)):
+                self.seconds += 1.0
+                reading = self.rule.rule.measure(moment, self.rule.limits)
+                change = self.engine.look(self.rule, self.key, reading, 1.0)
+                if change is not None:
+                    said.append(change.kind)
+                    self.changes.append(change)
+                    self.times.append((change.kind, self.seconds))
+        return said
+
+    @property
+    def is_raised(self) -> bool:
+        return self.key in self.engine.raised()
+
+    def sentence(self, subject: str) -> str:
+        """The sentence of the last alert."""
+        return sentence(self.rule.rule, self.changes[-1].reading, subject)
