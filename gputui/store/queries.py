@@ -24,6 +24,7 @@ from gputui.store.views import (
     HostHistory,
     HostView,
     IncidentView,
+    ProcessView,
     RunView,
     TransitionView,
 )
@@ -79,12 +80,25 @@ def agent(connection: sqlite3.Connection) -> AgentView | None:
 
 # --- hardware -------------------------------------------------------------------------------------------------------
 
-_GPUS = """
-SELECT g.uuid, g.position, g.name, g.present, s.state, s.at,
+GPU_ROW = """
+g.uuid, g.position, g.name, {present}, s.state, s.at,
     s.utilization_percent, s.memory_utilization_percent, s.memory_used_bytes, s.memory_reserved_bytes,
     s.memory_total_bytes, s.temperature_celsius, s.power_watts, s.power_limit_watts, s.sm_clock_mhz,
     s.memory_clock_mhz, s.performance_state, s.throttle_reasons,
-    g.facts, g.slow, g.processes, l.run_id, r.name, g.last_seen_at
+    g.facts, {slow}, {processes}, {run_id}, {run_name}, {last_seen_at}
+"""
+"""The columns of `gpu_view` from a GPU ``g`` and its sample ``s``."""
+
+_NOW = GPU_ROW.format(
+    present="g.present",
+    slow="g.slow",
+    processes="g.processes",
+    run_id="l.run_id",
+    run_name="r.name",
+    last_seen_at="g.last_seen_at",
+)
+_GPUS = f"""
+SELECT {_NOW}
 FROM gpus AS g
 LEFT JOIN gpu_samples AS s
     ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id)
@@ -92,7 +106,7 @@ LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid
 LEFT JOIN runs AS r ON r.run_id = l.run_id
 WHERE g.present = 1 OR g.last_seen_at > ?
 ORDER BY g.position, g.gpu_id
-"""
+"""  # noqa: S608 - fixed names
 
 
 def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
@@ -101,7 +115,7 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     stale_after = stale_after_seconds(row[0] if row else None)
     reported = _newest_gpu_events(connection)
     return [
-        _gpu(row, reported.get(row[0]), now, stale_after)
+        gpu_view(row, reported.get(row[0]), now, stale_after)
         for row in connection.execute(_GPUS, (now - LOST_SHOWN_SECONDS,))
     ]
 
@@ -120,7 +134,11 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
     return replace(gpu, age_seconds=age, state=state)
 
 
-def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float) -> GpuView:
+def gpu_view(
+    row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float
+) -> GpuView:
+    """A GPU from the columns of `GPU_ROW`, as it is seen at ``now``; ``reported`` is the newest (time, code, text) that
+    the driver told of it."""
     uuid, position, name, present, sample_state, at = row[:6]
     run_id = row[21]
     facts = json_columns.mapping(row[18])
@@ -133,15 +151,20 @@ def _gpu(row: Any, reported: tuple[float, int | None, str | None] | None, now: f
         state = "stale"
     else:
         state = "error" if sample_state == "error" else "ok"
-    ranks = sorted(p.rank for p in processes or () if p.rank is not None and run_id is not None and p.run_id == run_id)
     total = row[10] if row[10] is not None else facts.get("memory_total_bytes")
     event_at, event_code, event_text = reported or (None, None, None)
     values = [
         uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], json_columns.words(row[17]),
-        facts, json_columns.mapping(row[19]), processes, run_id, row[22], ranks[0] if ranks else None, row[23],
+        facts, json_columns.mapping(row[19]), processes, run_id, row[22], rank_among(processes, run_id), row[23],
         event_at, event_code, event_text,
     ]  # fmt: skip
     return GpuView(*values)
+
+
+def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> int | None:
+    """The lowest rank of a run among the processes of a GPU."""
+    ranks = (p.rank for p in processes or () if p.rank is not None and run_id is not None and p.run_id == run_id)
+    return min(ranks, default=None)
 
 
 def _newest_gpu_events(connection: sqlite3.Connection) -> dict[str, tuple[float, int | None, str | None]]:
@@ -167,13 +190,14 @@ def gpu_history(
     return {uuid: GpuHistory(*(tuple(series) for series in table)) for uuid, table in found.items()}
 
 
-def host(connection: sqlite3.Connection) -> HostView | None:
-    """The newest sample of the host."""
+def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
+    """The newest sample of the host; with ``at`` (UTC unix seconds) the newest that was known then."""
     row = connection.execute(
         "SELECT at, cpu_percent, cpu_count, load_1m, memory_used_bytes, memory_total_bytes, swap_used_bytes, "
         "disk_read_bytes_per_second, disk_write_bytes_per_second, disk_used_bytes, disk_total_bytes, shm_used_bytes, "
         "shm_total_bytes, network_received_bytes_per_second, network_sent_bytes_per_second "
-        "FROM host_samples ORDER BY at DESC LIMIT 1"
+        "FROM host_samples WHERE at <= ? ORDER BY at DESC LIMIT 1",
+        (float("inf") if at is None else at,),
     ).fetchone()
     return None if row is None else HostView(*row)
 
@@ -283,15 +307,24 @@ def _run(row: Any) -> RunView:
     )
 
 
+_ATTEMPTS = (
+    "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
+    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested FROM attempts"
+)
+
+
 def attempts(connection: sqlite3.Connection, run_id: str) -> list[AttemptView]:
     """The attempts of a run, first to last."""
-    rows = connection.execute(
-        "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
-        "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested "
-        "FROM attempts WHERE run_id = ? ORDER BY number",
-        (run_id,),
-    )
+    rows = connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))
     return [_attempt(row) for row in rows]
+
+
+def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> AttemptView | None:
+    """The newest attempt that there was at a moment (UTC unix seconds), as it is known now."""
+    row = connection.execute(
+        f"{_ATTEMPTS} WHERE run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", (run_id, at)
+    ).fetchone()
+    return None if row is None else _attempt(row)
 
 
 def _attempt(row: Any) -> AttemptView:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gputui.store.views import RunView
-from gputui.tui.render.words import OVER, run_sign
+from gputui.tui.render.words import OVER, clock, run_sign
 
 Scope = Literal["overview", "run", "launch"]
 
@@ -16,11 +16,13 @@ Scope = Literal["overview", "run", "launch"]
 @dataclass(frozen=True, slots=True)
 class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
-    a mere view, in the launch form what is still wrong; how the line does, keys that differ from the table's."""
+    a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
+    wrong; how the line does, keys that differ from the table's."""
 
     scope: Scope
     run: RunView | None = None
     is_readonly: bool = False
+    past_at: float | None = None
     obstacle: str | None = None
     is_ascii: bool = False
     line: str | None = None
@@ -53,12 +55,21 @@ class Action:
     in_palette: bool
 
 
+def refused_here(context: Context) -> str | None:
+    """Why this view changes nothing at all; every action that changes something asks this first."""
+    if context.is_readonly:
+        return "This view is read only."
+    if context.past_at is not None:
+        return f"You look at {clock(context.past_at)}, and this would change the present; L returns to it."
+    return None
+
+
 def _needs_run(context: Context) -> str | None:
     return None if context.run is not None else "There is no run to choose."
 
 
 def _changes_run(context: Context) -> str | None:
-    return "This view is read only." if context.is_readonly else _needs_run(context)
+    return refused_here(context) or _needs_run(context)
 
 
 def _can_stop(context: Context) -> str | None:
@@ -92,12 +103,12 @@ def _can_remove(context: Context) -> str | None:
     return problem
 
 
-def _can_open_launch(context: Context) -> str | None:
-    return "This view is read only." if context.is_readonly else None
-
-
 def _can_launch(context: Context) -> str | None:
     return context.obstacle
+
+
+def _looks_back(context: Context) -> str | None:
+    return None if context.past_at is not None else "This is the present already; < looks back."
 
 
 def _act(
@@ -125,7 +136,7 @@ ACTIONS: tuple[Action, ...] = (
     _act("open", "enter l right", "open", "Open the page of the run", _OVERVIEW, _needs_run),
     _act("back", "escape h left", "back", "Back to the overview", _PAGE),
     _act("section_next", "tab", "section", "The next section of the page", _PAGE, in_palette=False),
-    _act("launch", "n", "new", "Launch a run from a profile", _BOTH, _can_open_launch),
+    _act("launch", "n", "new", "Launch a run from a profile", _BOTH, refused_here),
     _act("stop", "s", "stop", "Stop the run: it checkpoints and leaves", _BOTH, _can_stop),
     _act("fold", "a", "all/each", "All GPUs together with their history, or each in a row", _OVERVIEW),
     _act("filter", "slash", "filter", "Show only runs in which the words occur", _OVERVIEW),
@@ -162,6 +173,38 @@ ACTIONS: tuple[Action, ...] = (
         _can_remove,
         shown=False,
     ),
+    # looking back
+    _act("time_back", "less_than_sign", "back in time", "Look at ten seconds before", _BOTH, shown=False),
+    _act("time_forth", "greater_than_sign", "on", "Look at ten seconds later", _BOTH, _looks_back, shown=False),
+    _act("time_back_far", "left_curly_bracket", "far back", "Look at a hundred seconds before", _BOTH, shown=False),
+    _act(
+        "time_forth_far",
+        "right_curly_bracket",
+        "far on",
+        "Look at a hundred seconds later",
+        _BOTH,
+        _looks_back,
+        shown=False,
+    ),
+    _act("time_type", "t", "time", "Look at a moment: 03:12, yesterday 3:12, -20m", _BOTH, shown=False),
+    _act(
+        "tick_previous",
+        "left_square_bracket",
+        "event before",
+        "Look at the event, incident or alert before",
+        _BOTH,
+        shown=False,
+    ),
+    _act(
+        "tick_next",
+        "right_square_bracket",
+        "next event",
+        "Look at the next event, incident or alert",
+        _BOTH,
+        _looks_back,
+        shown=False,
+    ),
+    _act("live", "L", "live", "Return to the present", _BOTH, _looks_back, shown=False),
     # the launch form
     _act("start", "enter", "launch", "Launch the run with these values", _FORM, _can_launch),
     _act("field_next", "down tab", "next", "The next field", _FORM, shown=False, in_palette=False),

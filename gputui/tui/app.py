@@ -27,7 +27,6 @@ from gputui.store.database import StoreError
 from gputui.store.views import RunView
 from gputui.tui.actions import actions_in, find, key_word
 from gputui.tui.feed import Feed
-from gputui.tui.habits import HabitsApp
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
 from gputui.tui.screens.base import ActionScreen
@@ -38,6 +37,7 @@ from gputui.tui.screens.palette import Choice, PaletteScreen
 from gputui.tui.screens.run_page import RunScreen
 from gputui.tui.settings import Settings, load
 from gputui.tui.snapshot import Snapshot
+from gputui.tui.time_travel import TimeTravelApp
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
@@ -78,7 +78,7 @@ class Answered(Message):
     answer: CommandAnswer
 
 
-class GputuiApp(HabitsApp, inherit_bindings=False):
+class GputuiApp(TimeTravelApp, inherit_bindings=False):
     """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False

@@ -19,13 +19,16 @@ from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.tui.reading import Interest, SnapshotReader
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.snapshot import Moment, Snapshot
 
 LOOK_SECONDS = 0.15
 """How often the store is asked whether anything was committed."""
 
 APART_SECONDS = 0.25
 """Two snapshots are at least this far apart, however often something is committed."""
+
+PAST_SECONDS = 10.0
+"""A past moment is read again after so long, if anything was committed: it may be told of late."""
 
 CLOCK_SECONDS = 1.0
 """Without news the clock and the ages move on at this pace."""
@@ -59,6 +62,7 @@ class Feed:
         self._opened_at = float("-inf")
         self._version: int | None = None
         self._read_at = float("-inf")
+        self._past_read_at = float("-inf")
         self._is_due = False
         self._interest = Interest()
         self._interest_read = Interest()
@@ -92,15 +96,22 @@ class Feed:
         self._thread.join(timeout=0.5)
 
     def look_at(self, interest: Interest) -> None:
-        """Say what the screen shows; the next snapshot holds it."""
-        if interest != self._interest:
-            self._interest = interest
-            self._wake.set()
+        """Say what the screen shows; the next snapshot holds it, at the moment that is looked at."""
+        self._turn_to(replace(interest, moment=self._interest.moment))
+
+    def look_back(self, moment: Moment | None) -> None:
+        """From now on show a past moment; None returns to the present."""
+        self._turn_to(replace(self._interest, moment=moment))
 
     def look_away(self, run_id: str) -> None:
         """The page of this run was closed; another may be open by now."""
         if self._interest.run_id == run_id:
             self.look_at(Interest())
+
+    def _turn_to(self, interest: Interest) -> None:
+        if interest != self._interest:
+            self._interest = interest
+            self._wake.set()
 
     def watch(self, command_id: int) -> None:
         """Tell the answer to this command when it comes."""
@@ -138,10 +149,13 @@ class Feed:
             version = queries.data_version(connection)
             is_other = interest != self._interest_read
             is_news = is_other or version != self._version or self._reader.is_behind
+            if interest.moment is not None and not is_other and clock - self._past_read_at < PAST_SECONDS:
+                is_news = False
             self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
             if is_news and not self._is_due:
                 self._newest = self._reader.read(connection, now, interest)
                 self._version, self._interest_read, self._read_at = version, interest, clock
+                self._past_read_at = clock
                 return True
             return self._pass_time(now, clock, self._newest.trouble if is_news else None)
         except StoreMissingError:

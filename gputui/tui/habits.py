@@ -211,7 +211,8 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
         self.snapshot = snapshot
         now = time.monotonic()
         self._pace.note_lag(self.lag_seconds, now)
-        self.heed(snapshot)
+        if snapshot.past is None:
+            self.heed(snapshot)
         if self._due is not None:
             return
         interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)

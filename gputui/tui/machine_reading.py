@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gputui.recovery.cost import Cost, costs, total
 from gputui.store import gpu_queries, quarantine, queries, queue
@@ -31,6 +31,18 @@ def machine_state(connection: sqlite3.Connection, now: float) -> MachineState:
         quarantined=quarantine.quarantined(connection),
         queue_pause=queue.pause(connection),
         xids=gpu_queries.xid_counts(connection, now - XID_SECONDS, now),
+    )
+
+
+def past_machine_state(connection: sqlite3.Connection, at: float) -> MachineState:
+    """The machine at a past moment, as far as it is known: of a quarantine or a pause that has ended since, nothing is
+    kept. Raises sqlite3.Error."""
+    now = machine_state(connection, at)
+    pause = now.queue_pause
+    return replace(
+        now,
+        quarantined={uuid: found for uuid, found in now.quarantined.items() if found.since <= at},
+        queue_pause=pause if pause is not None and pause.at <= at else None,
     )
 
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store import queries
+from gputui.curves.past import cut
+from gputui.store import past_runs, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
+from gputui.tui.past_progress import past_progress
 from gputui.tui.reading_curves import CurveReader
-from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Progress, RunPage, RunRow, Snapshot
+from gputui.tui.reading_past import cut_series, read_past, standing
+from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
 from gputui.tui.tracking import RunTracker
 
 EVENTS_KEPT = 50
@@ -33,7 +36,7 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
     show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach
-    back."""
+    back; the past moment that is looked at, None for the present."""
 
     run_id: str | None = None
     log_label: str | None = None
@@ -41,6 +44,7 @@ class Interest:
     compared: tuple[str, ...] = ()
     gpu_uuid: str | None = None
     gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
+    moment: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class SnapshotReader:
         self._has_read = False
         self.is_behind = False
         """Whether the last snapshot left something out that the next one will hold."""
+        self._resolved: tuple[Moment, float] | None = None
         self._log = LogReader()
         self._curves = CurveReader()
         self._costs = CostReader()
@@ -77,6 +82,8 @@ class SnapshotReader:
         connection.execute("BEGIN")
         self.is_behind = False
         try:
+            if interest.moment is not None:
+                return self._read_past(connection, interest.moment, now, interest)
             self._read_history(connection, now)
             runs = self._runs(connection)
             return Snapshot(
@@ -101,11 +108,62 @@ class SnapshotReader:
 
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
+        if snapshot.past is not None:
+            return replace(snapshot, past=replace(snapshot.past, now=now))
         stale_after = queries.stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
         moved = replace(snapshot, at=now, gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus))
         if snapshot.page is None:
             return moved
         return replace(moved, page=replace(snapshot.page, log=self._read_log(snapshot.page.run, interest)))
+
+    def _read_past(self, connection: sqlite3.Connection, moment: Moment, now: float, interest: Interest) -> Snapshot:
+        if self._resolved is not None and self._resolved[0] == moment:
+            # What was meant stays, whatever happens meanwhile.
+            moment_read = Moment(self._resolved[1])
+        else:
+            moment_read = moment
+        over = {(run_id, found.ended_at): found.progress for run_id, found in self._over.items()}
+        snapshot = read_past(connection, moment_read, now, over)
+        self._resolved = (moment, snapshot.at)
+        if snapshot.past is not None:
+            snapshot = replace(snapshot, past=replace(snapshot.past, asked=moment))
+        if interest.gpu_uuid is not None:
+            held = next((row.run for row in snapshot.runs if interest.gpu_uuid in row.run.gpus), None)
+            page = self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, snapshot.at)
+            snapshot = replace(
+                snapshot, gpu_page=replace(page, leased_since=held.attempt_started_at if held is not None else None)
+            )
+        return replace(
+            snapshot,
+            page=self._past_page(connection, snapshot.at, interest),
+            compared={
+                run_id: cut(data, standing(connection, run_id, snapshot.at))
+                for run_id, data in self._compared(connection, interest).items()
+            },
+        )
+
+    def _past_page(self, connection: sqlite3.Connection, at: float, interest: Interest) -> RunPage | None:
+        """The page of a run as it was; its curves are those of the present, cut."""
+        if interest.run_id is None:
+            return None
+        found = past_runs.run(connection, interest.run_id, at)
+        page = self._page(connection, [], interest)
+        if found is None or page is None:
+            return None
+        where = standing(connection, interest.run_id, at)
+        progress, names = past_progress(connection, found.view, at)
+        return replace(
+            page,
+            run=found.view,
+            progress=progress,
+            series={name: cut_series(series, where) for name, series in page.series.items()},
+            metric_names=names,
+            attempts=where.attempts,
+            incidents=tuple(past_runs.incidents(connection, interest.run_id, at)),
+            decisions=tuple(past_runs.decisions(connection, interest.run_id, at)),
+            log=self._read_log(found.view, interest),
+            charts=None if page.charts is None else cut(page.charts, where),
+        )
 
     def _read_history(self, connection: sqlite3.Connection, now: float) -> None:
         """Short histories end with the last full bucket: nothing in them moves in between."""

@@ -11,6 +11,7 @@ from gputui.recovery.cost import Cost
 from gputui.store.gpu_queries import GpuEventView
 from gputui.store.quarantine import Quarantined
 from gputui.store.queue import QueuePause
+from gputui.store.timeline import Span, Timeline
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -153,9 +154,32 @@ class RunPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A past moment as it is asked for. ``at`` is UTC unix seconds; ``ticks`` counts on from there to events,
+    incidents and alerts (negative: backwards). Where nothing was recorded at ``at``, ``direction`` (-1, 0 or 1) says
+    whether to go on to the nearest moment before it, to stay, or to go to the nearest one behind it."""
+
+    at: float
+    ticks: int = 0
+    direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """That the snapshot is not of the present. ``now`` is, in UTC unix seconds; ``asked`` is what led here."""
+
+    asked: Moment
+    now: float
+    timeline: Timeline
+    gap: Span | None = None
+    """The stretch without a recording in which the moment lies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of everything. ``at`` is UTC unix seconds. ``compared`` are the charts of several runs, by run.
-    ``trouble`` is a sentence about the database when it cannot be read; what was read before stays in place then."""
+    """One moment of everything. ``at`` is UTC unix seconds: the present, or the moment that ``past`` tells about.
+    ``compared`` are the charts of several runs, by run. ``trouble`` is a sentence about the database when it cannot be
+    read; what was read before stays in place then."""
 
     at: float
     agent: AgentView | None = None
@@ -170,6 +194,7 @@ class Snapshot:
     machine: MachineState = field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
     trouble: str | None = None
+    past: Past | None = None
 
     @property
     def has_data(self) -> bool:

@@ -73,7 +73,7 @@ class StillFeed(Feed):
     def interest(self) -> Interest:
         return self._interest
 
-    def look_at(self, interest: Interest) -> None:
+    def _turn_to(self, interest: Interest) -> None:
         if interest != self._interest:
             self._interest = interest
             self.refresh()

@@ -8,14 +8,15 @@ from typing import get_args
 import pytest
 
 from gputui.charts.cells import cell_width
-from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find
+from gputui.store import queries
+from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, refused_here
 from gputui.tui.app import GputuiApp
 from gputui.tui.render.keys import footer_line, help_lines, message_lines
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.run_page import RunScreen
-from tests.tui.filling import Filler
+from tests.tui.filling import NOW, Filler
 
 SCREENS: dict[Scope, type[ActionScreen]] = {"overview": OverviewScreen, "run": RunScreen, "launch": LaunchScreen}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -58,8 +59,6 @@ def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) ->
 
 
 def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
-    from gputui.store import queries
-
     filler.run("a-1", "running")
     filler.run("b-1", "failed", ended_ago=5.0)
     filler.run("c-1", "stopping")
@@ -77,6 +76,20 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     assert "cannot begin again" in str(find("restart").why_not(replace(here, run=stopping)))
     for name in ("stop", "resume", "restart", "remove", "launch"):
         assert find(name).why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(scope: Scope, filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "queued")
+    runs = [queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1")]
+    for action in actions_in(scope):
+        for run in runs:
+            refused = action.why_not(Context(scope, run, is_readonly=True))
+            if refused is not None and refused == refused_here(Context(scope, run, is_readonly=True)):
+                why_not = action.why_not(Context(scope, run, past_at=NOW))
+                assert why_not is not None and "L returns to it" in why_not, action.name
 
 
 def test_a_long_message_takes_three_lines_at_most() -> None:

@@ -53,7 +53,9 @@ def gpu_lines(snapshot: Snapshot, width: int, height: int) -> list[Line]:
 
 def no_gpu_lines(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     """Why there is no GPU to show, and what to do."""
-    if snapshot.agent is None:
+    if snapshot.past is not None:
+        text = "No GPU was recorded at this moment."
+    elif snapshot.agent is None:
         text = "Waiting for the first sample…" if snapshot.trouble is None else ""
     elif snapshot.agent.gpu_problem:
         problem = clean(snapshot.agent.gpu_problem).rstrip()

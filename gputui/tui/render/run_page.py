@@ -12,12 +12,13 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, percent, short_number
 from gputui.store.views import AttemptView, DecisionView, GpuView, IncidentView
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule, wrap
+from gputui.tui.render.moments import right_end
 from gputui.tui.render.runs import outlook
 from gputui.tui.render.words import clock, moment, run_sign, run_state_text
-from gputui.tui.snapshot import LogTail, RankRow, RunPage, RunRow
+from gputui.tui.snapshot import LogTail, Past, RankRow, RunPage, RunRow
 
 
-def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int) -> Line:
+def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
     """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left · loss 1.902``."""
     run, progress = page.run, page.progress
     sign = run_sign(run.state)
@@ -38,8 +39,8 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int) -> 
         parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
     if run.attempt > 1:
         parts.append([(" · ", "dim"), (f"attempt {run.attempt}", "text")])
-    tail = f" {clock(now)} "
-    return [*fitting(parts, width - len(tail)), (tail, "text")]
+    tail = [(" ", "text"), *right_end(now, past)]
+    return [*fitting(parts, width - sum(cell_width(text) for text, _ in tail)), *tail]
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:

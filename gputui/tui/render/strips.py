@@ -14,6 +14,7 @@ from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.views import GpuView, HostView
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
 from gputui.tui.render.histories import History, mean_history, newest, peak_history, sum_history
+from gputui.tui.render.moments import past_notices, right_end
 from gputui.tui.render.words import clock, is_hot, run_sign
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Snapshot
 
@@ -23,6 +24,7 @@ SPARK_BUCKETS = 9
 AGENT_SILENT_SECONDS = 5.0
 """An agent whose heartbeat is older than this and its interval is not well itself."""
 
+_TIGHT = 110
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 
 
@@ -30,7 +32,9 @@ def head_line(snapshot: Snapshot, width: int, host_name: str, *, demo: bool, rea
     """Where we are, what is going on, what time it is."""
     left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
     agent = snapshot.agent
-    if agent is not None and agent.driver_version and agent.source != "simulated":
+    # Looking back the moment needs the room, and the runs are told below.
+    is_tight = snapshot.past is not None and width < _TIGHT
+    if agent is not None and agent.driver_version and agent.source != "simulated" and not is_tight:
         left.append((f" · driver {clean(agent.driver_version)}", "dim"))
     if demo or (agent is not None and agent.source == "simulated"):
         left.append((" · simulated GPUs", "warn"))
@@ -42,9 +46,9 @@ def head_line(snapshot: Snapshot, width: int, host_name: str, *, demo: bool, rea
     right: list[Span] = [
         (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
         for state in _CONCERNING
-        if counts.get(state)
+        if counts.get(state) and not is_tight
     ]
-    return between(left, [*right, (clock(snapshot.at) + " ", "text")], width)
+    return between(left, [*right, *right_end(snapshot.at, snapshot.past)], width)
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
@@ -54,8 +58,9 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
         notices.append(agent_notice)
     if snapshot.trouble:
         notices.append(snapshot.trouble)
+    notices += past_notices(snapshot)
     silent = driver_silence(snapshot)
-    if silent and not agent_notice:
+    if silent and not agent_notice and (snapshot.past is None or snapshot.past.gap is None):
         notices.append(silent)
     lines: list[Line] = []
     for text in notices:

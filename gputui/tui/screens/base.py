@@ -14,6 +14,7 @@ from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.keys import footer_action, footer_line, message_lines
+from gputui.tui.render.moments import time_line
 from gputui.tui.render.strips import notice_lines
 from gputui.tui.snapshot import Snapshot
 from gputui.tui.widgets.pane import Pane
@@ -78,6 +79,7 @@ class ActionScreen(Screen[None]):
             scope=self.SCOPE,
             run=self.run_in_question,
             is_readonly=app.is_readonly,
+            past_at=self.snapshot.at if self.snapshot.past else None,
             is_ascii=app.is_ascii,
             line=app.line_words,
             keys=app.keys.on(self.SCOPE),
@@ -153,7 +155,9 @@ class ActionScreen(Screen[None]):
 
     def draw_frame(self, width: int) -> int:
         """Draw what is around the content; returns how many lines it takes."""
-        notices = notice_lines(self.snapshot, self.gputui.agent_notice, width)
+        past = self.snapshot.past
+        notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
+        notices += notice_lines(self.snapshot, self.gputui.agent_notice, width)
         self.notice.show(notices, height=len(notices))
         text, kind = self.gputui.message
         said = message_lines(text, kind, width) if text else []

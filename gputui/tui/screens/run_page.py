@@ -97,11 +97,13 @@ class RunScreen(ActionScreen):
         around = 1 + self.draw_frame(width)
         if page is None:
             state = "is gone" if self._was_read else "reading…"
+            if snapshot.past is not None:
+                state = "did not exist yet"
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
             self._place(0, 0, 0, 0)
             return
         self._was_read = True
-        self.head.show([run_head(page, snapshot.gpus, snapshot.at, width)])
+        self.head.show([run_head(page, snapshot.gpus, snapshot.at, width, snapshot.past)])
         is_wide = width >= WIDE
         self.tabs.show([] if is_wide else [self._tabs_line(width)], height=0 if is_wide else 1)
         body = max(0, height - around - (0 if is_wide else 1))

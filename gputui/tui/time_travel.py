@@ -1,0 +1,106 @@
+"""The app as far as looking back goes: which moment is looked at, and the keys that move along the record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from gputui.tui.habits import HabitsApp
+from gputui.tui.render.words import moment as moment_words
+from gputui.tui.snapshot import Moment, Snapshot
+
+if TYPE_CHECKING:
+    from gputui.tui.feed import Feed
+
+STEP_SECONDS = 10.0
+"""A bucket of the short histories: with every step they move on by one."""
+
+FAR_STEPS = 10
+
+
+class TimeTravelApp(HabitsApp, inherit_bindings=False):
+    """Knows the moment that is looked at; the feed reads it, and what it has read comes back with the snapshots."""
+
+    BINDINGS: ClassVar = []
+    feed: Feed
+    moment: Moment | None = None
+    """What was asked for, or once it was read the moment itself; None is the present."""
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        past = snapshot.past
+        if past is None and self.moment is not None:
+            # The feed has not come to it yet; the present must not flash up in between.
+            return
+        if past is not None and self.moment is None:
+            return
+        if past is not None and past.asked == self.moment:
+            self._arrive(past.asked, snapshot)
+        super().show_snapshot(snapshot)
+
+    def _arrive(self, asked: Moment, snapshot: Snapshot) -> None:
+        at, past = snapshot.at, snapshot.past
+        assert past is not None
+        self.moment = Moment(at)
+        if asked.ticks and at == asked.at:
+            self.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
+        elif not asked.ticks and asked.at < at and asked.direction <= 0:
+            self.say(f"The record begins here, at {moment_words(at, past.now).strip()}.")
+        elif at >= past.now:
+            self.do_live()
+
+    def look_back(self, moment: Moment) -> None:
+        """Show a past moment; one that is still to come is the present."""
+        if moment.at >= self._now and not moment.ticks:
+            if self.moment is not None:
+                self.do_live()
+            return
+        self.moment = moment
+        self.feed.look_back(moment)
+        if self.snapshot.past is not None and self.snapshot.past.asked == moment:
+            self._arrive(moment, self.snapshot)
+
+    @property
+    def _now(self) -> float:
+        past = self.snapshot.past
+        return self.snapshot.at if past is None else past.now
+
+    def _step(self, steps: int) -> None:
+        here = self.moment or Moment(float(math.floor(self._now)))
+        self.look_back(Moment(here.at + steps * STEP_SECONDS, direction=-1 if steps < 0 else 1))
+
+    def _tick(self, by: int) -> None:
+        # What was asked for and not yet read is added to: a key pressed twice goes two ticks.
+        here = self.moment or Moment(self._now)
+        self.look_back(replace(here, ticks=here.ticks + by, direction=0))
+
+    def do_time_back(self) -> None:
+        self._step(-1)
+
+    def do_time_forth(self) -> None:
+        self._step(1)
+
+    def do_time_back_far(self) -> None:
+        self._step(-FAR_STEPS)
+
+    def do_time_forth_far(self) -> None:
+        self._step(FAR_STEPS)
+
+    def do_tick_previous(self) -> None:
+        self._tick(-1)
+
+    def do_tick_next(self) -> None:
+        self._tick(1)
+
+    def do_live(self) -> None:
+        self.moment = None
+        self.feed.look_back(None)
+
+    def do_time_type(self) -> None:
+        from gputui.tui.screens.moment import MomentScreen
+
+        def go(at: float | None) -> None:
+            if at is not None:
+                self.look_back(Moment(at))
+
+        self.push_screen(MomentScreen(self._now), go)
