@@ -14,12 +14,14 @@ from gputui.runs.spec import GpuRequest, RunSpec
 @dataclass(frozen=True, slots=True)
 class GpuSituation:
     """What is known about this machine's GPUs. ``holders`` says for each UUID in use by whom, in a few words
-    ("digits-3", "python of anna"); a GPU without a sample is judged by what is known of it."""
+    ("digits-3", "python of anna"); ``quarantined`` why no run gets a GPU before somebody clears it. A GPU without a
+    sample is judged by what is known of it."""
 
     facts: Sequence[GpuFacts]
     samples: Mapping[str, GpuSample] = field(default_factory=dict)
     slow: Mapping[str, GpuSlowSample] = field(default_factory=dict)
     holders: Mapping[str, str] = field(default_factory=dict)
+    quarantined: Mapping[str, str] = field(default_factory=dict)
 
     def obstacle(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
         """Why nothing can run on this GPU until somebody repairs or replaces it."""
@@ -30,6 +32,8 @@ class GpuSituation:
             return "is lost" if sample.state == "lost" else f"answers with an error ({sample.detail or 'unknown'})"
         if slow is not None and slow.row_remap_failed:
             return "has memory that could not be remapped"
+        if gpu.uuid in self.quarantined:
+            return f"is in quarantine ({self.quarantined[gpu.uuid]}); gputui gpus --clear {gpu.index} ends it"
         if memory_bytes is not None and gpu.memory_total_bytes is not None and gpu.memory_total_bytes < memory_bytes:
             return f"has {format_size(gpu.memory_total_bytes)}, not {format_size(memory_bytes)}"
         return None

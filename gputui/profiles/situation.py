@@ -9,10 +9,13 @@ from typing import Any
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.profiles.gpu_checks import GpuSituation
+from gputui.store.quarantine import Quarantined
 from gputui.store.views import AgentView, GpuView
 
 
-def situation_of(agent: AgentView | None, gpus: Sequence[GpuView]) -> GpuSituation | None:
+def situation_of(
+    agent: AgentView | None, gpus: Sequence[GpuView], quarantined: Mapping[str, Quarantined]
+) -> GpuSituation | None:
     """What is known of the GPUs now; None when no agent has looked yet."""
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
@@ -31,7 +34,8 @@ def situation_of(agent: AgentView | None, gpus: Sequence[GpuView]) -> GpuSituati
         holder = holder_of(gpu)
         if holder is not None:
             holders[gpu.uuid] = holder
-    return GpuSituation(facts, samples, slow, holders)
+    reasons = {uuid: clean(out.reason) for uuid, out in quarantined.items()}
+    return GpuSituation(facts, samples, slow, holders, reasons)
 
 
 def holder_of(gpu: GpuView) -> str | None:

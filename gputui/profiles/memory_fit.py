@@ -1,0 +1,115 @@
+"""Whether a run will fit into its GPUs' memory, told from what earlier runs of its profile took; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.sizes import format_size
+from gputui.runs.spec import RunSpec
+from gputui.store.past_peaks import PastPeak
+
+MARGIN = 0.95
+"""Of a GPU's memory more than this is not counted on: the CUDA context and fragmentation take their part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The peak expected on a GPU in bytes, the number of runs it is told from, and whether it was scaled by the batch
+    size rather than seen."""
+
+    peak_bytes: int
+    run_count: int
+    is_scaled: bool
+
+
+def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
+    """What this run will take, from attempts that differ from it in nothing but the batch size and parameters that were
+    the same in all of them.
+
+    With the same batch size it is the largest peak seen. Else memory is taken to grow linearly with the batch: through
+    the two nearest batch sizes seen, or, where only one was, in proportion, which for a larger batch is too much rather
+    than too little. None where nothing was seen.
+    """
+    batch_name = spec.role("batch_size", spec.params)
+    batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
+    alike = [each for each in past if each.peak_bytes is not None and not each.ran_out and _is_like(each, spec, batch_name)]
+    if not alike:
+        return None
+    runs = len({each.run_id for each in alike})
+    if batch is None or batch_name is None:
+        return Expectation(max(each.peak_bytes or 0 for each in alike), runs, is_scaled=False)
+    peaks: dict[int, int] = {}
+    for each in alike:
+        size = _batch(each.params.get(batch_name))
+        if size is not None:
+            peaks[size] = max(peaks.get(size, 0), each.peak_bytes or 0)
+    if batch in peaks:
+        return Expectation(peaks[batch], runs, is_scaled=False)
+    if not peaks:
+        return None
+    near = sorted(peaks, key=lambda size: abs(size - batch))[:2]
+    if len(near) == 1:
+        expected = peaks[near[0]] * batch / near[0] if batch > near[0] else peaks[near[0]]
+    else:
+        low, high = sorted(near)
+        slope = max(0.0, (peaks[high] - peaks[low]) / (high - low))
+        expected = peaks[low] + slope * (batch - low)
+    return Expectation(max(0, round(expected)), runs, is_scaled=True)
+
+
+def check_memory(past: Sequence[PastPeak], spec: RunSpec, memory_total_bytes: int | None) -> CheckResult:
+    """The check that is shown before a launch. ``memory_total_bytes`` is that of the smallest GPU it would get."""
+    batch_name = spec.role("batch_size", spec.params)
+    batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
+    if not spec.gpus.count:
+        return CheckResult("memory", "skip", "a CPU run takes no GPU memory")
+    ran_out = next(
+        (
+            each
+            for each in past
+            if each.ran_out and batch_name is not None and batch is not None and _is_like(each, spec, batch_name)
+            and (size := _batch(each.params.get(batch_name))) is not None and size <= batch
+        ),
+        None,
+    )  # fmt: skip
+    if ran_out is not None and batch_name is not None:
+        told = f"{ran_out.run_id} ran out of GPU memory with {batch_name} {ran_out.params[batch_name]}"
+        return CheckResult("memory", "warn", told, f"lower {batch_name}, or leave it to recovery")
+    expected = expect(past, spec)
+    if expected is None:
+        return CheckResult("memory", "skip", "no earlier run of this profile tells how much GPU memory it takes")
+    runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
+    how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
+    if memory_total_bytes is None:
+        return CheckResult("memory", "skip", f"{format_size(expected.peak_bytes)} per GPU {how}")
+    told = f"{format_size(expected.peak_bytes)} of {format_size(memory_total_bytes)} per GPU {how}"
+    if expected.peak_bytes > memory_total_bytes * MARGIN:
+        remedy = f"lower {batch_name}" if batch_name is not None else "choose GPUs with more memory"
+        return CheckResult("memory", "warn", told, remedy)
+    return CheckResult("memory", "pass", told)
+
+
+def _is_like(past: PastPeak, spec: RunSpec, batch_name: str | None) -> bool:
+    """Whether an attempt says something about this run: parameters that change what a model takes are the same. Rates
+    and lengths do not, but which those are a profile does not say; so whole numbers and words count, fractions do
+    not."""
+    changed_by_recovery = {batch_name, spec.role("grad_accum", spec.params), spec.role("num_workers", spec.params)}
+    for name, value in spec.params.items():
+        if name in changed_by_recovery or isinstance(value, float) or name not in past.params:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and _counts_time(name):
+            continue
+        if past.params[name] != value:
+            return False
+    return True
+
+
+def _counts_time(name: str) -> bool:
+    words = name.lower().replace("-", "_").split("_")
+    return not {"step", "steps", "epoch", "epochs", "seed", "every", "interval", "warmup", "log"}.isdisjoint(words)
+
+
+def _batch(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
