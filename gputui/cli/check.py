@@ -30,7 +30,8 @@ def command(session: Session, profile: str, changes: tuple[str, ...], gpus: str 
     chosen = resolving.load_profile(session, profile)
     situation = resolving.gpu_situation(session)
     spec = resolving.resolve_spec(chosen, changes, gpus, situation)
-    results = check(spec, state=session.workspace.state, gpus=situation)
+    past = resolving.earlier_peaks(session, spec)
+    results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if as_json:
         print_json([result.to_json() for result in results])
     else:

@@ -21,6 +21,8 @@ from gputui.profiles.situation import situation_of
 from gputui.runs.spec import RunSpec
 from gputui.store import queries
 from gputui.store.database import StoreError, open_reader
+from gputui.store.past_peaks import PastPeak, past_peaks
+from gputui.store.quarantine import quarantined
 
 
 def load_profile(session: Session, wanted: str) -> Profile:
@@ -48,9 +50,19 @@ def gpu_situation(session: Session) -> GpuSituation | None:
     """The GPUs as the agent saw them last, or None where none has looked yet."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
-            return situation_of(queries.agent(connection), queries.gpus(connection, time.time()))
+            gpus = queries.gpus(connection, time.time())
+            return situation_of(queries.agent(connection), gpus, quarantined(connection))
     except StoreError:
         return None
+
+
+def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
+    """What GPU memory earlier runs of the profile took; none where nothing was ever recorded."""
+    try:
+        with closing(open_reader(session.workspace.database)) as connection:
+            return past_peaks(connection, spec.name)
+    except StoreError:
+        return []
 
 
 def refuse(problems: list[str], code: int) -> NoReturn:

@@ -65,7 +65,8 @@ def command(
     spec = resolving.resolve_spec(chosen, changes, gpus, situation)
     if priority is not None:
         spec = replace(spec, priority=priority)
-    results = preflight(spec, state=session.workspace.state, gpus=situation)
+    past = resolving.earlier_peaks(session, spec)
+    results = preflight(spec, state=session.workspace.state, gpus=situation, past=past)
     failed = [result for result in results if result.status == "fail"]
     if failed:
         resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)

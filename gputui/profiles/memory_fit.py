@@ -34,7 +34,9 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
     """
     batch_name = spec.role("batch_size", spec.params)
     batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
-    alike = [each for each in past if each.peak_bytes is not None and not each.ran_out and _is_like(each, spec, batch_name)]
+    alike = [
+        each for each in past if each.peak_bytes is not None and not each.ran_out and _is_like(each, spec, batch_name)
+    ]
     if not alike:
         return None
     runs = len({each.run_id for each in alike})

@@ -10,17 +10,19 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gputui.config import Workspace
 from gputui.profiles.checks import CheckResult
-from gputui.profiles.gpu_checks import GpuSituation, check_gpus
+from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
+from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.nearest import nearest
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sizes import format_size
 from gputui.runs.spec import ROLE_NAMES, RunSpec
+from gputui.store.past_peaks import PastPeak
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
@@ -32,13 +34,14 @@ def check(
     *,
     state: Path,
     gpus: GpuSituation | None = None,
+    past: Sequence[PastPeak] = (),
     environ: Mapping[str, str] | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
     """Everything, in the order in which it is shown. ``state`` is the folder of the database and the runs."""
     simulated = Workspace(profiles=state, state=state).scenario.exists()
     env = os.environ if environ is None else environ
-    results = quick_checks(spec, state=state, gpus=gpus, environ=env)
+    results = quick_checks(spec, state=state, gpus=gpus, past=past, environ=env)
     if any(result.name == "interpreter" and result.status == "fail" for result in results):
         return results
     slow = check_interpreter(spec, env, simulated_gpus=simulated, deadline_seconds=deadline_seconds)
@@ -47,9 +50,14 @@ def check(
 
 
 def quick_checks(
-    spec: RunSpec, *, state: Path, gpus: GpuSituation | None = None, environ: Mapping[str, str] | None = None
+    spec: RunSpec,
+    *,
+    state: Path,
+    gpus: GpuSituation | None = None,
+    past: Sequence[PastPeak] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> list[CheckResult]:
-    """What needs no other process."""
+    """What needs no other process. ``past`` is what earlier attempts of the profile took."""
     env = os.environ if environ is None else environ
     return [
         _program(spec, env),
@@ -59,6 +67,7 @@ def quick_checks(
         _parameters(spec),
         _roles(spec),
         check_gpus(spec, gpus),
+        check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
         _port(spec),
     ]
@@ -175,6 +184,15 @@ def _roles(spec: RunSpec) -> CheckResult:
         return CheckResult("recovery", "warn", f"{batch} is {value!r}, not a whole number", "write it as a number")
     listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
     return CheckResult("recovery", "pass", f"may change {listed}")
+
+
+def _smallest_bytes(spec: RunSpec, situation: GpuSituation | None) -> int | None:
+    """The memory of the smallest GPU that the run would get, or of the smallest there is while none is free."""
+    if situation is None:
+        return None
+    gpus = likely_gpus(spec.gpus, situation) or situation.facts
+    sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
+    return min(sizes, default=None)
 
 
 def _disk(spec: RunSpec, state: Path) -> CheckResult:

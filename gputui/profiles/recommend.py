@@ -17,9 +17,7 @@ def usable(situation: GpuSituation, memory_bytes: int | None = None) -> list[Gpu
     return sorted(free, key=lambda gpu: (situation.worry(gpu) is not None, -_free_gibibytes(situation, gpu), gpu.index))
 
 
-def recommend(
-    count: int, situation: GpuSituation, memory_bytes: int | None = None
-) -> tuple[GpuFacts, ...] | None:
+def recommend(count: int, situation: GpuSituation, memory_bytes: int | None = None) -> tuple[GpuFacts, ...] | None:
     """The best ``count`` GPUs in the order of their indices; None where fewer can be had now.
 
     Of equally good ones, those of one model are kept together: ranks wait for the slowest GPU.

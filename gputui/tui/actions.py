@@ -162,6 +162,7 @@ ACTIONS: tuple[Action, ...] = (
         "page_down", "pagedown space", "page down", "Scroll the log down a page", _PAGE, shown=False, in_palette=False
     ),
     # what changes a run
+    _act("clone", "N", "again", "Launch another run like this one, with changes", _BOTH, _changes_run, shown=False),
     _act("resume", "u", "resume", "Go on from the newest valid checkpoint", _BOTH, _can_go_on, shown=False),
     _act("restart", "x", "restart", "Begin again from the start", _BOTH, _can_start_over, shown=False),
     _act(
@@ -212,6 +213,8 @@ ACTIONS: tuple[Action, ...] = (
     _act("profile_next", "ctrl+n pagedown", "next profile", "Choose the next profile", _FORM),
     _act("profile_previous", "ctrl+p pageup", "profile before", "Choose the profile before", _FORM, shown=False),
     _act("preview", "ctrl+d", "dry run", "Show the whole command, environment and checks without starting", _FORM),
+    _act("choose_gpus", "ctrl+g", "GPUs", "Choose GPUs from a table of who is on them", _FORM),
+    _act("last_values", "ctrl+r", "as last", "The values of the newest run of this profile", _FORM, shown=False),
     _act("cancel", "escape ctrl+c", "back", "Back without launching", _FORM),
     # everywhere
     _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _BOTH, in_palette=False),

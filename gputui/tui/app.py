@@ -253,10 +253,21 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
 
     def do_launch(self) -> None:
         # The form's modules are only loaded by those who launch.
+        from gputui.tui.launch_form import Preset
         from gputui.tui.screens.launch import LaunchScreen
 
         run = self.screen.run_in_question if isinstance(self.screen, ActionScreen) else None
-        self.push_screen(LaunchScreen(run.profile if run else None))
+        self.push_screen(LaunchScreen(Preset(run.profile) if run else None))
+
+    def do_clone(self) -> None:
+        from gputui.tui.launch_form import Preset
+        from gputui.tui.launching import launched_gpu_count
+        from gputui.tui.reading import launched_params
+        from gputui.tui.screens.launch import LaunchScreen
+
+        run = self._run
+        preset = Preset(run.profile, launched_params(run), launched_gpu_count(run), run.run_id)
+        self.push_screen(LaunchScreen(preset))
 
     def do_help(self) -> None:
         if isinstance(self.screen, ActionScreen):

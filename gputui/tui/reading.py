@@ -235,7 +235,7 @@ class SnapshotReader:
         request = interest.charts
         return RunPage(
             run=run,
-            launched=_launched(run),
+            launched=launched_params(run),
             progress=progress,
             series=tracker.charts(connection) if request is None else {},
             metric_names=tracker.names,
@@ -261,7 +261,7 @@ class SnapshotReader:
         return self._log.read(directory, interest.log_label)
 
 
-def _launched(run: RunView) -> Mapping[str, object]:
+def launched_params(run: RunView) -> Mapping[str, object]:
     """The parameters of the launch, from the stored specification."""
     try:
         params = json.loads(run.spec_json).get("params")

@@ -11,7 +11,8 @@ from gputui.charts.raster import Span
 from gputui.charts.units import gibibytes
 from gputui.profiles.situation import holder_of
 from gputui.store.views import GpuView
-from gputui.tui.launching import GPUS, Field, Form, Plan
+from gputui.tui.launch_form import GPUS, Field, Form
+from gputui.tui.launching import Plan
 from gputui.tui.render.columns import between, fit_line, fitting, rule, wrap
 from gputui.tui.render.words import clock
 
@@ -108,7 +109,8 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
     elif changed:
         spans.append((f"  was {item.default or 'empty'}", "dim"))
     else:
-        spans.append((f"  {item.hint}", "dim"))
+        last = f"last run {item.last or 'empty'} · " if item.last is not None else ""
+        spans.append((f"  {last}{item.hint}", "dim"))
     return fit_line(spans, width)
 
 

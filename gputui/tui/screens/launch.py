@@ -13,11 +13,14 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
+from gputui.charts.safe_text import clean
 from gputui.tui import asking
 from gputui.tui.actions import Context, Scope
-from gputui.tui.launching import NAME, Form, Plan, make_plan, probe, read_profiles
+from gputui.tui.launch_form import NAME, Form, Preset
+from gputui.tui.launching import Plan, last_params, make_plan, probe, read_profiles
 from gputui.tui.render.launch import LaunchView, launch_lines
 from gputui.tui.screens.base import ActionScreen, bindings_for
+from gputui.tui.screens.pick_gpus import PickGpusScreen
 from gputui.tui.screens.sheet import SheetScreen
 from gputui.tui.widgets.pane import Pane
 
@@ -47,12 +50,12 @@ class LaunchScreen(ActionScreen):
     SCOPE: ClassVar[Scope] = "launch"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("launch")
 
-    def __init__(self, profile: str | None = None) -> None:
+    def __init__(self, preset: Preset | None = None) -> None:
         super().__init__()
         self.page = Pane(id="launch")
         self.form = Form()
         self.plan: Plan | None = None
-        self._wanted = profile
+        self._preset = preset
         self._is_reading = True
         self._typed_ahead = 0
         self._generation = 0
@@ -97,8 +100,15 @@ class LaunchScreen(ActionScreen):
     def on_profiles_read(self, message: ProfilesRead) -> None:
         self._is_reading = False
         names = [entry.name for entry in message.entries]
-        chosen = names.index(self._wanted) if self._wanted in names else 0
-        self._change(Form(message.entries).choose(chosen + self._typed_ahead))
+        preset = self._preset
+        last = last_params([row.run for row in self.snapshot.runs])
+        if preset is None or preset.profile not in names:
+            if preset is not None and preset.run_id is not None:
+                self.gputui.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
+            self._change(Form(message.entries, last).choose(self._typed_ahead))
+        else:
+            form = Form(message.entries, last).choose(names.index(preset.profile) + self._typed_ahead)
+            self._change(form if self._typed_ahead else form.preset(preset))
 
     def _change(self, form: Form) -> None:
         """The form has another content: what it comes to is worked out anew."""
@@ -181,6 +191,30 @@ class LaunchScreen(ActionScreen):
             return
         self.plan = None
         self._change(self.form.choose(self.form.chosen + by))
+
+    def do_choose_gpus(self) -> None:
+        """Choose GPUs from a table of who is on them."""
+        if self.form.entry is None or self.form.entry.profile is None:
+            return
+        spec = self.plan.spec if self.plan is not None else None
+        count = spec.gpus.count if spec is not None else 1
+        memory_bytes = spec.gpus.memory_bytes if spec is not None else None
+        chosen = spec.gpus.uuids if spec is not None else ()
+
+        def take(text: str | None) -> None:
+            if text is not None:
+                self._change(self.form.with_gpus(text))
+
+        self.app.push_screen(PickGpusScreen(count, memory_bytes, chosen), take)
+
+    def do_last_values(self) -> None:
+        """The parameters of the newest run of this profile."""
+        entry = self.form.entry
+        last = self.form.last_params.get(entry.name) if entry is not None else None
+        if entry is None or not last:
+            self.gputui.say("No run of this profile is in the list.")
+            return
+        self._change(self.form.preset(Preset(entry.name, last)))
 
     def do_preview(self) -> None:
         plan = self.plan

@@ -1,0 +1,67 @@
+"""What is expected of GPU memory, from what earlier attempts took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gputui.profiles.memory_fit import Expectation, check_memory, expect
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.store.past_peaks import PastPeak
+
+GIB = 2**30
+SPEC = RunSpec(
+    name="gpt", launcher="python", program=("train.py",), workdir="/", python="/python", gpus=GpuRequest(2),
+    params={"batch_size": 64, "lr": 0.1, "layers": 12, "steps": 500},
+)  # fmt: skip
+
+
+def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
+    params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
+    return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
+
+
+def test_the_same_batch_size_takes_the_largest_peak_seen() -> None:
+    found = expect([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], SPEC)
+    assert found == Expectation(42 * GIB, 3, is_scaled=False)
+
+
+def test_between_two_batch_sizes_it_is_on_their_line() -> None:
+    assert expect([past("a", 32, 22), past("b", 128, 70)], SPEC) == Expectation(38 * GIB, 2, is_scaled=True)
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(32, 44), (128, 30)])
+def test_one_other_batch_size_is_an_upper_bound(batch: int, expected: int) -> None:
+    gib = 22 if batch == 32 else 30
+    assert expect([past("a", batch, gib)], SPEC) == Expectation(expected * GIB, 1, is_scaled=True)
+
+
+def test_another_model_tells_nothing_and_another_rate_or_length_does() -> None:
+    assert expect([past("a", 64, 40, layers=24)], SPEC) is None
+    assert expect([past("a", 64, 40, steps=7, lr=9.0)], SPEC) is not None
+
+
+def test_without_a_batch_size_it_is_the_largest_peak() -> None:
+    spec = replace(SPEC, params={"layers": 12})
+    assert expect([past("a", 64, 40), past("b", 32, 50)], spec) == Expectation(50 * GIB, 2, is_scaled=False)
+
+
+def test_the_check_in_words() -> None:
+    assert (
+        check_memory([past("a", 64, 60)], SPEC, 80 * GIB).detail
+        == "60 GiB of 80 GiB per GPU expected from 1 earlier run"
+    )
+    tight = check_memory([past("a", 32, 40)], SPEC, 80 * GIB)
+    assert (tight.status, tight.remedy) == ("warn", "lower batch_size") and "with another batch size" in tight.detail
+    assert check_memory([], SPEC, 80 * GIB).status == "skip"
+    assert check_memory([past("a", 64, 60)], replace(SPEC, gpus=GpuRequest(0)), None).status == "skip"
+    assert check_memory([past("a", 64, 60)], SPEC, None).status == "skip"
+
+
+def test_a_batch_size_that_ran_out_before_is_told() -> None:
+    found = check_memory([past("a", 64, None, ran_out=True), past("b", 32, 20)], SPEC, 80 * GIB)
+    assert found.status == "warn" and found.detail == "a ran out of GPU memory with batch_size 64"
+    assert check_memory([past("a", 128, None, ran_out=True), past("b", 64, 20)], SPEC, 80 * GIB).status == "pass"
+    assert check_memory([past("a", 64, 70, ran_out=True, layers=24)], SPEC, 80 * GIB).status == "skip"

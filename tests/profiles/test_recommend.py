@@ -1,0 +1,46 @@
+"""Which GPUs are recommended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.recommend import recommend, usable
+
+GIB = 2**30
+GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]
+
+
+def indices(situation: GpuSituation, count: int, memory_bytes: int | None = None) -> list[int] | None:
+    found = recommend(count, situation, memory_bytes)
+    return None if found is None else [gpu.index for gpu in found]
+
+
+def used(index: int, gib: float) -> dict[str, GpuSample]:
+    return {f"GPU-{index}": GpuSample(f"GPU-{index}", memory_used_bytes=round(gib * GIB), memory_total_bytes=80 * GIB)}
+
+
+def test_free_ones_with_most_memory_in_the_order_of_their_indices() -> None:
+    situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, holders={"GPU-2": "vit-1"})
+    assert indices(situation, 2) == [1, 3]
+    assert indices(situation, 3) == [0, 1, 3]
+    assert indices(situation, 4) is None and indices(situation, 0) is None
+    assert indices(situation, 3, 70 * GIB) is None
+
+
+def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
+    situation = GpuSituation(
+        GPUS,
+        {"GPU-0": GpuSample("GPU-0", state="lost")},
+        {"GPU-1": GpuSlowSample("GPU-1", row_remap_pending=True)},
+        quarantined={"GPU-2": "XID 79"},
+    )
+    assert [gpu.index for gpu in usable(situation)] == [3, 1]
+
+
+def test_those_of_one_model_stay_together() -> None:
+    mixed = [replace(GPUS[0], name="RTX", memory_total_bytes=96 * GIB), *GPUS[1:]]
+    assert indices(GpuSituation(mixed), 2) == [1, 2]
+    assert indices(GpuSituation(mixed), 1) == [0]
+    assert indices(GpuSituation(mixed), 4) == [0, 1, 2, 3]

@@ -1,0 +1,69 @@
+"""The launch form's newer parts: GPUs from a table, another run like an earlier one, a place in the queue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputui.tui.app import GputuiApp
+from gputui.tui.launch_form import GPUS, PRIORITY
+from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.screens.pick_gpus import PickGpusScreen
+from tests.tui.conftest import MakeApp
+from tests.tui.filling import Filler
+from tests.tui.test_screens import asked, form_of, overview, profile, text, until  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    filler.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
+    return make_app()
+
+
+async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("ctrl+g")
+        assert isinstance(app.screen, PickGpusScreen)
+        shown = text(app, "sheet")
+        assert "recommended" in shown and "gpt2-124m-1" in shown and "1 chosen" in shown
+        free = [choice.index for choice in app.screen.choices() if choice.is_recommended]
+        await pilot.press("down", "space")
+        assert "2 chosen" in text(app, "sheet")
+        await pilot.press("enter")
+        assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
+        await pilot.press("ctrl+g", "escape")
+        assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
+
+
+async def test_a_run_like_an_earlier_one(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
+    async with app.run_test(size=(120, 36)) as pilot:
+        overview(app).point_at("tiny-1")
+        await pilot.press("N")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        assert form_of(app).form.text("steps") == "42"
+        assert "was 10" in text(app, "launch")
+        await pilot.press("pagedown", "pageup")
+        assert form_of(app).form.text("steps") == "10"
+        assert "last run 42" in text(app, "launch")
+        await pilot.press("ctrl+r")
+        assert form_of(app).form.text("steps") == "42"
+
+
+async def test_a_place_in_the_queue(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await pilot.press("up", *"many")
+        assert PRIORITY in form_of(app).form.problems
+        await pilot.press("ctrl+u", *"-7")
+        assert not form_of(app).form.problems
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        [(_, _, args)] = asked(filler)
+        spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
+        assert spec["priority"] == -7
