@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from gputui.agent.alert_settings import AlertSettings, RunRules
 from gputui.agent.recorder import Recorder
 from gputui.alerts.engine import Change, Engine, Key
 from gputui.alerts.in_force import InForce, RuleSet
-from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
+from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
 from gputui.alerts.rules import RULES, SubjectKind
 from gputui.alerts.sentences import sentence
 from gputui.charts import units
@@ -150,9 +150,20 @@ class Alerting:
             own = rules.get(run.run_id) or self._rules_of(run.run_id)
             found += self._judge("run", run.run_id, run.run_id, run, own, elapsed, run.run_id)
         self.engine.forget("run", rules)
-        if self.recorder.inventory is not None:
-            self.engine.forget("gpu", {gpu.uuid for gpu in gpus})
+        inventory = self.recorder.inventory
+        if inventory is not None and inventory.problem is None:
+            found += self._gone({gpu.uuid for gpu in gpus})
         return found
+
+    def _gone(self, there: Collection[str]) -> Iterator[_Told]:
+        """GPUs that the machine no longer has, though the driver is well: nothing will ever be known of them."""
+        for key in self.engine.raised():
+            if key.subject == "gpu" and key.subject_id not in there and key.rule in self.settings.machine:
+                rule = self.settings.machine[key.rule]
+                change = self.engine.look(rule, key, IDLE, 0.0)
+                if change is not None:
+                    yield _Told(change, rule, key.subject_id, None, self.wall())
+        self.engine.forget("gpu", there)
 
     def _judge(
         self,

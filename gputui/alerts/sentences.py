@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.alerts.in_force import InForce
+from gputui.alerts.in_force import STANDARD, InForce
 from gputui.alerts.moments import Reading
 from gputui.alerts.rules import Rule
 from gputui.charts.units import UNKNOWN, count, metric_value
@@ -37,8 +37,16 @@ def in_unit(value: float | None, unit: str) -> str:
     return f"{value:.1f} {unit}" if is_fine else f"{count(value)} {unit}"
 
 
-def condition(one: InForce) -> str:
-    """What raises it: ``more than 95 % for 5 min``; empty for what is told whenever it is reported."""
-    word = "less than" if one.rule.below else "more than"
-    parts = [f"{word} {in_unit(one.limits[each.name], each.unit)}" for each in one.rule.thresholds]
-    return ", ".join(parts)
+def thresholds(one: InForce) -> str:
+    """Its numbers by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty for what is told when it is reported."""
+    return ", ".join(f"{each.name} {in_unit(one.limits[each.name], each.unit)}" for each in one.rule.thresholds)
+
+
+def changed_by(one: InForce) -> str:
+    """Who set what is not the standard: ``alerts.yaml: above_celsius, for``; ``standard`` where nobody did."""
+    words = {"for_seconds": "for", "clear_seconds": "clear_after", "cooldown_seconds": "cooldown"}
+    by: dict[str, list[str]] = {}
+    for name, source in one.sources.items():
+        if name != "enabled" or not one.enabled:
+            by.setdefault(source, []).append("off" if name == "enabled" else words.get(name, name))
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in by.items()) or STANDARD

@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("resume", "Continue a run from its newest valid checkpoint."),
     "rm": ("rm", "Forget a run that is over."),
     "queue": ("queue", "The runs that wait; pause the queue, move a run in it."),
+    "alerts": ("alerts", "What is wrong now, and what was; acknowledge, silence, rules."),
     "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
     "gpus": ("gpus", "The GPUs, and who is on them."),
     "profiles": ("profiles", "List the profiles."),

@@ -143,6 +143,16 @@ def test_a_silent_driver_raises_nothing_and_clears_nothing(bench: Bench) -> None
     assert bench.lasting() == ["gpu_hot"]
 
 
+def test_a_gpu_that_was_taken_out_of_the_machine(bench: Bench) -> None:
+    bench.pass_time(40, hot)
+    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", (), problem="the driver does not answer")])
+    bench.pass_time(10)
+    assert bench.lasting() == ["gpu_hot"]
+    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", ())])
+    bench.pass_time(2)
+    assert bench.lasting() == [] and bench.all()[0].cleared_because == "it no longer applies"
+
+
 def test_what_the_driver_reports_is_an_alert_with_one_event(bench: Bench) -> None:
     bench.recorder.take([GpuEvent(bench.wall(), "GPU-a", "xid", 79), GpuEvent(bench.wall(), "GPU-a", "xid", 31)])
     bench.pass_time(3, cool)

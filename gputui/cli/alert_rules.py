@@ -1,0 +1,114 @@
+"""`gputui alerts rules` and `gputui alerts test`: what holds here, and whether a message arrives."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from gputui.agent.alert_settings import rules_for
+from gputui.agent.notifying import describe, post, run_command
+from gputui.alerts.in_force import InForce, changed, standard
+from gputui.alerts.overrides import Overrides
+from gputui.alerts.sentences import changed_by, in_unit, thresholds
+from gputui.charts import units
+from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.resolving import load_profile, refuse
+from gputui.cli.table import columns
+from gputui.profiles.alert_file import load_alerts
+from gputui.profiles.problems import ProfileError, shown_path
+from gputui.recovery.policies import Notice
+
+
+def machine_overrides(session: Session) -> Overrides:
+    """What alerts.yaml says; ends the command with one line per problem."""
+    try:
+        return load_alerts(session.workspace.alerts)
+    except ProfileError as error:
+        refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
+    path = session.workspace.alerts
+    machine = changed(standard(), machine_overrides(session).rules, path.name)
+    if profile is not None:
+        machine = rules_for(machine, load_profile(session, profile).form.alerts).rules
+    if as_json:
+        print_json([rule_shape(one) for one in machine.values()])
+        return
+    rows = [
+        (
+            one.rule.id,
+            one.rule.subject,
+            one.severity if one.enabled else "off",
+            units.duration(one.for_seconds) if one.for_seconds else "at once",
+            thresholds(one) or "when it is reported",
+            changed_by(one),
+        )
+        for one in machine.values()
+    ]
+    for line in columns(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM"), rows):
+        say(line)
+    say("")
+    where = shown_path(path)
+    missing = "" if path.exists() else " (it is not there yet)"
+    say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
+
+
+def rule_shape(one: InForce) -> dict[str, Any]:
+    """One rule of ``gputui alerts rules --json``."""
+    return {
+        "id": one.rule.id,
+        "title": one.rule.title,
+        "subject": one.rule.subject,
+        "enabled": one.enabled,
+        "severity": one.severity,
+        "below": one.rule.below,
+        "thresholds": [
+            {
+                "name": each.name,
+                "value": one.limits[each.name],
+                "unit": each.unit,
+                "meaning": each.help,
+                "source": one.source(each.name),
+            }
+            for each in one.rule.thresholds
+        ],
+        "for_seconds": one.for_seconds,
+        "hysteresis": one.hysteresis,
+        "hysteresis_words": in_unit(one.hysteresis, one.rule.unit),
+        "clear_seconds": one.clear_seconds,
+        "cooldown_seconds": one.cooldown_seconds,
+        "sources": dict(one.sources),
+        "remedy": one.rule.remedy,
+    }
+
+
+def send_test(session: Session, as_json: bool) -> None:
+    """Send by every way that is configured, one after the other, in this process."""
+    delivery = machine_overrides(session).delivery
+    if delivery is None or not (delivery.command or delivery.webhook):
+        fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", EXIT_REFUSED)
+    message = {
+        "text": f"gputui on {socket.gethostname()}: this is a test, all is well",
+        "kind": "test",
+        "at": time.time(),
+    }
+    notice = Notice(delivery.command, delivery.webhook)
+    ways = [("command", run_command)] * bool(delivery.command) + [("webhook", post)] * bool(delivery.webhook)
+    results = []
+    for name, send in ways:
+        problem = None
+        try:
+            send(notice, message)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            problem = describe(error)
+        results.append({"way": name, "sent": problem is None, "problem": problem})
+        if not as_json:
+            say(f"✓ {name}: sent" if problem is None else f"✗ {name}: {problem}")
+    if as_json:
+        print_json(results)
+    if any(not result["sent"] for result in results):
+        sys.exit(EXIT_RUN_FAILED)
