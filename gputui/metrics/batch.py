@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+from gputui.metrics.reducing import Line
 from gputui.store.metric_queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
@@ -18,6 +19,7 @@ EVENT_CHARACTERS = 64
 
 _ANY_ATTEMPT = 2**63
 _NUMBERS = frozenset({int, float})
+_line = tuple.__new__
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
@@ -65,13 +67,15 @@ class RejectedLine(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
 
-    ``newest`` holds the last number of each name by rank, ``events`` how many lines told of each event. ``long_line``
-    is (offset, length so far) of an over-long line that was told of before. ``more``: there is more to read at once.
+    ``to_reduce`` are those lines that charts show. ``newest`` holds the last number of each name by rank, ``events``
+    how many lines told of each event. ``long_line`` is (offset, length so far) of an over-long line that was told of
+    before. ``more``: there is more to read at once.
     """
 
     state: SourceState
     attempt: int
     rows: list[Row] = field(default_factory=list)
+    to_reduce: list[Line] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
@@ -88,6 +92,8 @@ class Batch:
         """Add a line's row."""
         step, at, rank, data, values = parsed
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
+        if not rank and (step is not None or "event" in values):
+            self.to_reduce.append(_line(Line, (generation, offset, self.attempt, step, at, values)))
         known = self.newest.get(rank)
         if known is None:
             known = self.newest[rank] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gputui.metrics.batch import BATCH_BYTES, Boundary, SourceReader, SourceState
 from gputui.metrics.formats import line_format
 from gputui.metrics.history import HistoryReader
+from gputui.metrics.reducing import Reducer
 from gputui.metrics.report import IngestReport
 from gputui.metrics.storing import store_batch
 from gputui.metrics.tailer import SourceTailer
@@ -31,6 +32,7 @@ class _Source:
     source_id: int
     run_id: str
     reader: SourceReader
+    reducer: Reducer
     state: SourceState = field(default_factory=SourceState)
     boundaries: list[Boundary] = field(default_factory=list)
     is_loaded: bool = False
@@ -154,7 +156,8 @@ class MetricsIngest:
         source.problem = None
         if batch is None:
             return 0, False
-        if not store_batch(self._connection, source.source_id, source.state, batch, self._clock()):
+        now = self._clock()
+        if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
             self.forget(source.run_id)
             self._is_stale = True
             return 0, False
@@ -187,7 +190,8 @@ class MetricsIngest:
         ).fetchall()
         for source_id, run_id, path, name in rows:
             if source_id not in self._sources:
-                self._sources[source_id] = _Source(source_id, run_id, self._reader(run_id, source_id, path, name))
+                reader = self._reader(run_id, source_id, path, name)
+                self._sources[source_id] = _Source(source_id, run_id, reader, Reducer(source_id))
 
     def _reader(self, run_id: str, source_id: int, path: str, name: str) -> SourceReader:
         if name == "hf":

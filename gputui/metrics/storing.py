@@ -7,6 +7,7 @@ import sqlite3
 from typing import Any
 
 from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.reducing import Reducer
 
 # A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
 REJECTED_KEPT = 1000
@@ -19,12 +20,22 @@ _MOVE_ON = (
 )
 
 
-def store_batch(connection: sqlite3.Connection, source_id: int, before: SourceState, batch: Batch, now: float) -> bool:
-    """Store the batch that was read after ``before``. False, and nothing changed, where the source stands elsewhere:
-    another process has stored these lines, or the run is gone.
+def store_batch(
+    connection: sqlite3.Connection,
+    source_id: int,
+    before: SourceState,
+    batch: Batch,
+    now: float,
+    reducer: Reducer | None = None,
+) -> bool:
+    """Store the batch that was read after ``before``, and reduce what is complete for charts. False, and nothing
+    changed, where the source stands elsewhere: another process has stored these lines, or the run is gone.
+
+    ``reducer`` is the source's own; without one, lines that are not reduced yet are read back from the store.
 
     Raises sqlite3.Error, with nothing changed.
     """
+    reducer = reducer or Reducer(source_id)
     connection.execute("BEGIN IMMEDIATE")
     try:
         after = batch.state
@@ -58,8 +69,10 @@ def store_batch(connection: sqlite3.Connection, source_id: int, before: SourceSt
             )
         for rank, values in batch.newest.items():
             _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, values)
+        reducer.take(connection, batch.to_reduce)
         connection.execute("COMMIT")
     except BaseException:
+        reducer.forget()
         # SQLite has rolled back by itself after some errors, a full disk among them.
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -1,0 +1,237 @@
+"""Stored lines reduced to envelopes for charts, exactly once, in the transaction that stores them.
+
+What was reduced and what was not is told by the store alone: lines behind the last stretch are to be reduced. A reducer
+keeps those it has seen, so that they need not be read again, and forgets them when a transaction failed.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from gputui.store import envelopes
+from gputui.store.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
+from gputui.store.metric_queries import NOT_METRICS, as_float
+
+NAMES_REDUCED = 500
+"""A script that makes up a name for each line must not fill the disk: of a stretch so many metrics are reduced."""
+
+EVENT_CHARACTERS = 80
+
+STRETCHES_AT_ONCE = 4
+"""Read back from the store in one go: about 10 ms of work."""
+
+_NUMBERS = frozenset({int, float})
+_UNKNOWN = math.nan
+
+
+class Line(NamedTuple):
+    """A line of rank 0 or of none that has a step or an event."""
+
+    generation: int
+    byte_offset: int
+    attempt: int
+    step: int | None
+    at: float | None
+    values: Mapping[str, Any]
+
+
+class Reducer:
+    """Reduces the lines of one source. Nothing is written outside the caller's transaction."""
+
+    def __init__(self, source_id: int) -> None:
+        self._source_id = source_id
+        self._lines: list[Line] | None = None
+
+    def forget(self) -> None:
+        """After a transaction that failed: what lies behind the last stretch is read from the store again."""
+        self._lines = None
+
+    def take(self, connection: sqlite3.Connection, lines: Iterable[Line]) -> None:
+        """Take in lines that were just stored, in the order they were written. Raises sqlite3.Error."""
+        if self._lines is None:
+            self.catch_up(connection)
+            return
+        self._lines += lines
+        while self._lines:
+            count = _closed(self._lines)
+            if not count:
+                return
+            _write(connection, self._source_id, self._lines[:count])
+            del self._lines[:count]
+
+    def catch_up(self, connection: sqlite3.Connection, most: int = STRETCHES_AT_ONCE) -> bool:
+        """Reduce at most so many stretches of what is stored; whether there are more. Raises sqlite3.Error."""
+        for _ in range(most):
+            lines = _stored_lines(connection, self._source_id)
+            count = _closed(lines)
+            if not count:
+                self._lines = lines
+                return False
+            _write(connection, self._source_id, lines[:count])
+        self._lines = None
+        return True
+
+
+def _closed(lines: Sequence[Line]) -> int:
+    """How many of the first lines make a stretch: as many as it holds, or all of an attempt that another followed."""
+    if not lines:
+        return 0
+    attempt = lines[0].attempt
+    if lines[-1].attempt == attempt:
+        return STRETCH_LINES if len(lines) >= STRETCH_LINES else 0
+    count = 0
+    for line in lines:
+        if line.attempt != attempt or count == STRETCH_LINES:
+            break
+        count += 1
+    return count
+
+
+def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Line]:
+    """The first lines behind the last stretch, at most those of one."""
+    last = envelopes.last_stretch(connection, source_id)
+    rows = connection.execute(
+        "SELECT generation, byte_offset, attempt, step, at, data FROM metrics "
+        "WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) AND (rank IS NULL OR rank = 0) "
+        "AND (step IS NOT NULL OR instr(data, '\"event\"')) ORDER BY generation, byte_offset LIMIT ?",
+        (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
+    )
+    return [
+        Line(generation, offset, attempt, step, at, orjson.loads(data))
+        for generation, offset, attempt, step, at, data in rows.fetchall()
+    ]
+
+
+def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Line]) -> None:
+    """Store one stretch."""
+    attempt = lines[0].attempt
+    before = envelopes.last_stretch(connection, source_id, attempt)
+    number = 0 if before is None else before.number + 1
+    measured = [line for line in lines if line.step is not None]
+    steps = [line.step for line in measured if line.step is not None]
+    times = [line.at for line in measured if line.at is not None]
+    begin, end = lines[0], lines[-1]
+    connection.execute(
+        "INSERT INTO metric_stretches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            source_id, begin.generation, begin.byte_offset, end.generation, end.byte_offset + 1, attempt, number,
+            len(lines), min(steps, default=None), max(steps, default=None), min(times, default=None),
+            max(times, default=None),
+        ),
+    )  # fmt: skip
+    connection.executemany(
+        "INSERT INTO metric_events VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (source_id, line.generation, line.byte_offset, attempt, line.step, line.at, _event(line))
+            for line in lines
+            if "event" in line.values
+        ],
+    )
+    reduced = reduce_lines(number, measured)
+    key = (source_id, attempt)
+    connection.executemany(
+        "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) VALUES (?, ?, ?, 0, ?, ?)",
+        [(*key, name, number, b"".join(map(envelopes.pack, found))) for name, found in reduced.items()],
+    )
+    _append(connection, key, 1, number, {name: envelopes.join(number, found) for name, found in reduced.items()})
+
+
+def _event(line: Line) -> str:
+    return str(line.values["event"])[:EVENT_CHARACTERS]
+
+
+def _append(
+    connection: sqlite3.Connection, key: tuple[int, int], level: int, index: int, joined: Mapping[str, Entry]
+) -> None:
+    """Put an entry for each metric into a level, and those of a row that is full into the level above."""
+    number = index // FAN
+    connection.executemany(
+        "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET entries = CAST(entries || excluded.entries AS BLOB)",
+        [(*key, name, level, number, envelopes.pack(entry)) for name, entry in joined.items()],
+    )
+    if (index + 1) % FAN:
+        return
+    rows = connection.execute(_ROWS_OF_ALL, {"source": key[0], "attempt": key[1], "level": level, "number": number})
+    above = {name: envelopes.join(number, envelopes.unpack(number, packed)) for name, packed in rows.fetchall()}
+    _append(connection, key, level + 1, number, above)
+
+
+# One look-up per name: a walk over all rows of an attempt would take longer the longer it runs.
+_ROWS_OF_ALL = """
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM metric_envelopes WHERE source_id = :source AND attempt = :attempt
+    UNION ALL
+    SELECT (SELECT min(e.name) FROM metric_envelopes AS e
+            WHERE e.source_id = :source AND e.attempt = :attempt AND e.name > names.name)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT e.name, e.entries FROM names CROSS JOIN metric_envelopes AS e
+ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.level = :level AND e.number = :number
+"""
+
+
+def reduce_lines(number: int, lines: Sequence[Line]) -> dict[str, list[Entry]]:
+    """The entries of each metric in the lines of stretch ``number``; all of them have a step."""
+    names: dict[str, None] = {}
+    for line in lines:
+        if not names.keys() >= line.values.keys():
+            names |= dict.fromkeys(line.values)
+    steps = [line.step or 0 for line in lines]
+    times = [_UNKNOWN if line.at is None else line.at for line in lines]
+    maps = [line.values for line in lines]
+    found = {}
+    for name in [name for name in names if name not in NOT_METRICS][:NAMES_REDUCED]:
+        try:
+            column = list(map(itemgetter(name), maps))
+        except KeyError:
+            column = [values.get(name) for values in maps]
+        reduce = _dense if _NUMBERS.issuperset(map(type, column)) else _sparse
+        entries = reduce(number * FAN, column, steps, times)
+        if entries:
+            found[name] = entries
+    return found
+
+
+def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequence[float]) -> list[Entry]:
+    """Entries of a column of finite numbers."""
+    entries = []
+    for begin in range(0, len(column), BLOCK_LINES):
+        values = column[begin : begin + BLOCK_LINES]
+        last = begin + len(values) - 1
+        entries.append(
+            Entry(
+                first + begin // BLOCK_LINES, len(values), 0, 0, 0, min(values), max(values), values[0], values[-1],
+                steps[begin], steps[last], times[begin], times[last],
+            )
+        )  # fmt: skip
+    return entries
+
+
+def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequence[float]) -> list[Entry]:
+    """Entries of a column in which some lines say nothing, or what is no finite number."""
+    entries = []
+    for begin in range(0, len(column), BLOCK_LINES):
+        block = column[begin : begin + BLOCK_LINES]
+        numbers = [(place, value) for place, raw in enumerate(block, begin) if (value := as_float(raw)) is not None]
+        if not numbers:
+            continue
+        finite = [pair for pair in numbers if math.isfinite(pair[1])]
+        (one, start), (other, end) = (finite or numbers)[0], (finite or numbers)[-1]
+        values = [value for _, value in finite] or [_UNKNOWN]
+        infinite = sum(value == math.inf for _, value in numbers)
+        negative = sum(value == -math.inf for _, value in numbers)
+        entries.append(
+            Entry(
+                first + begin // BLOCK_LINES, len(numbers), len(numbers) - len(finite) - infinite - negative, infinite,
+                negative, min(values), max(values), start if finite else _UNKNOWN, end if finite else _UNKNOWN,
+                steps[one], steps[other], times[one], times[other],
+            )
+        )  # fmt: skip
+    return entries
