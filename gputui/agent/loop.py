@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import signal
@@ -40,6 +41,8 @@ HOUSEKEEPING_SECONDS = 1.0
 # Lines that arrive together are stored together; one flush per line would be one transaction per line.
 GATHER_SECONDS = 0.05
 PUMP_BUDGET_BYTES = 8 << 20
+# Between slices of what an older gputui stored and did not reduce for charts; a slice takes about 10 ms.
+REDUCE_SECONDS = 0.1
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
 TICKET_SECONDS = 3600.0
@@ -147,11 +150,11 @@ class Agent:
 
     def _loop(self) -> None:
         started = self.clock()
-        next_commands = next_housekeeping = next_occupants = started
+        next_commands = next_housekeeping = next_occupants = next_reducing = started
         pump_at: float | None = started
         while not self.stopping:
             now = self.clock()
-            due = min(next_commands, next_housekeeping, now + 1.0 if pump_at is None else pump_at)
+            due = min(next_commands, next_housekeeping, next_reducing, now + 1.0 if pump_at is None else pump_at)
             due = min(due, self.supervisor.next_due() or due)
             for key, _ in self.selector.select(max(0.0, due - now)):
                 if key.fd == self._wake_read:
@@ -173,6 +176,8 @@ class Agent:
                     next_housekeeping = now + HOUSEKEEPING_SECONDS
                     pump_at = now if pump_at is None and self.supervisor.live else pump_at
                     self._housekeeping(now, started)
+                if now >= next_reducing:
+                    next_reducing = now + REDUCE_SECONDS if self.ingest.reduce_more() else math.inf
                 if self.is_simulated and now >= next_occupants:
                     next_occupants = now + OCCUPANTS_SECONDS
                     self.sampler.send_occupants(self.supervisor.occupants())

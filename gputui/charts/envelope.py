@@ -153,6 +153,30 @@ class Buckets:
         # A gap inside a bin is narrower than a chart can show; one behind it is shown.
         self._gap = False
 
+    def take(self, reduced: Bin) -> None:
+        """Add what was reduced elsewhere; it lies where its first value does. The bin is given away."""
+        x = reduced.first_x
+        if not math.isfinite(x):
+            self.unplaced += reduced.points
+            return
+        while math.isinf(x / self._width):
+            self._double()
+        index = math.floor(x / self._width)
+        found = self._bins.get(index)
+        if found is None:
+            index = self._make_room(index, x)
+            found = self._bins.get(index)
+        if found is None:
+            self._bins[index] = reduced
+            reduced.gap_before |= self._gap
+        else:
+            found.merge(reduced)
+        if index < self._changed_from:
+            self._changed_from = index
+        if reduced.last is not None:
+            self._last_value = reduced.last
+        self._gap = False
+
     def extend(self, points: Iterable[tuple[float, float | None]]) -> None:
         """Add points one after the other."""
         for x, value in points:

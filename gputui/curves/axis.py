@@ -6,8 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gputui.curves.model import Axis
+from gputui.curves.model import Axis, Window
 from gputui.store.views import AttemptView
 
 Pairs = Sequence[tuple[float, float]]
@@ -39,12 +40,34 @@ class Timeline:
                 trained += max(0.0, attempt.ended_at - begin)
         return cls(next(iter(begins.values()), None), begins, ends, before)
 
+    def is_like(self, earlier: Timeline) -> bool:
+        """Whether everything that lay somewhere on an axis before lies there still."""
+        if self.origin_at != earlier.origin_at or self.begins.keys() != earlier.begins.keys():
+            return False
+        return self.begins == earlier.begins and self.trained_before == earlier.trained_before
+
     def attempt_at(self, at: float) -> int | None:
         """The attempt that was under way at this moment."""
         for number in sorted(self.begins, reverse=True):
             if self.begins[number] <= at:
                 return number if at <= self.ends.get(number, math.inf) else None
         return None
+
+
+class Reach(NamedTuple):
+    """A window as steps or as moments of one attempt, in UTC unix seconds; the other of the two is None."""
+
+    steps: tuple[float, float] | None = None
+    moments: tuple[float, float] | None = None
+
+    def touches(
+        self, min_step: float | None, max_step: float | None, min_at: float | None, max_at: float | None
+    ) -> bool:
+        """Whether something that reaches over these steps and moments lies in it in part."""
+        window, low, high = self.steps, min_step, max_step
+        if window is None:
+            window, low, high = self.moments, min_at, max_at
+        return window is not None and low is not None and high is not None and low <= window[1] and high >= window[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +102,24 @@ class AxisMap:
         if step is None or self.axis == "step":
             return step
         return interpolate(self.epochs.get(attempt, ()), step)
+
+    def reach(self, attempt: int, window: Window) -> Reach:
+        """What of an attempt may lie in a window."""
+        if self.axis == "step":
+            return Reach(steps=window)
+        if self.axis == "epoch":
+            pairs = self.epochs.get(attempt, ())
+            inside = [place for place, pair in enumerate(pairs) if window[0] <= pair[1] <= window[1]]
+            if not inside:
+                inside = [place for place, pair in enumerate(pairs) if pair[1] <= window[0]][-1:]
+            if not inside:
+                return Reach()
+            # What lies behind the last pair is put there too.
+            behind = inside[-1] + 1
+            end = pairs[behind][0] if behind < len(pairs) else math.inf
+            return Reach(steps=(pairs[max(0, inside[0] - 1)][0], end))
+        offset = self._of_moment(attempt, 0.0)
+        return Reach() if offset is None else Reach(moments=(window[0] - offset, window[1] - offset))
 
     def _of_moment(self, attempt: int, at: float) -> float | None:
         timeline = self.timeline

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gputui.charts.envelope import Bin, Buckets
 from gputui.charts.safe_text import clean
-from gputui.curves.axis import AxisMap, Timeline, epoch_pairs
-from gputui.curves.model import AttemptCurve, Axis, ChartData, ChartRequest, Curve, Frame, Window
-from gputui.curves.smooth import is_set, smooth_bins
-from gputui.store import metric_queries
-from gputui.store.metric_queries import Cursor
+from gputui.curves import reading
+from gputui.curves.axis import AxisMap, Timeline
+from gputui.curves.bins import Followed
+from gputui.curves.clocks import EPOCH, Epochs, Paces
+from gputui.curves.model import Axis, ChartData, ChartRequest, Curve, Frame, Window
+from gputui.curves.reading import Layout, Line, Part, Place
+from gputui.store import envelopes, metric_queries
 from gputui.store.views import AttemptView
 
-# Bins kept for each one asked for, so that what is shown hardly moves as a run grows.
-OVERSAMPLING = 2
+LINES_AT_ONCE = 8192
+"""When more lines than these came since the last look, beginning anew is quicker than following."""
+
+_Asked = tuple[Axis, Window | None, int]
 
 
 class RunCurves:
@@ -25,139 +27,172 @@ class RunCurves:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._curves: dict[str, _Followed] = {}
-        self._asked_as: tuple[Axis, Window | None, int] | None = None
-        self._map = AxisMap("step", Timeline(None))
+        self._asked: _Asked | None = None
         self._cuts: Mapping[int, float] = {}
+        self._map = AxisMap("step", Timeline(None))
+        self._epochs = Epochs()
+        self._paces = Paces()
+        self._followed: dict[str, Followed] = {}
+        self._newest: Mapping[str, float] = {}
+        self._names: tuple[str, ...] = ()
+        self._until: dict[int, Place] = {}
+        self._line_count = 0
+        self._start, self._end = math.inf, -math.inf
+
+    @property
+    def axis_map(self) -> AxisMap:
+        """Where steps and moments of this run lie on the axis that was asked for last."""
+        return self._map
 
     def read(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> ChartData:
-        """The answer to ``request``. Raises sqlite3.Error."""
-        names = metric_queries.metric_names(connection, self.run_id)
-        by_words = {clean(name): name for name in reversed(names)}
-        self._prepare(connection, attempts, request)
-        curves = {}
-        for asked in request.names:
-            name = asked if asked in names else by_words.get(asked, asked)
-            curves[asked] = self._curve(connection, name, request)
-        for name in [name for name in self._curves if name not in curves and clean(name) not in curves]:
-            del self._curves[name]
-        ends = [each for curve in self._curves.values() for each in curve.ends()]
+        """The answer to ``request``. The connection is inside a transaction that reads. Raises sqlite3.Error."""
+        found = self._advance(connection, attempts, request)
+        wanted = {asked: self._written_as(asked) for asked in request.names}
+        for name in [name for name in self._followed if name not in wanted.values()]:
+            del self._followed[name]
+        new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
+        if new:
+            self._begin(connection, new, request, found or reading.layout(connection, self.run_id))
+        curves: dict[str, Curve] = {}
+        for asked, name in wanted.items():
+            curves[asked] = self._followed[name].curve(request, self._newest.get(name))
+        is_empty = self._start > self._end
         frame = Frame(
             request.axis,
-            min((start for start, _ in ends), default=None),
-            max((end for _, end in ends), default=None),
+            None if is_empty else self._start,
+            None if is_empty else self._end,
             self._map.timeline.origin_at,
         )
-        return ChartData(request, frame, tuple(clean(name) for name in names), curves)
+        return ChartData(request, frame, self._names, curves)
 
-    def _prepare(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> None:
-        """Begin anew where the axis, the window or what earlier attempts are worth has changed."""
-        epochs = self._epochs(connection) if request.axis == "epoch" else {}
-        axis_map = AxisMap(request.axis, Timeline.of(attempts), epochs)
+    def _written_as(self, asked: str) -> str:
+        """The metric that is asked for by its name, or by the harmless text that stands for it."""
+        if asked in self._newest:
+            return asked
+        return next((name for name in self._newest if clean(name) == asked), asked)
+
+    # --- what came since
+
+    def _advance(
+        self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
+    ) -> Layout | None:
+        """Take in new lines. Begin anew where what was read lies elsewhere on the axis by now, or where that is
+        quicker; then answers where the lines are."""
+        asked: _Asked = (request.axis, request.window, request.bins)
+        timeline = Timeline.of(attempts)
         cuts = _cuts(attempts) if request.axis in ("step", "epoch") else {}
-        asked_as = (request.axis, request.window, request.bins)
-        if (asked_as, axis_map.epochs, axis_map.timeline.begins, cuts) != (
-            self._asked_as, self._map.epochs, self._map.timeline.begins, self._cuts,
-        ):  # fmt: skip
-            self._curves.clear()
-        self._asked_as, self._map, self._cuts = asked_as, axis_map, cuts
-
-    def _epochs(self, connection: sqlite3.Connection) -> dict[int, list[tuple[float, float]]]:
-        points: dict[int, list[tuple[float, float]]] = {}
-        for point in metric_queries.series(connection, self.run_id, "epoch")[0]:
-            if point.rank in (None, 0) and point.step is not None:
-                points.setdefault(point.attempt, []).append((float(point.step), point.value))
-        return {attempt: epoch_pairs(found) for attempt, found in points.items()}
-
-    def _curve(self, connection: sqlite3.Connection, name: str, request: ChartRequest) -> Curve:
-        followed = self._curves.get(name)
-        if followed is None:
-            followed = self._curves[name] = _Followed(name, request)
-        followed.read(connection, self.run_id, self._map, self._cuts)
-        return followed.curve(request)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What one attempt measured: what holds, and what later attempts did again."""
-
-    kept: Buckets
-    redone: Buckets
-
-
-@dataclass(slots=True)
-class _Followed:
-    """One metric on one axis."""
-
-    name: str
-    request: ChartRequest
-    cursor: Cursor | None = None
-    last: float | None = None
-    unplaced: int = 0
-    _attempts: dict[int, _Attempt] = field(default_factory=dict)
-    _start: float = math.inf
-    _end: float = -math.inf
-
-    def read(self, connection: sqlite3.Connection, run_id: str, axis_map: AxisMap, cuts: Mapping[int, float]) -> None:
-        window = self.request.window
-        points, self.cursor = metric_queries.series(connection, run_id, self.name, self.cursor)
-        for point in points:
-            if point.rank not in (None, 0):
-                continue
-            self.last = point.value
-            x = axis_map.place(point.attempt, point.step, point.at)
-            if x is None:
-                self.unplaced += 1
-                continue
-            self._start, self._end = min(self._start, x), max(self._end, x)
-            if window is not None and not window[0] <= x <= window[1]:
-                continue
-            attempt = self._attempts.get(point.attempt)
-            if attempt is None:
-                attempt = self._attempts[point.attempt] = _Attempt(self._buckets(), self._buckets())
-            is_redone = point.step is not None and point.step >= cuts.get(point.attempt, math.inf)
-            (attempt.redone if is_redone else attempt.kept).append(x, point.value)
-
-    def ends(self) -> list[tuple[float, float]]:
-        """First and last x, in a list that is empty where there is none."""
-        return [(self._start, self._end)] if self._start <= self._end else []
-
-    def curve(self, request: ChartRequest) -> Curve:
-        """What is known now."""
-        kept: list[Bin] = []
-        redone: list[Bin] = []
-        attempts = []
-        for number, attempt in sorted(self._attempts.items()):
-            own, again = attempt.kept.bins(request.bins), attempt.redone.bins(request.bins)
-            kept += _broken_off(own) if kept else own
-            redone += _broken_off(again)
-            attempts.append(AttemptCurve(number, (*own, *again)))
-        kept.sort(key=lambda each: each.first_x)
-        wants_smooth = request.smoothing > 0 and not is_set(self.name)
-        return Curve(
-            name=clean(self.name),
-            bins=tuple(kept),
-            redone=tuple(redone),
-            smooth=tuple(smooth_bins(kept, request.smoothing)) if wants_smooth else (),
-            attempts=tuple(attempts),
-            last=self.last,
-            problem=None if self._attempts else self._problem(),
+        until, line_count = reading.sources(connection, self.run_id)
+        is_same = (
+            asked == self._asked
+            and cuts == self._cuts
+            and timeline.is_like(self._map.timeline)
+            and until.keys() == self._until.keys()
+            and line_count - self._line_count <= LINES_AT_ONCE
         )
+        if until != self._until:
+            self._newest = metric_queries.latest(connection, self.run_id)
+            self._names = tuple(clean(name) for name in metric_queries.metric_names(connection, self.run_id))
+        if is_same and until != self._until:
+            new = self._lines_between(connection, self._until, until)
+            self._until, self._line_count = until, line_count
+            is_same = self._take(new)
+        if is_same:
+            return None
+        return self._start_over(connection, asked, timeline, cuts)
 
-    def _problem(self) -> str:
-        if self.last is None:
-            return "nothing measured yet"
-        if self.ends():
-            return "nothing measured in this window"
-        return "no epoch is known yet" if self.request.axis == "epoch" else f"its lines tell no {self.request.axis}"
+    def _lines_between(
+        self, connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
+    ) -> Iterator[Line]:
+        for source_id, end in until.items():
+            if since[source_id] != end:
+                yield from reading.lines(connection, source_id, since[source_id], end)
 
-    def _buckets(self) -> Buckets:
-        request = self.request
-        capacity = max(2, OVERSAMPLING * request.bins)
-        resolution = 1.0 if request.axis == "step" else 1e-3
-        if request.window is not None:
-            resolution = max((request.window[1] - request.window[0]) / capacity, 1e-9)
-        return Buckets(resolution, capacity)
+    def _take(self, lines: Iterable[Line]) -> bool:
+        """Add lines to all curves; False where they changed the axis itself."""
+        is_epoch = self._map.axis == EPOCH
+        followed = list(self._followed.values())
+        for line in lines:
+            self._paces.add(line)
+            if is_epoch and not self._epochs.add(line):
+                return False
+            x = self._place(line)
+            for each in followed:
+                each.take(line, x)
+        return True
+
+    def _place(self, line: Line) -> float | None:
+        x = self._map.place(line.attempt, line.step, line.at)
+        if x is not None:
+            self._start, self._end = min(self._start, x), max(self._end, x)
+        return x
+
+    # --- from the beginning
+
+    def _start_over(
+        self, connection: sqlite3.Connection, asked: _Asked, timeline: Timeline, cuts: Mapping[int, float]
+    ) -> Layout:
+        self._asked, self._cuts = asked, cuts
+        self._followed.clear()
+        self._paces = Paces()
+        self._epochs = Epochs()
+        self._start, self._end = math.inf, -math.inf
+        found = reading.layout(connection, self.run_id)
+        self._until, self._line_count = dict(found.until), found.line_count
+        axis = asked[0]
+        for stretch in found.stretches:
+            self._paces.add_stretch(stretch)
+        if axis == EPOCH:
+            for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, asked[2]):
+                self._epochs.add_pair(attempt, step, epoch)
+        tail = list(_unreduced(connection, found))
+        for line in tail:
+            self._paces.add(line)
+            if axis == EPOCH:
+                self._epochs.add(line)
+        self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
+        for stretch in found.stretches:
+            if stretch.min_step is not None and stretch.max_step is not None:
+                self._place(Line(stretch.attempt, stretch.min_step, stretch.min_at, {}))
+                self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
+        for line in tail:
+            self._place(line)
+        return found
+
+    def _begin(
+        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
+    ) -> None:
+        """Read metrics that were not followed yet, up to where the others are."""
+        new = [Followed(name, request, self._cuts) for name in names]
+        self._followed |= {each.name: each for each in new}
+        parts = reading.parts(found.stretches, self._map, request.window, self._cuts)
+        reduced = sum(part.line_count for part in parts)
+        # Half as many suffice: an entry has four values to draw, and a level below is sixteen times as long to read.
+        level = envelopes.level_for(reduced, max(1, request.bins // 2))
+        in_full = reduced <= reading.LINES_IN_FULL
+        for part in parts:
+            if in_full or part.share == "mixed":
+                self._read_lines(reading.lines(connection, *part.place), new)
+            else:
+                self._read_part(connection, part, level, new)
+        self._read_lines(_unreduced(connection, found), new)
+
+    def _read_lines(self, lines: Iterable[Line], followed: Sequence[Followed]) -> None:
+        place = self._map.place
+        for line in lines:
+            x = place(line.attempt, line.step, line.at)
+            for each in followed:
+                each.take(line, x)
+
+    def _read_part(self, connection: sqlite3.Connection, part: Part, level: int, followed: Sequence[Followed]) -> None:
+        attempt = part.stretches[0].attempt
+        for each in followed:
+            for entry in part.entries(connection, each.name, level):
+                each.take_entry(attempt, entry, self._map, is_redone=part.share == "redone")
+
+
+def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
+    for source_id, begin, end in found.unreduced():
+        yield from reading.lines(connection, source_id, begin, end)
 
 
 def _cuts(attempts: Sequence[AttemptView]) -> dict[int, float]:
@@ -169,12 +204,3 @@ def _cuts(attempts: Sequence[AttemptView]) -> dict[int, float]:
         if attempt.first_step is not None:
             lowest = min(lowest, attempt.first_step)
     return cuts
-
-
-def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
-    """The bins, with a gap before the first."""
-    if not bins:
-        return []
-    first = bins[0].copy()
-    first.gap_before = True
-    return [first, *bins[1:]]

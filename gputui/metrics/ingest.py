@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gputui.metrics.batch import BATCH_BYTES, Boundary, SourceReader, SourceState
 from gputui.metrics.formats import line_format
 from gputui.metrics.history import HistoryReader
-from gputui.metrics.reducing import Reducer
+from gputui.metrics.reducing import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
 from gputui.metrics.storing import store_batch
 from gputui.metrics.tailer import SourceTailer
@@ -55,6 +55,7 @@ class MetricsIngest:
         self._waiting: deque[int] = deque()
         self._report = IngestReport()
         self._patterns: dict[str, tuple[str, ...]] = {}
+        self._to_reduce: list[int] | None = None
 
     # --- what the caller's transaction covers -----------------------------------------------------------------------
 
@@ -121,6 +122,30 @@ class MetricsIngest:
         if not report.more:
             self.forget(run_id)
         return report
+
+    def reduce_more(self, most: int = STRETCHES_AT_ONCE) -> bool:
+        """Reduce for charts at most so many stretches of the lines that were stored before there were envelopes, the
+        newest sources first, in one transaction; whether there is more to look at. Raises sqlite3.OperationalError."""
+        if self._to_reduce is None:
+            rows = self._connection.execute("SELECT source_id FROM metric_sources ORDER BY source_id").fetchall()
+            self._to_reduce = [row[0] for row in rows]
+        if not self._to_reduce:
+            return False
+        source_id = self._to_reduce[-1]
+        known = self._sources.get(source_id)
+        reducer = Reducer(source_id) if known is None else known.reducer
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            has_more = reducer.catch_up(self._connection, most)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            reducer.forget()
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        if not has_more:
+            self._to_reduce.pop()
+        return bool(self._to_reduce)
 
     def _drain(self, sources: list[_Source], budget_bytes: int | None, *, ended: bool) -> IngestReport:
         if self._connection.in_transaction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -52,10 +52,11 @@ class Reducer:
         """After a transaction that failed: what lies behind the last stretch is read from the store again."""
         self._lines = None
 
-    def take(self, connection: sqlite3.Connection, lines: Iterable[Line]) -> None:
+    def take(self, connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
         """Take in lines that were just stored, in the order they were written. Raises sqlite3.Error."""
         if self._lines is None:
-            self.catch_up(connection)
+            # Always more than came: however far back the first of them lies, it is reached.
+            self.catch_up(connection, STRETCHES_AT_ONCE + len(lines) // STRETCH_LINES)
             return
         self._lines += lines
         while self._lines:

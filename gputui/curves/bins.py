@@ -1,0 +1,132 @@
+"""One metric on one axis in bins: each attempt's own, and what of them holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gputui.charts.envelope import Bin, Buckets
+from gputui.charts.safe_text import clean
+from gputui.curves.axis import AxisMap
+from gputui.curves.model import AttemptCurve, ChartRequest, Curve
+from gputui.curves.reading import Line
+from gputui.curves.smooth import is_set, smooth_bins
+from gputui.store.envelopes import Entry
+from gputui.store.metric_queries import as_float
+
+_RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
+
+
+class Followed:
+    """A metric, fed in the order its lines were written. ``cuts`` is for each attempt the first step that a later one
+    did again."""
+
+    def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float]) -> None:
+        self.name = name
+        self._request = request
+        self._cuts = cuts
+        self._kept: dict[int, Buckets] = {}
+        self._redone: dict[int, Buckets] = {}
+        self._was_seen = False
+        self._was_placed = False
+        self._has_changed = True
+        self._curve: Curve | None = None
+
+    def take(self, line: Line, x: float | None) -> None:
+        """Add a line that lies at ``x``."""
+        value = as_float(line.values.get(self.name))
+        if value is None:
+            return
+        self._was_seen = True
+        if x is None:
+            return
+        self._was_placed = True
+        window = self._request.window
+        if window is not None and not window[0] <= x <= window[1]:
+            return
+        is_redone = line.step >= self._cuts.get(line.attempt, math.inf)
+        self._buckets(line.attempt, is_redone=is_redone).append(x, value)
+        self._has_changed = True
+
+    def take_entry(self, attempt: int, entry: Entry, axis_map: AxisMap, *, is_redone: bool) -> None:
+        """Add what was reduced already."""
+        self._was_seen = True
+        first_at = entry.first_at if entry.first_at == entry.first_at else None
+        last_at = entry.last_at if entry.last_at == entry.last_at else None
+        start = axis_map.place(attempt, entry.first_step, first_at)
+        end = axis_map.place(attempt, entry.last_step, last_at)
+        if start is None or end is None:
+            return
+        self._was_placed = True
+        window = self._request.window
+        if window is not None and (end < window[0] or start > window[1]):
+            return
+        found = Bin(start, end if entry.has_finite else start, None, None, None, None, *entry[1:5])
+        if entry.has_finite:
+            found.low, found.high, found.first, found.last = entry[5:9]
+        self._buckets(attempt, is_redone=is_redone).take(found)
+        self._has_changed = True
+
+    def curve(self, request: ChartRequest, last: float | None) -> Curve:
+        """What is known now; the same value as before where nothing came and nothing else is asked for. ``last`` is the
+        newest value of the metric."""
+        if self._curve is not None and not self._has_changed and request == self._request:
+            return self._curve
+        self._request, self._has_changed = request, False
+        kept: list[Bin] = []
+        redone: list[Bin] = []
+        attempts = []
+        for number in sorted({*self._kept, *self._redone}):
+            own, again = self._bins(self._kept, number), self._bins(self._redone, number)
+            kept += _broken_off(own) if kept else own
+            redone += _broken_off(again)
+            attempts.append(AttemptCurve(number, (*own, *again)))
+        if len(attempts) > 1:
+            kept.sort(key=lambda each: each.first_x)
+        wants_smooth = request.smoothing > 0 and not is_set(self.name)
+        self._curve = Curve(
+            name=clean(self.name),
+            bins=tuple(kept),
+            redone=tuple(redone),
+            smooth=tuple(smooth_bins(kept, request.smoothing)) if wants_smooth else (),
+            attempts=tuple(attempts),
+            last=last,
+            problem=None if attempts else self._problem(last),
+        )
+        return self._curve
+
+    def _problem(self, last: float | None) -> str:
+        if last is None and not self._was_seen:
+            return "nothing measured yet"
+        if self._was_placed or not self._was_seen:
+            return "nothing measured in this window"
+        return "no epoch is known yet" if self._request.axis == "epoch" else "its lines tell no time"
+
+    def _bins(self, of: Mapping[int, Buckets], attempt: int) -> Sequence[Bin]:
+        if attempt not in of:
+            return []
+        start, end = self._request.window or (-math.inf, math.inf)
+        return of[attempt].bins(max(2, self._request.bins), start, end)
+
+    def _buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
+        of = self._redone if is_redone else self._kept
+        found = of.get(attempt)
+        if found is None:
+            found = of[attempt] = self._new_buckets()
+        return found
+
+    def _new_buckets(self) -> Buckets:
+        bins, window = max(2, self._request.bins), self._request.window
+        if window is None or not window[1] > window[0]:
+            return Buckets(_RESOLUTION[self._request.axis], 2 * bins)
+        # As many as were asked for lie in the window; what reaches over its ends has room beside them.
+        return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
+
+
+def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
+    """The bins, with a gap before the first."""
+    if not bins:
+        return []
+    first = bins[0].copy()
+    first.gap_before = True
+    return [first, *bins[1:]]

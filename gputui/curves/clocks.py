@@ -1,0 +1,90 @@
+"""How an attempt's steps, moments and epochs belong together, learned from its lines."""
+
+from __future__ import annotations
+
+import math
+
+from gputui.curves.axis import epoch_pairs
+from gputui.curves.reading import Line
+from gputui.store.envelopes import Stretch
+from gputui.store.metric_queries import as_float
+
+PACE_SECONDS = 1.0
+"""Pairs of a moment and a step are kept this far apart."""
+
+MOST_PAIRS = 20_000
+
+EPOCH = "epoch"
+
+
+class Paces:
+    """(moment, step) pairs by attempt; they only ever grow."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[int, list[tuple[float, float]]] = {}
+
+    def add(self, line: Line) -> None:
+        """Take in a line."""
+        if line.at is not None:
+            self._add(line.attempt, line.at, line.step)
+
+    def add_stretch(self, stretch: Stretch) -> None:
+        """Take in the ends of a stretch."""
+        if stretch.min_at is not None and stretch.max_at is not None:
+            if stretch.min_step is not None:
+                self._add(stretch.attempt, stretch.min_at, stretch.min_step)
+            if stretch.max_step is not None:
+                self._add(stretch.attempt, stretch.max_at, stretch.max_step)
+
+    def _add(self, attempt: int, at: float, step: int) -> None:
+        known = self.pairs.setdefault(attempt, [])
+        if not known or (at - known[-1][0] >= PACE_SECONDS and step >= known[-1][1]):
+            known.append((at, float(step)))
+            _thin(known)
+
+
+class Epochs:
+    """(step, epoch) pairs by attempt."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, list[tuple[float, float]]] = {}
+        self._settled: dict[int, list[tuple[float, float]]] | None = None
+        self._newest: dict[int, float] = {}
+
+    def add(self, line: Line) -> bool:
+        """Take in a line. False where it changes where lines before it lie, once that was settled: an epoch has ended,
+        and how long it was is known by now."""
+        epoch = as_float(line.values.get(EPOCH))
+        if epoch is None or not math.isfinite(epoch):
+            return True
+        if self._settled is None:
+            self.add_pair(line.attempt, float(line.step), epoch)
+            return True
+        if line.attempt in self._newest:
+            return epoch <= self._newest[line.attempt]
+        pairs = self._settled.get(line.attempt)
+        if pairs is None:
+            return False
+        if not pairs or (line.step > pairs[-1][0] and epoch >= pairs[-1][1]):
+            pairs.append((float(line.step), epoch))
+            _thin(pairs)
+        return True
+
+    def add_pair(self, attempt: int, step: float, epoch: float) -> None:
+        """Take in a pair as it was written, before they are settled."""
+        self._written.setdefault(attempt, []).append((step, epoch))
+
+    def settle(self) -> dict[int, list[tuple[float, float]]]:
+        """The pairs that make the axis, with fractions. Those of attempts that write fractions go on growing."""
+        self._settled = {attempt: epoch_pairs(written) for attempt, written in self._written.items()}
+        for attempt, written in self._written.items():
+            if all(epoch == math.floor(epoch) for _, epoch in written):
+                self._newest[attempt] = max(epoch for _, epoch in written)
+        self._written.clear()
+        return self._settled
+
+
+def _thin(pairs: list[tuple[float, float]]) -> None:
+    """Bound what is kept: every other pair is enough, as long as both ends stay."""
+    if len(pairs) > MOST_PAIRS:
+        del pairs[1:-1:2]

@@ -1,0 +1,231 @@
+"""Lines reduced to envelopes: what they tell is what the lines tell, and no line is counted twice or never."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.metrics.reducing import NAMES_REDUCED, Reducer
+from gputui.store import envelopes
+from gputui.store.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
+
+from .conftest import RUN, Bench, line
+
+TABLES = ("metric_stretches", "metric_envelopes", "metric_events")
+
+
+def reduced(connection: sqlite3.Connection) -> dict[str, list[Any]]:
+    """All that was reduced, without the numbers of rows."""
+    columns = {"metric_envelopes": "source_id, attempt, name, level, number, entries"}
+    return {
+        table: sorted(connection.execute(f"SELECT {columns.get(table, '*')} FROM {table}").fetchall())
+        for table in TABLES
+    }
+
+
+def entries(bench: Bench, name: str, level: int = 0, attempt: int = 1) -> list[Entry]:
+    return list(envelopes.entries(bench.connection, 1, attempt, name, level, 0, 1 << 40))
+
+
+def test_blocks_tell_what_the_lines_tell(bench: Bench) -> None:
+    bench.begin()
+    values = [math.sin(step) * step for step in range(STRETCH_LINES)]
+    bench.append("".join(line(step, wave=value, time=1000.0 + step) for step, value in enumerate(values)))
+    bench.pump()
+    found = entries(bench, "wave")
+    assert [entry.place for entry in found] == list(range(FAN))
+    block = values[BLOCK_LINES : 2 * BLOCK_LINES]
+    assert found[1] == Entry(
+        1, BLOCK_LINES, 0, 0, 0, min(block), max(block), block[0], block[-1], 32, 63, 1032.0, 1063.0
+    )
+    (whole,) = entries(bench, "wave", level=1)
+    assert whole == envelopes.join(0, found)
+    assert (whole.points, whole.low, whole.high) == (STRETCH_LINES, min(values), max(values))
+
+
+def test_what_is_no_number_is_counted_apart(bench: Bench) -> None:
+    bench.begin()
+    odd: dict[int, Any] = {3: math.nan, 40: math.inf, 41: -math.inf, 42: "text", 43: True, 44: None}
+    bench.append("".join(line(step, odd=odd.get(step, step)) for step in range(STRETCH_LINES)))
+    bench.pump()
+    first, second = entries(bench, "odd")[:2]
+    assert (first.points, first.nan, first.low, first.high) == (32, 1, 0, 31)
+    assert (second.points, second.nan, second.positive_infinite, second.negative_infinite) == (29, 0, 1, 1)
+
+
+def test_a_block_without_a_finite_value(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(line(step, odd=math.nan) for step in range(STRETCH_LINES)))
+    bench.pump()
+    for entry in (*entries(bench, "odd"), *entries(bench, "odd", level=1)):
+        assert not entry.has_finite and math.isnan(entry.last)
+        assert entry.points == entry.nan
+    assert entries(bench, "odd", level=1)[0][9:11] == (0, STRETCH_LINES - 1)
+
+
+def test_a_metric_now_and_then_lies_where_it_was_measured(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(line(step, **({"val": 7.5} if step == 100 else {})) for step in range(STRETCH_LINES)))
+    bench.pump()
+    (entry,) = entries(bench, "val")
+    assert (entry.place, entry.points, entry.first_step, entry.last_step) == (3, 1, 100, 100)
+
+
+def test_other_ranks_are_left_out(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(line(step, rank=rank) for step in range(STRETCH_LINES) for rank in range(3)))
+    bench.pump()
+    assert sum(entry.points for entry in entries(bench, "loss")) == STRETCH_LINES
+    (stretch,) = envelopes.stretches(bench.connection, RUN)
+    assert (stretch.line_count, stretch.min_step, stretch.max_step) == (STRETCH_LINES, 0, STRETCH_LINES - 1)
+
+
+def test_an_attempt_that_another_follows_is_reduced_to_its_end(bench: Bench) -> None:
+    bench.begin(1)
+    bench.steps(*range(700))
+    bench.pump()
+    bench.begin(2)
+    bench.steps(*range(600, 1300))
+    bench.pump()
+    found = [(each.attempt, each.number, each.line_count) for each in envelopes.stretches(bench.connection, RUN)]
+    assert found == [(1, 0, 512), (1, 1, 188), (2, 0, 512)]
+    assert sum(entry.points for entry in entries(bench, "loss", level=1)) == 700
+
+
+def test_higher_levels_hold_whole_rows(bench: Bench) -> None:
+    bench.begin()
+    count = 16 * STRETCH_LINES * 2 + 3 * STRETCH_LINES
+    bench.append("".join(f'{{"step": {step}, "loss": {step % 977}}}\n' for step in range(count)))
+    bench.pump()
+    stretches = len(envelopes.stretches(bench.connection, RUN))
+    assert stretches == 35
+    assert [entry.points for entry in entries(bench, "loss", level=2)] == [16 * STRETCH_LINES] * 2
+    for begin, end in ((0, 35), (1, 34), (15, 17), (3, 3), (33, 35)):
+        for level in range(4):
+            found = [
+                entry
+                for at, first, last in envelopes.pieces(begin, end, stretches, level)
+                for entry in envelopes.entries(bench.connection, 1, 1, "loss", at, first, last)
+            ]
+            assert sum(entry.points for entry in found) == (end - begin) * STRETCH_LINES
+            steps = [step for entry in found for step in entry[9:11]]
+            assert steps == sorted(steps)
+            if found:
+                assert (steps[0], steps[-1]) == (begin * STRETCH_LINES, end * STRETCH_LINES - 1)
+
+
+def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    texts = [line(step, noise=chance.random(), **({"event": "x"} if step % 90 == 0 else {})) for step in range(3000)]
+    calm, hasty = Bench(_made(tmp_path / "calm")), Bench(_made(tmp_path / "hasty"))
+    for bench in (calm, hasty):
+        bench.begin()
+    calm.append("".join(texts))
+    calm.pump()
+    while texts:
+        count = chance.choice((1, 7, 200, 700))
+        hasty.append("".join(texts[:count]))
+        del texts[:count]
+        if chance.random() < 0.3:
+            hasty.restart()
+        hasty.pump()
+    assert reduced(calm.connection) == reduced(hasty.connection)
+    assert len(reduced(calm.connection)["metric_events"]) == 29
+
+
+def test_a_store_that_fails_in_between(bench: Bench, tmp_path: Path) -> None:
+    other = Bench(_made(tmp_path / "other"))
+    for each in (bench, other):
+        each.begin()
+        each.steps(*range(6000))
+    other.pump()
+    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
+    failures = 0
+    for more in range(0, 500, 7):
+        bench.connection.execute(f"PRAGMA max_page_count = {pages + more}")
+        try:
+            while bench.ingest.pump(budget_bytes=10_000).more:
+                pass
+        except sqlite3.OperationalError:
+            failures += 1
+    assert failures > 5
+    assert bench.counts()[0] == 6000
+    assert reduced(bench.connection) == reduced(other.connection)
+
+
+def test_a_database_from_before_is_reduced_in_slices(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(*range(5 * STRETCH_LINES + 100))
+    bench.pump()
+    expected = reduced(bench.connection)
+    for table in TABLES:
+        bench.connection.execute(f"DELETE FROM {table}")
+    bench.restart()
+    slices = 1
+    while bench.ingest.reduce_more(most=2):
+        slices += 1
+        assert len(envelopes.stretches(bench.connection, RUN)) <= 2 * slices
+    assert slices >= 3
+    assert reduced(bench.connection) == expected
+
+
+def test_a_live_run_of_a_database_from_before(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(*range(6 * STRETCH_LINES))
+    bench.pump()
+    for table in TABLES:
+        bench.connection.execute(f"DELETE FROM {table}")
+    bench.restart()
+    for step in range(6 * STRETCH_LINES, 6 * STRETCH_LINES + 5):
+        bench.steps(step)
+        bench.pump()
+    bench.steps(*range(6 * STRETCH_LINES + 5, 7 * STRETCH_LINES))
+    bench.pump()
+    assert sum(entry.points for entry in entries(bench, "loss")) == 7 * STRETCH_LINES
+
+
+def test_names_without_end(bench: Bench) -> None:
+    bench.begin()
+    bench.append("".join(line(step, **{f"name{step}-{i}": 1.5 for i in range(4)}) for step in range(STRETCH_LINES)))
+    bench.pump()
+    count = bench.connection.execute("SELECT count(DISTINCT name) FROM metric_envelopes").fetchone()[0]
+    assert count == NAMES_REDUCED
+
+
+def test_a_run_that_is_forgotten_leaves_nothing(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(*range(2 * STRETCH_LINES))
+    bench.pump()
+    bench.connection.execute("DELETE FROM runs WHERE run_id = ?", (RUN,))
+    assert not any(reduced(bench.connection).values())
+
+
+@pytest.mark.parametrize("step", [0, 2**63 - 1])
+def test_steps_at_the_ends_of_their_range(bench: Bench, step: int) -> None:
+    bench.begin()
+    bench.append("".join(json.dumps({"step": step, "loss": 2**63}) + "\n" for _ in range(STRETCH_LINES)))
+    bench.pump()
+    (entry,) = entries(bench, "loss", level=1)
+    assert (entry.first_step, entry.last_step, entry.high) == (step, step, float(2**63))
+
+
+def test_nothing_is_kept_of_what_was_not_stored(bench: Bench) -> None:
+    reducer = Reducer(1)
+    bench.begin()
+    bench.steps(*range(10))
+    bench.pump()
+    assert not reducer.catch_up(bench.connection)
+    reducer.forget()
+    assert not reducer.catch_up(bench.connection)
+    assert envelopes.stretches(bench.connection, RUN) == []
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
