@@ -131,6 +131,17 @@ class AxisMap:
         return None if begin is None else timeline.trained_before[attempt] + at - begin
 
 
+def cuts_of(attempts: Sequence[AttemptView]) -> dict[int, float]:
+    """For each attempt the first step that a later one did again."""
+    cuts: dict[int, float] = {}
+    lowest = math.inf
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        cuts[attempt.number] = lowest
+        if attempt.first_step is not None:
+            lowest = min(lowest, attempt.first_step)
+    return cuts
+
+
 def interpolate(pairs: Pairs, x: float) -> float | None:
     """The function at ``x``; beyond its ends the value there. None for a function of nothing."""
     if not pairs:

@@ -78,8 +78,8 @@ class Followed:
         attempts = []
         for number in sorted({*self._kept, *self._redone}):
             own, again = self._bins(self._kept, number), self._bins(self._redone, number)
-            kept += _broken_off(own) if kept else own
-            redone += _broken_off(again)
+            kept += broken_off(own) if kept else own
+            redone += broken_off(again)
             attempts.append(AttemptCurve(number, (*own, *again)))
         if len(attempts) > 1:
             kept.sort(key=lambda each: each.first_x)
@@ -123,7 +123,7 @@ class Followed:
         return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
 
 
-def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
+def broken_off(bins: Sequence[Bin]) -> list[Bin]:
     """The bins, with a gap before the first."""
     if not bins:
         return []

@@ -31,10 +31,8 @@ class Paces:
     def add_stretch(self, stretch: Stretch) -> None:
         """Take in the ends of a stretch."""
         if stretch.min_at is not None and stretch.max_at is not None:
-            if stretch.min_step is not None:
-                self._add(stretch.attempt, stretch.min_at, stretch.min_step)
-            if stretch.max_step is not None:
-                self._add(stretch.attempt, stretch.max_at, stretch.max_step)
+            self._add(stretch.attempt, stretch.min_at, stretch.min_step)
+            self._add(stretch.attempt, stretch.max_at, stretch.max_step)
 
     def _add(self, attempt: int, at: float, step: int) -> None:
         known = self.pairs.setdefault(attempt, [])

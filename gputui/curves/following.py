@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gputui.charts.safe_text import clean
 from gputui.curves import reading
-from gputui.curves.axis import AxisMap, Timeline
+from gputui.curves.axis import AxisMap, Timeline, cuts_of
 from gputui.curves.bins import Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.model import Axis, ChartData, ChartRequest, Curve, Frame, Window
@@ -80,7 +80,7 @@ class RunCurves:
         quicker; then answers where the lines are."""
         asked: _Asked = (request.axis, request.window, request.bins)
         timeline = Timeline.of(attempts)
-        cuts = _cuts(attempts) if request.axis in ("step", "epoch") else {}
+        cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
         until, line_count = reading.sources(connection, self.run_id)
         is_same = (
             asked == self._asked
@@ -151,9 +151,8 @@ class RunCurves:
                 self._epochs.add(line)
         self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
         for stretch in found.stretches:
-            if stretch.min_step is not None and stretch.max_step is not None:
-                self._place(Line(stretch.attempt, stretch.min_step, stretch.min_at, {}))
-                self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
+            self._place(Line(stretch.attempt, stretch.min_step, stretch.min_at, {}))
+            self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
         for line in tail:
             self._place(line)
         return found
@@ -193,14 +192,3 @@ class RunCurves:
 def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
     for source_id, begin, end in found.unreduced():
         yield from reading.lines(connection, source_id, begin, end)
-
-
-def _cuts(attempts: Sequence[AttemptView]) -> dict[int, float]:
-    """For each attempt the first step that a later one did again."""
-    cuts: dict[int, float] = {}
-    lowest = math.inf
-    for attempt in sorted(attempts, key=lambda each: -each.number):
-        cuts[attempt.number] = lowest
-        if attempt.first_step is not None:
-            lowest = min(lowest, attempt.first_step)
-    return cuts

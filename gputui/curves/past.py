@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gputui.charts.envelope import Bin
-from gputui.curves.axis import Timeline
-from gputui.curves.following import _broken_off, _cuts
+from gputui.curves.axis import Timeline, cuts_of
+from gputui.curves.bins import broken_off
 from gputui.curves.model import ChartData, Curve, HardwareCurve
 from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.views import AttemptView
@@ -65,7 +65,7 @@ def _reached(data: ChartData, standing: Standing) -> float:
 
 
 def _cut_curve(data: ChartData, curve: Curve, standing: Standing, reached: float) -> Curve:
-    limits = _cuts(standing.attempts) if data.request.axis in ("step", "epoch") else {}
+    limits = cuts_of(standing.attempts) if data.request.axis in ("step", "epoch") else {}
     newest = max((attempt.number for attempt in standing.attempts), default=0)
     kept: list[Bin] = []
     redone: list[Bin] = []
@@ -81,8 +81,8 @@ def _cut_curve(data: ChartData, curve: Curve, standing: Standing, reached: float
         attempts.append(replace(attempt, bins=tuple(bins)))
         limit = limits.get(attempt.attempt, math.inf)
         own = [each for each in bins if each.first_x < limit]
-        kept += _broken_off(own) if kept else own
-        redone += _broken_off([each for each in bins if each.first_x >= limit])
+        kept += broken_off(own) if kept else own
+        redone += broken_off([each for each in bins if each.first_x >= limit])
     kept.sort(key=lambda each: each.first_x)
     last = attempts[-1].bins[-1].last if attempts else None
     wants_smooth = data.request.smoothing > 0 and not is_set(curve.name)

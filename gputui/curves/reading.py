@@ -133,7 +133,7 @@ def parts(
 
 def _share(stretch: Stretch, cuts: Mapping[int, float]) -> Share:
     cut = cuts.get(stretch.attempt, math.inf)
-    if stretch.max_step is None or stretch.min_step is None or stretch.max_step < cut:
+    if stretch.max_step < cut:
         return "kept"
     return "redone" if stretch.min_step >= cut else "mixed"
 

@@ -92,7 +92,7 @@ class Batch:
         """Add a line's row."""
         step, at, rank, data, values = parsed
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
-        if not rank and (step is not None or "event" in values):
+        if not rank and step is not None:
             self.to_reduce.append(_line(Line, (generation, offset, self.attempt, step, at, values)))
         known = self.newest.get(rank)
         if known is None:

@@ -21,8 +21,6 @@ from gputui.store.metric_queries import NOT_METRICS, as_float
 NAMES_REDUCED = 500
 """A script that makes up a name for each line must not fill the disk: of a stretch so many metrics are reduced."""
 
-EVENT_CHARACTERS = 80
-
 STRETCHES_AT_ONCE = 4
 """Read back from the store in one go: about 10 ms of work."""
 
@@ -31,12 +29,12 @@ _UNKNOWN = math.nan
 
 
 class Line(NamedTuple):
-    """A line of rank 0 or of none that has a step or an event."""
+    """A line of rank 0 or of none that has a step."""
 
     generation: int
     byte_offset: int
     attempt: int
-    step: int | None
+    step: int
     at: float | None
     values: Mapping[str, Any]
 
@@ -100,7 +98,7 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Line]:
     rows = connection.execute(
         "SELECT generation, byte_offset, attempt, step, at, data FROM metrics "
         "WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) AND (rank IS NULL OR rank = 0) "
-        "AND (step IS NOT NULL OR instr(data, '\"event\"')) ORDER BY generation, byte_offset LIMIT ?",
+        "AND step IS NOT NULL ORDER BY generation, byte_offset LIMIT ?",
         (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
     )
     return [
@@ -114,37 +112,24 @@ def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Line]
     attempt = lines[0].attempt
     before = envelopes.last_stretch(connection, source_id, attempt)
     number = 0 if before is None else before.number + 1
-    measured = [line for line in lines if line.step is not None]
-    steps = [line.step for line in measured if line.step is not None]
-    times = [line.at for line in measured if line.at is not None]
+    steps = [line.step for line in lines]
+    times = [line.at for line in lines if line.at is not None]
     begin, end = lines[0], lines[-1]
     connection.execute(
         "INSERT INTO metric_stretches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             source_id, begin.generation, begin.byte_offset, end.generation, end.byte_offset + 1, attempt, number,
-            len(lines), min(steps, default=None), max(steps, default=None), min(times, default=None),
+            len(lines), min(steps), max(steps), min(times, default=None),
             max(times, default=None),
         ),
     )  # fmt: skip
-    connection.executemany(
-        "INSERT INTO metric_events VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (source_id, line.generation, line.byte_offset, attempt, line.step, line.at, _event(line))
-            for line in lines
-            if "event" in line.values
-        ],
-    )
-    reduced = reduce_lines(number, measured)
+    reduced = reduce_lines(number, lines)
     key = (source_id, attempt)
     connection.executemany(
         "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) VALUES (?, ?, ?, 0, ?, ?)",
         [(*key, name, number, b"".join(map(envelopes.pack, found))) for name, found in reduced.items()],
     )
     _append(connection, key, 1, number, {name: envelopes.join(number, found) for name, found in reduced.items()})
-
-
-def _event(line: Line) -> str:
-    return str(line.values["event"])[:EVENT_CHARACTERS]
 
 
 def _append(
@@ -179,12 +164,12 @@ ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.
 
 
 def reduce_lines(number: int, lines: Sequence[Line]) -> dict[str, list[Entry]]:
-    """The entries of each metric in the lines of stretch ``number``; all of them have a step."""
+    """The entries of each metric in the lines of stretch ``number``."""
     names: dict[str, None] = {}
     for line in lines:
         if not names.keys() >= line.values.keys():
             names |= dict.fromkeys(line.values)
-    steps = [line.step or 0 for line in lines]
+    steps = [line.step for line in lines]
     times = [_UNKNOWN if line.at is None else line.at for line in lines]
     maps = [line.values for line in lines]
     found = {}

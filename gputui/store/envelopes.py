@@ -57,8 +57,8 @@ class Stretch(NamedTuple):
     begin: tuple[int, int]
     end: tuple[int, int]
     line_count: int
-    min_step: int | None
-    max_step: int | None
+    min_step: int
+    max_step: int
     min_at: float | None
     max_at: float | None
 

@@ -73,7 +73,7 @@ class Story:
         )
 
     def unreduce(self) -> None:
-        for table in ("metric_stretches", "metric_envelopes", "metric_events"):
+        for table in ("metric_stretches", "metric_envelopes"):
             self.connection.execute(f"DELETE FROM {table}")
 
     def ask(self, request: ChartRequest, curves: RunCurves | None = None) -> ChartData:

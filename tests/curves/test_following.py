@@ -28,8 +28,8 @@ def told(bins: Sequence[Bin]) -> tuple[object, ...]:
         sum(each.nan for each in bins),
         min(lows, default=None),
         max(highs, default=None),
-        bins[0].first_x if bins else None,
-        bins[-1].last_x if bins else None,
+        bins[0].first_x if lows else None,
+        bins[-1].last_x if lows else None,
     )
 
 

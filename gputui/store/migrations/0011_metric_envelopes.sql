@@ -11,8 +11,8 @@ CREATE TABLE metric_stretches (
     attempt INTEGER NOT NULL,
     number INTEGER NOT NULL,
     line_count INTEGER NOT NULL,
-    min_step INTEGER,
-    max_step INTEGER,
+    min_step INTEGER NOT NULL,
+    max_step INTEGER NOT NULL,
     min_at REAL,
     max_at REAL,
     PRIMARY KEY (source_id, generation, byte_offset)
@@ -29,15 +29,3 @@ CREATE TABLE metric_envelopes (
     entries BLOB NOT NULL,
     UNIQUE (source_id, attempt, name, level, number)
 ) STRICT;
-
--- The reduced lines that tell of an event.
-CREATE TABLE metric_events (
-    source_id INTEGER NOT NULL REFERENCES metric_sources (source_id) ON DELETE CASCADE,
-    generation INTEGER NOT NULL,
-    byte_offset INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    step INTEGER,
-    at REAL,
-    event TEXT NOT NULL,
-    PRIMARY KEY (source_id, generation, byte_offset)
-) STRICT, WITHOUT ROWID;
