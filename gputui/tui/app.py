@@ -25,7 +25,7 @@ from gputui.config import Workspace
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
 from gputui.store.views import RunView
-from gputui.tui.actions import actions_in, find, key_word
+from gputui.tui.actions import find
 from gputui.tui.feed import Feed
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
@@ -33,7 +33,7 @@ from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.confirm import ConfirmScreen
 from gputui.tui.screens.help import HelpScreen
 from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.screens.palette import Choice, PaletteScreen
+from gputui.tui.screens.palette import PaletteScreen
 from gputui.tui.screens.run_page import RunScreen
 from gputui.tui.settings import Settings, load
 from gputui.tui.snapshot import Snapshot
@@ -278,21 +278,21 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
 
         self.push_screen(SettingsScreen())
 
+    def launch_from(self, profile: str) -> None:
+        """Open the launch form with a profile."""
+        from gputui.tui.launch_form import Preset
+        from gputui.tui.screens.launch import LaunchScreen
+
+        self.push_screen(LaunchScreen(Preset(profile)))
+
     def do_palette(self) -> None:
+        from gputui.tui import finding
+
         screen = self.screen
-        if not isinstance(screen, ActionScreen):
-            return
-        context = screen.context()
-        choices = [
-            Choice(action.tooltip, key_word(action.keys[0]), partial(self.perform, action.name, screen),
-                   action.why_not(context))
-            for action in actions_in(screen.SCOPE)
-            if action.in_palette
-        ]  # fmt: skip
-        for row in self.snapshot.runs:
-            run = row.run
-            choices.append(Choice(f"Open {run.run_id}", run_sign(run.state).word, partial(self.open_run, run.run_id)))
-        self.push_screen(PaletteScreen(choices), lambda choice: choice.do() if choice else None)
+        if isinstance(screen, ActionScreen):
+            more = partial(finding.profile_choices, self, screen)
+            palette = PaletteScreen(finding.choices(self, screen), more)
+            self.push_screen(palette, lambda choice: choice.do() if choice else None)
 
     def do_leave(self) -> None:
         self.exit(0)

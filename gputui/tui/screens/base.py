@@ -34,6 +34,7 @@ class Copyable(NamedTuple):
 
 if TYPE_CHECKING:
     from gputui.tui.app import GputuiApp
+    from gputui.tui.screens.palette import Choice
 
 
 def bindings_for(scope: Scope) -> list[BindingType]:
@@ -89,6 +90,10 @@ class ActionScreen(Screen[None]):
         """What can be copied here, first what is in focus."""
         run = self.run_in_question
         return [Copyable("the run's id", run.run_id)] if run is not None else []
+
+    def choices(self) -> Sequence[Choice]:
+        """What the palette finds on this page beside its actions."""
+        return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """The wheel was turned over a pane, ``by`` lines down."""

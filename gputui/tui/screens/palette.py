@@ -1,17 +1,21 @@
-"""Everything by a part of its name: what can be done here, and every run."""
+"""Everything by a part of its name: what can be done here, runs, GPUs, profiles, settings."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputui.charts.chart import Line
 from gputui.tui.editing import LineEdit
+from gputui.tui.fuzzy import ranked
 from gputui.tui.render.boxes import box
 from gputui.tui.render.columns import between, fit_line
 from gputui.tui.widgets.pane import Pane
@@ -27,26 +31,12 @@ class Choice:
     why_not: str | None = None
 
 
-def ranked(choices: Sequence[Choice], typed: str) -> list[Choice]:
-    """Those in which every typed word occurs, then those in which its letters occur in order; within each, possible
-    ones first and as given."""
-    words = typed.lower().split()
-    near, far = [], []
-    for choice in choices:
-        text = f"{choice.title} {choice.hint}".lower()
-        if all(word in text for word in words):
-            near.append(choice)
-        elif _in_order("".join(words), choice.title.lower()):
-            far.append(choice)
-    near.sort(
-        key=lambda choice: (choice.why_not is not None, bool(words) and not choice.title.lower().startswith(words[0]))
-    )
-    return [*near, *far]
+class Found(Message):
+    """More to choose from, found by a thread."""
 
-
-def _in_order(letters: str, text: str) -> bool:
-    rest = iter(text)
-    return all(letter in rest for letter in letters)
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        super().__init__()
+        self.choices = choices
 
 
 class PaletteScreen(ModalScreen[Choice | None]):
@@ -56,31 +46,81 @@ class PaletteScreen(ModalScreen[Choice | None]):
     WIDTH: ClassVar = 76
     ROWS: ClassVar = 12
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    def __init__(self, choices: Sequence[Choice], more: Callable[[], Sequence[Choice]] | None = None) -> None:
+        """``more`` is called in a thread: what it finds comes behind the others."""
         super().__init__()
         self._choices = list(choices)
+        self._more = more
         self._edit = LineEdit()
         self._place = 0
+        self._top = 0
+        self._room = 1
         self._pane = Pane(id="palette")
 
     def compose(self) -> ComposeResult:
         self._draw()
         yield self._pane
 
+    def on_mount(self) -> None:
+        if self._more is not None:
+            threading.Thread(target=self._find_more, args=(self._more,), name="palette", daemon=True).start()
+
+    def _find_more(self, more: Callable[[], Sequence[Choice]]) -> None:
+        with suppress(OSError):
+            self.post_message(Found(more()))
+
+    def on_found(self, message: Found) -> None:
+        current = self._current()
+        self._choices += message.choices
+        if current is not None:
+            self._place = self._found().index(current)
+        self._draw()
+
+    def _found(self) -> list[Choice]:
+        return ranked(self._choices, self._edit.text, lambda each: (each.title, each.hint, each.why_not is None))
+
+    def _current(self) -> Choice | None:
+        found = self._found()
+        return found[self._place] if self._place < len(found) else None
+
     def on_resize(self) -> None:
+        self._draw()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click takes a choice; one beside the palette closes it."""
+        event.stop()
+        if event.widget is not self._pane:
+            self.dismiss(None)
+            return
+        place = self._top + event.y - 2
+        found = self._found()
+        if event.y >= 2 and place < min(len(found), self._top + self._room):
+            self.dismiss(found[place])
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self._move(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self._move(-1)
+
+    def _move(self, by: int) -> None:
+        self._place = min(max(0, self._place + by), max(0, len(self._found()) - 1))
         self._draw()
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        found = ranked(self._choices, self._edit.text)
         if event.key in ("escape", "ctrl+c"):
             self.dismiss(None)
         elif event.key == "enter":
-            self.dismiss(found[self._place] if self._place < len(found) else None)
+            self.dismiss(self._current())
         elif event.key in ("down", "ctrl+n", "tab"):
-            self._place = min(self._place + 1, max(0, len(found) - 1))
+            self._move(1)
         elif event.key in ("up", "ctrl+p", "shift+tab"):
-            self._place = max(0, self._place - 1)
+            self._move(-1)
+        elif event.key in ("pagedown", "pageup"):
+            self._move(self._room if event.key == "pagedown" else -self._room)
         elif (edit := self._edit.press(event.key)) is not None:
             self._edit, self._place = edit, 0
         elif event.character is not None and event.is_printable:
@@ -96,9 +136,9 @@ class PaletteScreen(ModalScreen[Choice | None]):
         columns, rows = self.app.size
         width = min(self.WIDTH, columns)
         inner = width - 4
-        found = ranked(self._choices, self._edit.text)
-        room = max(1, min(self.ROWS, rows - 5))
-        top = max(0, self._place - room + 1)
+        found = self._found()
+        room = self._room = max(1, min(self.ROWS, rows - 5))
+        top = self._top = max(0, self._place - room + 1)
         lines: list[Line] = [[("› ", "cursor"), *self._edit.spans(inner - 2)]]
         for number, choice in enumerate(found[top : top + room], top):
             current = number == self._place
