@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gputui.agent.gpu_trouble import hardware_evidence
-from gputui.agent.notifying import Notifier
-from gputui.agent.rundirs import checkpoint_directory
+from gputui.agent.rundirs import checkpoint_directory, notice_of
 from gputui.agent.scheduling import GpuStanding
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
@@ -18,12 +17,11 @@ from gputui.recovery.evidence import Observation
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Surroundings, ranks
 from gputui.recovery.policies import Notice
-from gputui.recovery.policy import Plan, PolicyError, parse_policy
-from gputui.runs import next_attempt, repository
+from gputui.recovery.policy import Plan
+from gputui.runs import next_attempt, notices, repository
+from gputui.runs.notices import Way
 from gputui.runs.redaction import redact_text
 from gputui.runs.repository import AttemptRecord, RunRecord
-from gputui.runs.spec import SpecError
-from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.quarantine import quarantine
 
 
@@ -91,44 +89,32 @@ def take_effect(
         next_attempt.put(connection, run.run_id, env=effect.env, gates=[asdict(gate) for gate in effect.gates], now=now)
 
 
-def tell_about(
-    notifier: Notifier,
-    workspace: Workspace,
+def owe_notices(
     connection: sqlite3.Connection,
-    attempt: AttemptRecord,
-    plan: Plan,
+    notice: Notice | None,
+    run: RunRecord,
+    kind: str,
+    summary: str,
+    reason: str,
+    *,
+    verdict: str,
     now: float,
 ) -> None:
-    """Tell whoever is to be told: always when a run is given up, else where the ladder says so."""
-    notice = notice_of(workspace, attempt.run_id) if plan.effect.notify or plan.verdict == "stop" else None
+    """Write what whoever is named is to be told. Belongs into the transaction of what is told."""
     if notice is None:
         return
-    row = connection.execute(
-        "SELECT kind, summary FROM incidents WHERE run_id = ? AND attempt = ? ORDER BY incident_id DESC LIMIT 1",
-        (attempt.run_id, attempt.number),
-    ).fetchone()
-    kind, summary = row if row is not None else ("unknown", "")
-    does = "goes on" if plan.verdict == "retry" else "stopped"
-    reason = redact_text(plan.reason)
-    notifier.tell(
-        attempt.run_id,
-        notice,
-        {
-            "text": f"{attempt.run_id} {does}: {summary}; {reason}",
-            "run_id": attempt.run_id,
-            "attempt": attempt.number,
-            "kind": kind,
-            "summary": summary,
-            "verdict": plan.verdict,
-            "reason": reason,
-            "at": now,
-        },
-    )
-
-
-def notice_of(workspace: Workspace, run_id: str) -> Notice | None:
-    """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
-    try:
-        return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
-    except (SpecError, PolicyError):
-        return None
+    does = "goes on" if verdict == "retry" else "stopped"
+    reason = redact_text(reason)
+    named: dict[Way, object] = {"command": notice.command, "webhook": notice.webhook}
+    ways = [way for way, value in named.items() if value]
+    message = {
+        "text": f"{run.run_id} {does}: {summary}; {reason}",
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "kind": kind,
+        "summary": summary,
+        "verdict": verdict,
+        "reason": reason,
+        "at": now,
+    }
+    notices.put(connection, run.run_id, run.attempt, ways, message, now=now)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.agent.effects import seen_by_driver, take_effect
+from gputui.agent.effects import owe_notices, seen_by_driver, take_effect
 from gputui.agent.examining import Findings, Task
 from gputui.agent.keeping import Keepsake, keep
 from gputui.agent.launching import attempt_dir, is_of_former_boot
-from gputui.agent.rundirs import checkpoint_directory
+from gputui.agent.rundirs import checkpoint_directory, notice_of
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
@@ -75,10 +75,8 @@ class Ending:
             ),
         )
 
-    def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> Plan | None:
-        """Write an attempt's end and what follows from it: what was decided where it failed. Raises sqlite3.Error with
-        nothing changed."""
-        plan = None
+    def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> None:
+        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
         run, attempt = self._current(task.attempt)
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
             case "stopped":
@@ -86,10 +84,9 @@ class Ending:
             case "succeeded":
                 self._succeeded(run, attempt, task.exit_record, task.ended_at)
             case "failed":
-                plan = self._failed(run, attempt, task, findings, around)
+                self._failed(run, attempt, task, findings, around)
         if task.survivors:
             self._note_survivors(run, task.survivors, self._wall())
-        return plan
 
     def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
         run = repository.get_run(self._connection, attempt.run_id)
@@ -139,10 +136,12 @@ class Ending:
         task: Task,
         findings: Findings,
         around: Surroundings | None,
-    ) -> Plan:
+    ) -> None:
         ended_at = task.ended_at
         incident = classify(findings.evidence)
         plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around)
+        is_owed = plan.effect.notify or plan.verdict == "stop"
+        notice = notice_of(self._workspace, run.run_id) if is_owed else None
         now = self._wall()
         with transaction(self._connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
@@ -178,6 +177,9 @@ class Ending:
                 target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
                 repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
             take_effect(connection, run, attempt, incident, plan, now)
+            owe_notices(
+                connection, notice, run, incident.kind, incident.summary, plan.reason, verdict=plan.verdict, now=now
+            )
         keep(
             Keepsake(
                 run_dir=self._workspace.run_dir(run.run_id),
@@ -191,7 +193,6 @@ class Ending:
                 database=self._workspace.database,
             )
         )
-        return plan
 
     # --- what goes into the decision ------------------------------------------------------------------------------
 

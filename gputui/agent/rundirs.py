@@ -1,12 +1,16 @@
-"""What lies where in a run's folder, once the profile's placeholders are filled in."""
+"""What lies where in a run's folder, once the profile's placeholders are filled in, and what only that folder says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
+from gputui.recovery.policies import Notice
+from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.runs.command import substitute, values_for
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
 
 
 def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
@@ -31,6 +35,14 @@ def metrics_bytes(spec: RunSpec, run_dir: Path) -> int:
         return in_run(spec.metrics.path, spec, run_dir).stat().st_size
     except OSError:
         return 0
+
+
+def notice_of(workspace: Workspace, run_id: str) -> Notice | None:
+    """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
+    try:
+        return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
+    except (SpecError, PolicyError):
+        return None
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:

@@ -19,20 +19,21 @@ from typing import Any
 
 from gputui.agent import launching
 from gputui.agent.draining import Draining
-from gputui.agent.effects import surroundings, tell_about
+from gputui.agent.effects import owe_notices, surroundings
 from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
 from gputui.agent.gates import POLL_SECONDS, Gates
 from gputui.agent.gpu_trouble import GpuTrouble
 from gputui.agent.notifying import Notifier
 from gputui.agent.recorder import Recorder
+from gputui.agent.rundirs import notice_of
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
 from gputui.agent.searching import CheckpointSearch
 from gputui.agent.watching import Watching
 from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
 from gputui.metrics.ingest import MetricsIngest
-from gputui.runs import repository
+from gputui.runs import notices, repository
 from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
@@ -104,7 +105,7 @@ class Supervisor:
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
         self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
         self.gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
-        self.notifier = Notifier(self.wake)
+        self.notifier = Notifier(self.connection, self.workspace, self.wall, self.wake)
         self.watching = Watching(
             self.connection,
             self.workspace,
@@ -156,8 +157,7 @@ class Supervisor:
         running = self.running()
         self.watching.turn(running)
         self.gpu_trouble.turn(running)
-        for run_id, why in self.notifier.failures():
-            repository.add_event(self.connection, why, now=self.wall(), severity="warning", run_id=run_id)
+        self.notifier.turn()
         if self.draining.turn():
             self.needs_schedule = True
         self._wake_recovering()
@@ -188,7 +188,8 @@ class Supervisor:
         states = [state for state in RunState if not state.is_over]
         marks = ", ".join("?" * len(states))
         row = self.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
-        return bool(row[0] or self.live or self.draining.entries or self.searches)
+        owing = notices.is_owing(self.connection)
+        return bool(row[0] or self.live or self.draining.entries or self.searches or owing)
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 
@@ -321,9 +322,12 @@ class Supervisor:
 
     def _give_up(self, run: RunRecord, why: str) -> None:
         now = self.wall()
+        notice = notice_of(self.workspace, run.run_id)
+        kind, summary = last_incident(self.connection, run.run_id) or ("unknown", "it could not be started")
         with transaction(self.connection):
             repository.move(self.connection, run, RunState.FAILED, cause=why, now=now)
             repository.release_leases(self.connection, run.run_id)
+            owe_notices(self.connection, notice, run, kind, summary, why, verdict="stop", now=now)
             repository.add_event(self.connection, why, now=now, severity="error", run_id=run.run_id)
 
     def _spawn(self, record: AttemptRecord) -> None:
@@ -416,9 +420,7 @@ class Supervisor:
         if findings is None:
             return
         around = surroundings(self.workspace, self.connection, live.record, self.standings() or ())
-        plan = self.ending.attempt_ended(examination.task, findings, around)
-        if plan is not None:
-            tell_about(self.notifier, self.workspace, self.connection, live.record, plan, self.wall())
+        self.ending.attempt_ended(examination.task, findings, around)
         del self.live[live.record.run_id]
         self.on_end(live.record.run_id)
         self._begin_draining(live.record)
@@ -506,6 +508,14 @@ def read_record(path: Any) -> dict[str, Any] | None:
         log.warning("%s cannot be read", path)
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str] | None:
+    """Kind and summary of a run's newest incident, or None where it met none."""
+    row = connection.execute(
+        "SELECT kind, summary FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run_id,)
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
 
 
 def free_disk_bytes(workspace: Workspace) -> int:

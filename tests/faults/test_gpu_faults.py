@@ -167,7 +167,7 @@ def test_somebody_is_told_when_a_run_is_given_up_and_a_failure_of_that_is_told(m
     fail_once(machine, f"{{notify: {{command: {command}}}, ladders: {{user_exception: [stop]}}}}")
     machine.wait_for("steps-1", "failed")
     (row,) = wait_until(lambda: machine.rows("SELECT message FROM events WHERE message LIKE 'nobody%'"), what="a word")
-    assert row[0] == "nobody was told: the command ended with code 1: no such mailbox"
+    assert row[0] == "nobody was told: the command ended with code 1: no such mailbox; trying again in 10 s"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
