@@ -90,8 +90,11 @@ class Gates:
             sample, limit = self.recorder.fast.get(uuid), None
             if uuid in facts:
                 limit = facts[uuid].temperature_slowdown_celsius
+            if sample is None:
+                # An agent that has just begun has read nothing yet.
+                return f"for a reading of GPU {uuid}"
             # What cannot be measured cannot be waited for.
-            if sample is None or sample.temperature_celsius is None or limit is None:
+            if sample.temperature_celsius is None or limit is None:
                 continue
             if sample.temperature_celsius > limit - margin_celsius:
                 below = limit - margin_celsius

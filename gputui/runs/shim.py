@@ -28,18 +28,31 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
+RECORD_BYTES = 4096
 # A kill for lack of memory explains an end that follows it within one or two of these, not one hours later.
 OOM_LOOK_SECONDS = 60.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 
 
+def reserve_record(path: Path) -> None:
+    """Take room for a record while there is some: the command may fill the disk, and its end must still be told."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RECORD_BYTES)
+        finally:
+            os.close(descriptor)
+
+
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write JSON so that it is either there whole, also after a power cut, or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Not emptied before: what was reserved would be lost.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(record, file)
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -197,6 +210,7 @@ class Shim:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if not self.claim():
             return 0
+        reserve_record(self.directory / "exit.json")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = take_locks(self.plan["lock_files"])
         if conflict:

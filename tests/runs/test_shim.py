@@ -179,6 +179,22 @@ def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     assert left_over(attempt) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_the_end_of_a_command_that_filled_the_disk_is_told(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        attempt = Attempt(small)
+        attempt.start("open('all', 'wb', buffering=0).write(bytes(2_000_000)); open('more', 'w').write('x' * 9999)")
+        ended = attempt.ended()
+        assert ended["code"] == 1 and os.statvfs(small).f_bavail <= 1
+        assert not (small / "exit.json.tmp").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
 def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
     import fcntl
 
