@@ -1,101 +1,54 @@
-"""Sending what somebody is owed: by a command or a webhook, in a thread each, with a deadline and again if need be."""
+"""Telling somebody about a decision: a command or a webhook, in a thread each, with a deadline."""
 
 from __future__ import annotations
 
 import json
 import queue
-import sqlite3
 import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.agent.rundirs import notice_of
-from gputui.charts.units import duration
-from gputui.config import Workspace
 from gputui.recovery.policies import Notice
-from gputui.runs import notices, repository
-from gputui.runs.notices import Owed
-from gputui.runs.repository import transaction
 
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 LAST_WORDS = 200
-# After each failure; after as many tries and one it is given up. A mail server that restarts is back by then.
-AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
 
-Result = tuple[Owed, str | None]
+Failure = tuple[str, str]
 
 
-@dataclass(slots=True)
 class Notifier:
-    """The messages of one state directory. ``wake`` makes the loop turn, from any thread."""
+    """``wake`` makes the loop turn, from any thread."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    wall: Callable[[], float]
-    wake: Callable[[], None]
-    under_way: set[int] = field(default_factory=set)
-    results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._failures: queue.SimpleQueue[Failure] = queue.SimpleQueue()
 
-    def turn(self) -> None:
-        """Note how sending ended, and begin to send what is due. Raises sqlite3.Error."""
-        while not self.results.empty():
-            owed, trouble = self.results.get()
-            self._settle(owed, trouble)
-            self.under_way.discard(owed.notice_id)
-        for owed in notices.due(self.connection, self.wall()):
-            if owed.notice_id not in self.under_way:
-                self._begin(owed)
+    def tell(self, run_id: str, notice: Notice, message: Mapping[str, Any]) -> None:
+        """Begin to tell; returns at once."""
+        for send in (run_command if notice.command else None, post if notice.webhook else None):
+            if send is not None:
+                threading.Thread(
+                    target=self._send, args=(send, run_id, notice, dict(message)), name=f"notify-{run_id}", daemon=True
+                ).start()
 
-    def _begin(self, owed: Owed) -> None:
-        if owed.tries > len(AGAIN_SECONDS):
-            # The agents that tried did not live to say how it ended.
-            self._give_up(owed, "no agent outlived it")
-            return
-        notice = notice_of(self.workspace, owed.run_id)
-        if notice is None or not (notice.command if owed.way == "command" else notice.webhook):
-            self._give_up(owed, f"the run's folder no longer says by which {owed.way}")
-            return
-        notices.note_try(self.connection, owed.notice_id)
-        self.under_way.add(owed.notice_id)
-        threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.run_id}", daemon=True).start()
+    def failures(self) -> list[Failure]:
+        """(run id, why) of what could not be told since the last call."""
+        found = []
+        while not self._failures.empty():
+            found.append(self._failures.get())
+        return found
 
-    def _send(self, owed: Owed, notice: Notice) -> None:
-        trouble = None
+    def _send(
+        self, send: Callable[[Notice, Mapping[str, Any]], None], run_id: str, notice: Notice, message: dict[str, Any]
+    ) -> None:
         try:
-            (run_command if owed.way == "command" else post)(notice, owed.message)
+            send(notice, message)
         except Exception as error:
-            trouble = describe(error)
-        self.results.put((owed, trouble))
-        self.wake()
-
-    def _settle(self, owed: Owed, trouble: str | None) -> None:
-        now = self.wall()
-        if trouble is None:
-            with transaction(self.connection):
-                notices.note_sent(self.connection, owed.notice_id, now)
-                self._event(owed, f"told by {owed.way}: {owed.message['text']}", "info")
-        elif owed.tries >= len(AGAIN_SECONDS):
-            self._give_up(owed, trouble)
-        else:
-            seconds = AGAIN_SECONDS[owed.tries]
-            with transaction(self.connection):
-                notices.note_delay(self.connection, owed.notice_id, now + seconds)
-                if owed.tries == 0:
-                    self._event(owed, f"nobody was told: {trouble}; trying again in {duration(seconds)}", "warning")
-
-    def _give_up(self, owed: Owed, why: str) -> None:
-        with transaction(self.connection):
-            notices.note_given_up(self.connection, owed.notice_id, self.wall())
-            self._event(owed, f"nobody was told: {why}; given up", "error")
-
-    def _event(self, owed: Owed, text: str, severity: str) -> None:
-        repository.add_event(
-            self.connection, text, now=self.wall(), severity=severity, run_id=owed.run_id, attempt=owed.attempt
-        )
+            self._failures.put((run_id, f"nobody was told: {describe(error)}"))
+            self._wake()
 
 
 def run_command(notice: Notice, message: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
 from gputui.agent.gates import POLL_SECONDS, Gates
 from gputui.agent.gpu_trouble import GpuTrouble
-from gputui.agent.notifying import Notifier
+from gputui.agent.outbox import Outbox
 from gputui.agent.recorder import Recorder
 from gputui.agent.rundirs import notice_of
 from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
@@ -98,14 +98,14 @@ class Supervisor:
     watching: Watching = field(init=False)
     gpu_trouble: GpuTrouble = field(init=False)
     gates: Gates = field(init=False)
-    notifier: Notifier = field(init=False)
+    outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
         self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
         self.gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
-        self.notifier = Notifier(self.connection, self.workspace, self.wall, self.wake)
+        self.outbox = Outbox(self.connection, self.workspace, self.wall, self.wake)
         self.watching = Watching(
             self.connection,
             self.workspace,
@@ -157,7 +157,7 @@ class Supervisor:
         running = self.running()
         self.watching.turn(running)
         self.gpu_trouble.turn(running)
-        self.notifier.turn()
+        self.outbox.turn()
         if self.draining.turn():
             self.needs_schedule = True
         self._wake_recovering()

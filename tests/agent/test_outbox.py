@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.notifying import AGAIN_SECONDS, Notifier
+from gputui.agent.outbox import AGAIN_SECONDS, Outbox
 from gputui.config import Workspace
 from gputui.runs import notices
 from gputui.runs.spec import RunSpec
@@ -31,24 +31,24 @@ sys.exit("mailbox full" if (folder / "broken").exists() else 0)
 
 
 class Office:
-    """A notifier, a store and a folder in which what was told is written."""
+    """An outbox, a store and a folder in which what was told is written."""
 
     def __init__(self, connection: sqlite3.Connection, workspace: Workspace, folder: Path) -> None:
         self.connection, self.workspace, self.folder = connection, workspace, folder
         self.now = 1000.0
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.notifier = self.another()
+        self.outbox = self.another()
 
-    def another(self) -> Notifier:
-        return Notifier(self.connection, self.workspace, lambda: self.now, lambda: self.woken.put(None))
+    def another(self) -> Outbox:
+        return Outbox(self.connection, self.workspace, lambda: self.now, lambda: self.woken.put(None))
 
     def turn(self, *, sends: bool) -> None:
         """One turn, and where something is sent another one that sees how it ended."""
-        self.notifier.turn()
-        assert bool(self.notifier.under_way) == sends
+        self.outbox.turn()
+        assert bool(self.outbox.under_way) == sends
         if sends:
             self.woken.get(timeout=30)
-            self.notifier.turn()
+            self.outbox.turn()
 
     def told(self) -> list[str]:
         path = self.folder / "told"
@@ -114,10 +114,10 @@ def test_what_works_at_last_is_said(office: Office) -> None:
 
 def test_agents_that_die_while_they_send_are_followed_by_a_bounded_number_of_others(office: Office) -> None:
     for _ in range(1 + len(AGAIN_SECONDS)):
-        office.notifier = office.another()
-        office.notifier.turn()
+        office.outbox = office.another()
+        office.outbox.turn()
         office.woken.get(timeout=30)
-    office.notifier = office.another()
+    office.outbox = office.another()
     office.turn(sends=False)
     assert len(office.told()) == 1 + len(AGAIN_SECONDS)
     assert office.events() == ["nobody was told: no agent outlived it; given up"]
