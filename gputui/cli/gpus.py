@@ -9,7 +9,7 @@ import time
 import click
 
 from gputui.charts import units
-from gputui.cli.context import Session, print_json, say
+from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 from gputui.store import gpu_queries, json_shapes, metric_queries, queries
 from gputui.store.quarantine import Quarantined, quarantined
@@ -22,15 +22,29 @@ XID_SECONDS = 86_400.0
 @click.command("gpus")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
+@click.option(
+    "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
+)
+@click.option("--memory", metavar="SIZE", help="Only GPUs with so much free memory, such as 16GiB (--recommend).")
 @click.pass_obj
-def command(session: Session, as_json: bool, clear: str | None) -> None:
-    """The GPUs now, who is on them, and which are in quarantine because they failed."""
+def command(session: Session, as_json: bool, clear: str | None, recommend: int | None, memory: str | None) -> None:
+    """The GPUs now, who is on them, and which are in quarantine because they failed.
+
+    In a script: CUDA_VISIBLE_DEVICES=$(gputui gpus --recommend 2 --memory 16GiB) python train.py
+    """
+    if memory is not None and recommend is None:
+        fail("--memory goes with --recommend", EXIT_USAGE)
     session.need_agent()
     connection = session.reader()
     gpus, problem = wait_for_gpus(connection)
     if clear is not None:
         uuid = next((gpu.uuid for gpu in gpus if clear in (gpu.uuid, str(gpu.index))), clear)
         session.command("clear_gpu", None, uuid=uuid)
+    if recommend is not None:
+        from gputui.cli.recommending import print_recommended
+
+        print_recommended(connection, gpus, recommend, memory, as_json)
+        return
     failed = quarantined(connection)
     if as_json:
         print_json(shapes(connection, gpus, failed))

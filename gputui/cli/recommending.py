@@ -1,0 +1,69 @@
+"""`gputui gpus --recommend`: free and healthy GPUs for another program."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from gputui.charts.safe_text import clean
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, print_json, say
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.problems import shorten
+from gputui.profiles.recommend import recommend, usable
+from gputui.profiles.situation import situation_of
+from gputui.profiles.sizes import parse_size
+from gputui.store import queries
+from gputui.store.quarantine import quarantined
+from gputui.store.views import GpuView
+
+
+def print_recommended(
+    connection: sqlite3.Connection, gpus: Sequence[GpuView], count: int, memory: str | None, as_json: bool
+) -> None:
+    """UUIDs with commas between, or as JSON. Ends with exit code 3 and the reasons where fewer can be had now.
+
+    UUIDs mean the same GPUs whatever order CUDA counts them in.
+    """
+    memory_bytes = None
+    if memory is not None:
+        memory_bytes = parse_size(memory)
+        if memory_bytes is None:
+            fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", EXIT_USAGE)
+    situation = situation_of(queries.agent(connection), gpus, quarantined(connection))
+    if situation is None:
+        fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
+    chosen = recommend(count, situation, memory_bytes)
+    if chosen is None:
+        fail(_refusal(situation, count, memory_bytes), EXIT_REFUSED)
+    value = ",".join(gpu.uuid for gpu in chosen)
+    if not as_json:
+        say(value)
+        return
+    free = {gpu.uuid: gpu for gpu in gpus}
+    print_json(
+        {
+            "cuda_visible_devices": value,
+            "gpus": [
+                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "free_bytes": _free_bytes(free[gpu.uuid])}
+                for gpu in chosen
+            ],
+        }
+    )
+
+
+def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> str:
+    """How many can be had, and why not the others."""
+    had = len(usable(situation, memory_bytes))
+    reasons = []
+    for gpu in sorted(situation.facts, key=lambda gpu: gpu.index):
+        reason = situation.obstacle(gpu, memory_bytes) or situation.hindrance(gpu, memory_bytes)
+        if reason is not None:
+            reasons.append(f"GPU {gpu.index} {clean(reason)}")
+    told = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+    return f"{had} of {count} GPUs can be had now" + (f": {told}" if told else "; this machine shows no GPU")
+
+
+def _free_bytes(gpu: GpuView) -> int | None:
+    if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+        return None
+    return max(0, gpu.memory_total_bytes - gpu.memory_used_bytes)
