@@ -115,6 +115,16 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def typed_moment(text: str) -> float:
+    """The moment in UTC unix seconds that ``--at`` tells; ends the command where it tells none."""
+    from gputui.tui.typed_time import TypedTimeError, parse_moment
+
+    try:
+        return parse_moment(text, time.time())
+    except TypedTimeError as error:
+        fail(f"--at: {error}", EXIT_USAGE)
+
+
 def print_json(value: Any) -> None:
     # Standard output is None where it was closed.
     for_a_person = sys.stdout is not None and sys.stdout.isatty()

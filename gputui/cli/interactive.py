@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from gputui.cli.context import EXIT_UNREACHABLE, EXIT_USAGE, Session, actor, fail
+from gputui.cli.context import EXIT_UNREACHABLE, EXIT_USAGE, Session, actor, fail, typed_moment
 from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
 from gputui.runs.agent_process import AgentUnreachableError, stop_agent
 
@@ -26,16 +26,21 @@ faults: []
 """
 
 
-def open_screen(session: Session, *, demo: bool, readonly: bool) -> int:
-    """Open the control center. Needs a terminal."""
+def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None = None) -> int:
+    """Open the control center, at the present or at the moment that ``at`` tells. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("the screen needs a terminal; gputui --record and gputui gpus work without one", EXIT_USAGE)
+        fail("the screen needs a terminal; gputui --once and gputui --record work without one", EXIT_USAGE)
     if demo:
+        if at is not None:
+            fail("--at and --demo do not go together: a demo has no past", EXIT_USAGE)
         return open_demo(readonly=readonly, settings=session.workspace.settings)
-    return show(session.workspace, readonly=readonly, demo=False)
+    moment_at = None if at is None else typed_moment(at)
+    return show(session.workspace, readonly=readonly, demo=False, moment_at=moment_at)
 
 
-def show(workspace: Workspace, *, readonly: bool, demo: bool, settings: Path | None = None) -> int:
+def show(
+    workspace: Workspace, *, readonly: bool, demo: bool, settings: Path | None = None, moment_at: float | None = None
+) -> int:
     try:
         workspace.create()
     except OSError as error:
@@ -46,7 +51,7 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool, settings: Path | N
 
     gc.freeze()
     gc.enable()
-    return run(workspace, readonly=readonly, demo=demo, settings_path=settings)
+    return run(workspace, readonly=readonly, demo=demo, settings_path=settings, moment_at=moment_at)
 
 
 def open_demo(*, readonly: bool, settings: Path) -> int:

@@ -61,7 +61,9 @@ class VerbGroup(click.Group):
 @click.option("--record", is_flag=True, help="No screen: record GPUs, host and runs until stopped.")
 @click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples (--record).")
 @click.option("--duration", type=click.FloatRange(0.1), help="End after so many seconds (--record).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines (--record).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (--record, --once).")
+@click.option("--once", is_flag=True, help="Print one frame as text and end; works without a terminal.")
+@click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, yesterday 3:12, -20m, 2026-11-20 03:12.")
 @click.option("--demo", is_flag=True, help="Eight simulated GPUs in a throw-away workspace.")
 @click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
 @click.version_option(VERSION, prog_name="gputui")
@@ -73,6 +75,8 @@ def command(
     interval: float,
     duration: float | None,
     as_json: bool,
+    once: bool,
+    at: str | None,
     demo: bool,
     readonly: bool,
 ) -> None:
@@ -90,11 +94,19 @@ def command(
         from gputui.cli.record import record as record_in_foreground
 
         sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json))
-    if duration is not None or as_json:
-        fail("--duration and --json go with --record", EXIT_USAGE)
+    if duration is not None:
+        fail("--duration goes with --record", EXIT_USAGE)
+    if once:
+        if demo:
+            fail("--once and --demo do not go together: a demo begins empty", EXIT_USAGE)
+        from gputui.cli.once import once as print_once
+
+        sys.exit(print_once(ctx.obj, at=at, as_json=as_json, readonly=readonly))
+    if as_json:
+        fail("--json goes with --record and --once", EXIT_USAGE)
     from gputui.cli.interactive import open_screen
 
-    sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly))
+    sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly, at=at))
 
 
 def entry() -> None:

@@ -36,7 +36,7 @@ from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.palette import PaletteScreen
 from gputui.tui.screens.run_page import RunScreen
 from gputui.tui.settings import Settings, load
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.snapshot import Moment, Snapshot
 from gputui.tui.time_travel import TimeTravelApp
 
 FIRST_SNAPSHOT_SECONDS = 0.25
@@ -298,15 +298,25 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.exit(0)
 
 
-def run(workspace: Workspace, *, readonly: bool = False, demo: bool = False, settings_path: Path | None = None) -> int:
+def run(
+    workspace: Workspace,
+    *,
+    readonly: bool = False,
+    demo: bool = False,
+    settings_path: Path | None = None,
+    moment_at: float | None = None,
+) -> int:
     """Open the screen and return the exit code once it is left. Needs a terminal. ``settings_path``: where the settings
-    are kept, if not in the workspace."""
+    are kept, if not in the workspace. ``moment_at``: the past moment to begin with, in UTC unix seconds."""
     settings_path = settings_path or workspace.settings
     settings, trouble = load(settings_path)
     feed = Feed(workspace)
+    moment = None if moment_at is None else Moment(moment_at)
+    feed.look_back(moment)
     feed.start()
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
                     settings=settings, settings_path=settings_path)  # fmt: skip
+    app.moment = moment
     if trouble is not None:
         app.message = (trouble, "warning")
     keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentTold(text)))

@@ -17,7 +17,8 @@ from gputui.tui.app import GputuiApp
 from gputui.tui.display.pens import PenCase
 from gputui.tui.render.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.tui.settings import CHOICES, Settings
-from gputui.tui.styles.palette import COLOUR_BLIND, LOOKS, MONO, STYLES, THEMES, Theme
+from gputui.tui.styles.looks import LOOKS
+from gputui.tui.styles.palette import COLOUR_BLIND, MONO, STYLES, THEMES, Theme
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler
 from tests.tui.terminal import Terminal

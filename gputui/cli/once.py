@@ -1,0 +1,113 @@
+"""`gputui --once`: one frame of the screen as text or JSON, also where there is no terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TextIO
+
+import click
+
+from gputui.charts.plain import characters_for
+from gputui.charts.units import age
+from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, typed_moment
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
+from gputui.store import queries
+from gputui.tui.reading import Interest, SnapshotReader
+from gputui.tui.render.frame import overview_frame
+from gputui.tui.snapshot import Moment, Snapshot
+from gputui.tui.snapshot_json import snapshot_shape
+from gputui.tui.styles.sgr import as_text
+
+FIRST_SAMPLE_SECONDS = 10.0
+WIDTH_WITHOUT_TERMINAL = 100
+LEAST_WIDTH = 40
+
+# What one snapshot leaves out, the next holds: the curves of long runs.
+_READS = 3
+
+
+def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> int:
+    """Print one frame of the overview, of now or of the moment that ``at`` tells; the exit code.
+
+    Without ``at`` an agent is started where none runs, so that the values are of now; it leaves by itself. A read-only
+    look starts none and says how old the values are.
+    """
+    moment = None if at is None else Moment(typed_moment(at))
+    notice = None
+    if moment is None and not readonly:
+        try:
+            ensure_agent(session.workspace)
+        except AgentUnreachableError as error:
+            if not session.workspace.database.exists():
+                fail(str(error), EXIT_UNREACHABLE)
+            notice = f"The agent does not start: {str(error).rstrip('.')}."
+    with closing(session.reader()) as connection:
+        if moment is None and notice is None and not readonly:
+            _await_sample(connection)
+        snapshot = _read(session, connection, moment)
+    is_running = read_identity(session.workspace) is not None
+    if moment is None and not is_running and notice is None:
+        notice = _age_notice(snapshot)
+    if as_json:
+        print_json(snapshot_shape(snapshot, running=is_running, home=str(session.workspace.state.parent)))
+    else:
+        width, height = frame_size(os.environ, sys.stdout)
+        lines = overview_frame(snapshot, width, height, host_name=socket.gethostname(), notice=notice)
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        characters = characters_for("auto", os.environ)
+        click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
+    return EXIT_OK if notice is None or readonly else EXIT_UNREACHABLE
+
+
+def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
+    """Columns and lines of a frame: those that COLUMNS and LINES tell, else the terminal's, with a line left for the
+    prompt. Where there is no terminal the frame has as many lines as it takes."""
+    columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
+    if output.isatty():
+        size = shutil.get_terminal_size((80, 24))
+        columns, lines = columns or size.columns, lines or size.lines - 1
+    return max(LEAST_WIDTH, columns or WIDTH_WITHOUT_TERMINAL), lines
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() and int(text) > 0 else None
+
+
+def _read(session: Session, connection: sqlite3.Connection, moment: Moment | None) -> Snapshot:
+    reader = SnapshotReader(session.workspace)
+    for _ in range(_READS):
+        snapshot = reader.read(connection, time.time(), Interest(moment=moment))
+        if not reader.is_behind:
+            break
+    return snapshot
+
+
+def _await_sample(connection: sqlite3.Connection) -> None:
+    """Until the agent has sampled something, or it is clear that it does not: one just started needs a moment."""
+    deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
+    while time.monotonic() < deadline:
+        agent, host = queries.agent(connection), queries.host(connection)
+        if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
+            times = [gpu.at for gpu in queries.gpus(connection, time.time()) if gpu.state != "lost"]
+            if not times or any(at is not None and at >= agent.started_at for at in times):
+                return
+            if agent.sampler_state != "ok":
+                return
+        time.sleep(0.02)
+
+
+def _age_notice(snapshot: Snapshot) -> str | None:
+    """How old the values are, where no agent runs."""
+    newest = max((gpu.at for gpu in snapshot.gpus if gpu.at is not None), default=None)
+    if snapshot.host is not None:
+        newest = max(newest or 0.0, snapshot.host.at)
+    if newest is None:
+        return "No agent runs, and nothing was sampled yet."
+    return f"No agent runs; the values are {age(snapshot.at - newest)} old."

@@ -1,0 +1,61 @@
+"""The whole overview as one frame, for where there is no screen."""
+
+from __future__ import annotations
+
+from gputui.charts.chart import Line
+from gputui.store.queries import OVER_STATES
+from gputui.tui.render.columns import fit_line
+from gputui.tui.render.gpus import gpu_lines, no_gpu_height
+from gputui.tui.render.moments import time_line
+from gputui.tui.render.overview import share_rows
+from gputui.tui.render.runs import RunsState, events_lines, runs_lines
+from gputui.tui.render.strips import aggregate_line, head_line, host_line, notice_lines
+from gputui.tui.snapshot import Snapshot
+
+OVER_SHOWN = 10
+"""Without a height so many runs that are over are shown, the newest."""
+
+EVENTS_SHOWN = 12
+
+
+def overview_frame(
+    snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
+) -> list[Line]:
+    """Head, notices, GPUs, host, runs and events. In ``height`` lines, or without one in as many as it takes."""
+    head = [head_line(snapshot, width, host_name, demo=False, readonly=False)]
+    if snapshot.past is not None:
+        head.append(time_line(snapshot.past, snapshot.at, width))
+    head += notice_lines(snapshot, notice, width)
+    has_gpus = bool(snapshot.gpus)
+    gpus = len(snapshot.gpus) if has_gpus else no_gpu_height(snapshot, width)
+    if height is None:
+        return [*head, *_all_of_it(snapshot, width, gpus)]
+    rows = share_rows(
+        max(0, height - len(head)), gpus=gpus, runs=len(snapshot.runs), events=len(snapshot.events),
+        has_gpus=has_gpus, is_folded=False,
+    )  # fmt: skip
+    return [
+        *head,
+        *([aggregate_line(snapshot, width)] if rows.aggregate else []),
+        *(gpu_lines(snapshot, width, rows.gpus) if rows.gpus else []),
+        *([host_line(snapshot, width)] if rows.host else []),
+        *runs_lines(snapshot.runs, RunsState(), snapshot.at, width, rows.runs),
+        *events_lines(snapshot.events, snapshot.at, width, rows.events),
+    ][:height]
+
+
+def _all_of_it(snapshot: Snapshot, width: int, gpus: int) -> list[Line]:
+    active = [row for row in snapshot.runs if row.run.state not in OVER_STATES]
+    over = [row for row in snapshot.runs if row.run.state in OVER_STATES]
+    shown = [*active, *over[:OVER_SHOWN]]
+    runs = runs_lines(shown, RunsState(), snapshot.at, width, max(2, len(shown) + 1))
+    if len(over) > OVER_SHOWN:
+        runs.append(fit_line([(f"  … {len(over) - OVER_SHOWN} older ones; gputui ps lists all", "dim")], width))
+    events = snapshot.events[-EVENTS_SHOWN:]
+    return [
+        *([aggregate_line(snapshot, width)] if snapshot.gpus else []),
+        *gpu_lines(snapshot, width, gpus + 1),
+        host_line(snapshot, width),
+        *runs,
+        *events_lines(events, snapshot.at, width, max(2, len(events) + 1)),
+    ]

@@ -1,0 +1,49 @@
+"""The style keys of lines: the role of each and its attributes, whatever the theme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a style key looks like, whatever the theme."""
+
+    role: str = "text"
+    bold: bool = False
+    underline: bool = False
+    reverse: bool = False
+
+
+LOOKS: Final[Mapping[str, Look]] = {
+    "text": Look(),
+    "dim": Look("dim"),
+    "stale": Look("dim"),
+    "title": Look(bold=True),
+    "label": Look(bold=True),
+    "head": Look("dim"),
+    "rule": Look("dim"),
+    "axis": Look("dim"),
+    "marker": Look("warn"),
+    "good": Look("good"),
+    "warn": Look("warn"),
+    "bad": Look("bad", bold=True),
+    "accent": Look("accent"),
+    "cursor": Look("accent", bold=True),
+    "key": Look(bold=True),
+    "bar": Look("accent"),
+    "bar2": Look("second"),
+    "input": Look(underline=True),
+    "caret": Look(reverse=True),
+    "selected": Look(reverse=True),
+    "tab": Look(bold=True, underline=True),
+    "series.0": Look("series.0"),
+    "series.1": Look("series.1"),
+    "series.2": Look("series.2"),
+    "series.3": Look("series.3"),
+    "series.4": Look("series.4"),
+    "series.5": Look("series.5"),
+    "shadow": Look("dim"),
+}
