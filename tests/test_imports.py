@@ -26,6 +26,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import gputui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
         ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.stop", {*HEAVY, "pydantic", "yaml"}),
         ("import gputui.cli.run, gputui.cli.check", {*HEAVY, "trainer"}),
+        ("import gputui.cli.once", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
         ("import gputui.tui.app", {"torch", "pydantic", "numpy", "plotext", "psutil", "pynvml", "trainer"}),
         ("import trainer.__main__", {"torch", "gputui"}),
     ],

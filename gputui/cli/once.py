@@ -26,6 +26,7 @@ from gputui.tui.snapshot_json import snapshot_shape
 from gputui.tui.styles.sgr import as_text
 
 FIRST_SAMPLE_SECONDS = 10.0
+SECOND_SAMPLE_SECONDS = 2.0
 WIDTH_WITHOUT_TERMINAL = 100
 LEAST_WIDTH = 40
 
@@ -91,10 +92,15 @@ def _read(session: Session, connection: sqlite3.Connection, moment: Moment | Non
 
 def _await_sample(connection: sqlite3.Connection) -> None:
     """Until the agent has sampled something, or it is clear that it does not: one just started needs a moment."""
-    deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
+    begin = time.monotonic()
+    deadline = begin + FIRST_SAMPLE_SECONDS
     while time.monotonic() < deadline:
         agent, host = queries.agent(connection), queries.host(connection)
         if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
+            # Rates and the processor's load are known from the second sample on.
+            if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
+                time.sleep(0.02)
+                continue
             times = [gpu.at for gpu in queries.gpus(connection, time.time()) if gpu.state != "lost"]
             if not times or any(at is not None and at >= agent.started_at for at in times):
                 return
@@ -110,4 +116,5 @@ def _age_notice(snapshot: Snapshot) -> str | None:
         newest = max(newest or 0.0, snapshot.host.at)
     if newest is None:
         return "No agent runs, and nothing was sampled yet."
-    return f"No agent runs; the values are {age(snapshot.at - newest)} old."
+    seconds = snapshot.at - newest
+    return f"No agent runs; the values are {'of just now' if seconds < 1 else age(seconds) + ' old'}."

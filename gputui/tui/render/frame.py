@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gputui.charts.chart import Line
 from gputui.store.queries import OVER_STATES
-from gputui.tui.render.columns import fit_line
+from gputui.tui.render.columns import fit_line, rule
 from gputui.tui.render.gpus import gpu_lines, no_gpu_height
 from gputui.tui.render.moments import time_line
 from gputui.tui.render.overview import share_rows
 from gputui.tui.render.runs import RunsState, events_lines, runs_lines
 from gputui.tui.render.strips import aggregate_line, head_line, host_line, notice_lines
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.snapshot import RunRow, Snapshot
 
 OVER_SHOWN = 10
 """Without a height so many runs that are over are shown, the newest."""
@@ -22,7 +24,7 @@ def overview_frame(
     snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
 ) -> list[Line]:
     """Head, notices, GPUs, host, runs and events. In ``height`` lines, or without one in as many as it takes."""
-    head = [head_line(snapshot, width, host_name, demo=False, readonly=False)]
+    head = [head_line(snapshot, width, host_name, demo=False, readonly=False, has_keys=False)]
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
@@ -39,16 +41,23 @@ def overview_frame(
         *([aggregate_line(snapshot, width)] if rows.aggregate else []),
         *(gpu_lines(snapshot, width, rows.gpus) if rows.gpus else []),
         *([host_line(snapshot, width)] if rows.host else []),
-        *runs_lines(snapshot.runs, RunsState(), snapshot.at, width, rows.runs),
+        *_runs(snapshot, snapshot.runs, width, rows.runs),
         *events_lines(snapshot.events, snapshot.at, width, rows.events),
     ][:height]
+
+
+def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -> list[Line]:
+    if rows:
+        return runs_lines(rows, RunsState(), snapshot.at, width, height)
+    words = "No run yet; gputui run PROFILE launches one." if snapshot.past is None else "There was no run yet."
+    return [rule("RUNS", width), fit_line([("  " + words, "dim")], width)][:height]
 
 
 def _all_of_it(snapshot: Snapshot, width: int, gpus: int) -> list[Line]:
     active = [row for row in snapshot.runs if row.run.state not in OVER_STATES]
     over = [row for row in snapshot.runs if row.run.state in OVER_STATES]
     shown = [*active, *over[:OVER_SHOWN]]
-    runs = runs_lines(shown, RunsState(), snapshot.at, width, max(2, len(shown) + 1))
+    runs = _runs(snapshot, shown, width, max(2, len(shown) + 1))
     if len(over) > OVER_SHOWN:
         runs.append(fit_line([(f"  … {len(over) - OVER_SHOWN} older ones; gputui ps lists all", "dim")], width))
     events = snapshot.events[-EVENTS_SHOWN:]

@@ -26,19 +26,20 @@ _TICKS = {
 _WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
 
 
-def right_end(at: float, past: Past | None) -> list[Span]:
-    """What a head line ends with: the clock, or which moment is looked at and how to return."""
+def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Span]:
+    """What a head line ends with: the clock, or which moment is looked at and, where there are keys, how to return."""
     if past is None:
         return [(clock(at) + " ", "text")]
-    return [(f"◀ {past_words(at, past.now)}", "accent"), (" · ", "dim"), ("L", "key"), (" live ", "accent")]
+    shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
+    return [*shown, (" · ", "dim"), ("L", "key"), (" live ", "accent")] if has_keys else [*shown, (" ", "text")]
 
 
 def past_words(at: float, now: float) -> str:
     """``03:02:11 · 10 min ago``, with the day where it is another."""
     same_day = time.localtime(at)[:3] == time.localtime(now)[:3]
     ago = now - at
-    words = age(ago) if ago < 3600 else duration(round(ago / 60) * 60)
-    return f"{clock(at) if same_day else day_and_clock(at)} · {words} ago"
+    words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
+    return f"{clock(at) if same_day else day_and_clock(at)} · {words}"
 
 
 def day_and_clock(at: float) -> str:

@@ -28,7 +28,9 @@ _TIGHT = 110
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 
 
-def head_line(snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool) -> Line:
+def head_line(
+    snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, has_keys: bool = True
+) -> Line:
     """Where we are, what is going on, what time it is."""
     left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
     agent = snapshot.agent
@@ -48,7 +50,7 @@ def head_line(snapshot: Snapshot, width: int, host_name: str, *, demo: bool, rea
         for state in _CONCERNING
         if counts.get(state) and not is_tight
     ]
-    return between(left, [*right, *right_end(snapshot.at, snapshot.past)], width)
+    return between(left, [*right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)], width)
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
