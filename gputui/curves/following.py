@@ -11,6 +11,8 @@ from gputui.curves import reading
 from gputui.curves.axis import AxisMap, Timeline, cuts_of
 from gputui.curves.bins import Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
+from gputui.curves.hardware import HardwareCurves
+from gputui.curves.markers import EVENTS_KEPT, TrainingEvent, event_of, markers, training_events
 from gputui.curves.model import Axis, ChartData, ChartRequest, Curve, Frame, Window
 from gputui.curves.reading import Layout, Line, Part, Place
 from gputui.store import envelopes, metric_queries
@@ -32,6 +34,8 @@ class RunCurves:
         self._map = AxisMap("step", Timeline(None))
         self._epochs = Epochs()
         self._paces = Paces()
+        self._hardware = HardwareCurves()
+        self._events: list[TrainingEvent] = []
         self._followed: dict[str, Followed] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
@@ -63,7 +67,9 @@ class RunCurves:
             None if is_empty else self._end,
             self._map.timeline.origin_at,
         )
-        return ChartData(request, frame, self._names, curves)
+        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
+        happened = markers(connection, self.run_id, attempts, self._events, self._map)
+        return ChartData(request, frame, self._names, curves, hardware, happened)
 
     def _written_as(self, asked: str) -> str:
         """The metric that is asked for by its name, or by the harmless text that stands for it."""
@@ -113,6 +119,8 @@ class RunCurves:
         followed = list(self._followed.values())
         for line in lines:
             self._paces.add(line)
+            if "event" in line.values and (event := event_of(line)) is not None:
+                self._events = [*self._events[1 - EVENTS_KEPT :], event]
             if is_epoch and not self._epochs.add(line):
                 return False
             x = self._place(line)
@@ -138,6 +146,7 @@ class RunCurves:
         self._start, self._end = math.inf, -math.inf
         found = reading.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
+        self._events = training_events(connection, self.run_id)
         axis = asked[0]
         for stretch in found.stretches:
             self._paces.add_stretch(stretch)

@@ -1,0 +1,201 @@
+"""GPUs and the host under the axis of a run: what they did while an attempt was there."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gputui.charts.envelope import Bin
+from gputui.curves.axis import AxisMap, interpolate
+from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
+from gputui.store import hardware_spans
+from gputui.store.hardware_spans import Span
+from gputui.store.views import AttemptView
+
+SAMPLES_AT_ONCE = 200_000
+"""About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
+for a part of its time."""
+
+_GPU: Mapping[HardwareField, str] = {
+    "utilization": "utilization_percent",
+    "memory": "memory_used_bytes",
+    "power": "power_watts",
+    "temperature": "temperature_celsius",
+    "sm_clock": "sm_clock_mhz",
+}
+_HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": "memory_used_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An attempt was on a GPU, or on the host (``uuid`` is None), from ``begin`` to ``end``, UTC unix seconds; the end
+    of one that is under way is infinite."""
+
+    uuid: str | None
+    attempt: int
+    begin: float
+    end: float
+
+
+class HardwareCurves:
+    """The hardware of one run, followed as it is sampled; one per run and reader."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] | None = None
+        self._seconds = 1.0
+        self._looked_at = 1.0
+        self._spans: dict[str | None, dict[int, Span]] = {}
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        attempts: Sequence[AttemptView],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+        gpu_uuids: Sequence[str] | None = None,
+    ) -> tuple[HardwareCurve, ...]:
+        """A curve for each field and GPU that the run was on (or of ``gpu_uuids`` alone), and one for each of the host.
+
+        The first and last value of a bin are its mean. Over steps and epochs only what lies between the first and the
+        last line of an attempt has a place, and not what a later attempt did again. Raises sqlite3.Error.
+        """
+        stays = _stays(attempts, axis_map)
+        gpu_fields = [field for field in request.hardware if field in _GPU]
+        host_fields = [field for field in request.hardware if field in _HOST]
+        wanted = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
+        if gpu_uuids is not None:
+            wanted &= set(gpu_uuids)
+        uuids: list[str | None] = [*sorted(uuid for uuid in wanted if uuid), *([None] if host_fields else [])]
+        if not uuids:
+            return ()
+        moments = self._moments(connection, stays, uuids, axis_map, request.window)
+        if moments is None:
+            return ()
+        self._settle(moments, len(uuids), request)
+        curves = []
+        for uuid in uuids:
+            fields = host_fields if uuid is None else gpu_fields
+            self._bring_up(connection, uuid, fields, moments)
+            own = [stay for stay in stays if stay.uuid == uuid]
+            for number, field in enumerate(fields):
+                bins = tuple(self._bins(uuid, number, own, axis_map, cuts, request.window))
+                curves.append(HardwareCurve(field, uuid, bins, bins[-1].last if bins else None))
+        order = {field: place for place, field in enumerate(request.hardware)}
+        return tuple(sorted(curves, key=lambda curve: order[curve.field]))
+
+    def _moments(
+        self,
+        connection: sqlite3.Connection,
+        stays: Sequence[Stay],
+        uuids: Sequence[str | None],
+        axis_map: AxisMap,
+        window: Window | None,
+    ) -> Window | None:
+        """The stretch of time that is looked at; None where nothing was sampled in it."""
+        begins, ends = [], []
+        for stay in stays:
+            reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
+            if reach is not None and stay.uuid in uuids:
+                begins.append(max(stay.begin, reach[0]))
+                ends.append(min(stay.end, reach[1]))
+        sampled = [
+            hardware_spans.newest_host_sample(connection)
+            if uuid is None
+            else hardware_spans.newest_gpu_sample(connection, uuid)
+            for uuid in uuids
+        ]
+        newest = max((at for at in sampled if at is not None), default=None)
+        if newest is None or not begins:
+            return None
+        begin, end = min(begins), min(max(ends), newest)
+        return (begin, end) if end >= begin else None
+
+    def _settle(self, moments: Window, sources: int, request: ChartRequest) -> None:
+        """How long a span is. What is followed keeps its spans until they become too many."""
+        bins = max(2, request.bins)
+        length = max(1.0, moments[1] - moments[0])
+        asked = (request.axis, request.window, request.bins, request.hardware)
+        if asked == self._asked and length / self._seconds <= 2 * bins:
+            return
+        self._asked = asked
+        self._spans.clear()
+        self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
+        # At one sample a second.
+        self._looked_at = self._seconds * min(1.0, SAMPLES_AT_ONCE / (length * sources))
+
+    def _bring_up(
+        self, connection: sqlite3.Connection, uuid: str | None, fields: Sequence[HardwareField], moments: Window
+    ) -> None:
+        """Read the spans that are not known yet; the newest one known may have grown."""
+        known = self._spans.setdefault(uuid, {})
+        first = max(known, default=math.floor(moments[0] / self._seconds))
+        last = math.floor(moments[1] / self._seconds)
+        grid = (self._seconds, first, last, self._looked_at)
+        if uuid is None:
+            found = hardware_spans.host_spans(connection, [_HOST[field] for field in fields], *grid)
+        else:
+            found = hardware_spans.gpu_spans(connection, uuid, [_GPU[field] for field in fields], *grid)
+        for span in found:
+            known[span.number] = span
+
+    def _bins(
+        self,
+        uuid: str | None,
+        number: int,
+        stays: Sequence[Stay],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        window: Window | None,
+    ) -> Iterator[Bin]:
+        before = None
+        for span in self._spans[uuid].values():
+            count, low, high, mean = span.values[number]
+            stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
+            if stay is None or not count:
+                continue
+            start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
+            end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
+            if start is None or end is None or (window is not None and (end < window[0] or start > window[1])):
+                continue
+            is_apart = before is not None and before != span.number - 1
+            yield Bin(start, end, low, high, mean, mean, count, gap_before=is_apart)
+            before = span.number
+
+
+def _stays(attempts: Sequence[AttemptView], axis_map: AxisMap) -> list[Stay]:
+    timeline = axis_map.timeline
+    found = []
+    for attempt in attempts:
+        begin = timeline.begins.get(attempt.number)
+        if begin is None:
+            continue
+        end = timeline.ends.get(attempt.number, math.inf)
+        found += [Stay(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+    return found
+
+
+def _moments_of(axis_map: AxisMap, stay: Stay, window: Window) -> Window | None:
+    """The moments of an attempt that a window shows."""
+    reach = axis_map.reach(stay.attempt, window)
+    if reach.moments is not None:
+        return reach.moments
+    pairs = axis_map.paces.get(stay.attempt, ())
+    if reach.steps is None or not pairs or reach.steps[1] < pairs[0][1] or reach.steps[0] > pairs[-1][1]:
+        return None
+    by_step = [(step, at) for at, step in pairs]
+    begin, end = interpolate(by_step, reach.steps[0]), interpolate(by_step, reach.steps[1])
+    return None if begin is None or end is None else (begin, end)
+
+
+def _place(axis_map: AxisMap, cuts: Mapping[int, float], at: float, attempt: int) -> float | None:
+    if axis_map.axis in ("step", "epoch"):
+        pairs = axis_map.paces.get(attempt, ())
+        if not pairs or not pairs[0][0] <= at <= pairs[-1][0]:
+            return None
+        step = interpolate(pairs, at)
+        if step is None or step >= cuts.get(attempt, math.inf):
+            return None
+    return axis_map.place_moment(at, attempt)

@@ -1,0 +1,137 @@
+"""What happened to a run, as places on its axis."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from gputui.charts.safe_text import clean
+from gputui.curves.axis import AxisMap
+from gputui.curves.model import ChartMarker, MarkerKind
+from gputui.curves.reading import Line
+from gputui.store import alerts, queries
+from gputui.store.views import AttemptView, IncidentView
+
+EVENTS_KEPT = 1000
+"""The newest events of the training are marked; no chart has room for more."""
+
+WORD_CHARACTERS = 20
+CHECKPOINT = "checkpoint"
+
+_TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bottleneck"})
+"""Events of the training that attempts tell of already, or that come all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEvent:
+    """A line of rank 0 with an event in it."""
+
+    attempt: int
+    step: int
+    at: float | None
+    event: str
+    text: str
+
+
+def event_of(line: Line) -> TrainingEvent | None:
+    """What a line tells of, where that is worth a marker."""
+    name = line.values.get("event")
+    if not isinstance(name, str) or name in _TOLD_OTHERWISE:
+        return None
+    text = next(
+        (value for key in ("error", "reason", "cause", "path") if isinstance(value := line.values.get(key), str)), ""
+    )
+    return TrainingEvent(line.attempt, line.step, line.at, clean(name)[:WORD_CHARACTERS], clean(text)[:200])
+
+
+def training_events(connection: sqlite3.Connection, run_id: str) -> list[TrainingEvent]:
+    """The newest events of a run's training, oldest first. Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
+        "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, '\"event\"') > 0 "
+        "WHERE s.run_id = ? AND (m.rank IS NULL OR m.rank = 0) AND m.step IS NOT NULL "
+        "ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
+        (run_id, EVENTS_KEPT),
+    )
+    lines = [Line(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
+    return [event for line in reversed(lines) if (event := event_of(line)) is not None]
+
+
+def markers(
+    connection: sqlite3.Connection,
+    run_id: str,
+    attempts: Sequence[AttemptView],
+    events: Iterable[TrainingEvent],
+    axis_map: AxisMap,
+) -> tuple[ChartMarker, ...]:
+    """All in order of x, whatever the window. What has no place on the axis is left out. Raises sqlite3.Error."""
+    found: list[ChartMarker | None] = [_begin(attempt, axis_map) for attempt in attempts]
+    for event in events:
+        is_checkpoint = event.event == CHECKPOINT
+        kind: MarkerKind = "checkpoint" if is_checkpoint else "event"
+        x = axis_map.place(event.attempt, event.step, event.at)
+        word = "ckpt" if is_checkpoint else event.event.replace("_", " ")
+        found.append(_marker(x, kind, word, event.at, event.attempt, event.text))
+    by_number = {attempt.number: attempt for attempt in attempts}
+    for incident in queries.incidents(connection, run_id):
+        found.append(_incident(incident, by_number.get(incident.attempt), axis_map))
+    for alert in alerts.of_run(connection, run_id):
+        word = clean(alert.rule).replace("_", " ")
+        x = axis_map.place_moment(alert.raised_at)
+        found.append(
+            _marker(
+                x, "alert", word, alert.raised_at, axis_map.timeline.attempt_at(alert.raised_at), clean(alert.sentence)
+            )
+        )
+    found += [_end(connection, run_id, attempts, axis_map)]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.x, each.at or 0.0)))
+
+
+def _marker(
+    x: float | None, kind: MarkerKind, word: str, at: float | None, attempt: int | None, text: str = ""
+) -> ChartMarker | None:
+    return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
+
+
+def _begin(attempt: AttemptView, axis_map: AxisMap) -> ChartMarker | None:
+    begin = axis_map.timeline.begins.get(attempt.number)
+    step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
+    x = _of_step_or_moment(axis_map, attempt.number, step, begin)
+    if attempt.number == 1:
+        return _marker(x, "start", "start", begin, 1)
+    text = f"attempt {attempt.number}" + (f" from step {step}" if step is not None else "")
+    return _marker(x, "restart", f"↻{attempt.number - 1}", begin, attempt.number, text)
+
+
+def _incident(incident: IncidentView, attempt: AttemptView | None, axis_map: AxisMap) -> ChartMarker | None:
+    step = incident.step
+    if step is None and attempt is not None:
+        step = attempt.last_step
+    x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
+    return _marker(
+        x, "incident", clean(incident.kind).replace("_", " "), incident.at, incident.attempt, clean(incident.summary)
+    )
+
+
+def _end(
+    connection: sqlite3.Connection, run_id: str, attempts: Sequence[AttemptView], axis_map: AxisMap
+) -> ChartMarker | None:
+    if not attempts:
+        return None
+    try:
+        run = queries.run(connection, run_id)
+    except queries.RunLookupError:
+        return None
+    if run.ended_at is None:
+        return None
+    last = attempts[-1]
+    x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
+    return _marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or ""))
+
+
+def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:
+    x = axis_map.place(attempt, step, at)
+    return axis_map.place_moment(at, attempt) if x is None and at is not None else x
