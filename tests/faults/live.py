@@ -207,7 +207,9 @@ def lose_interpreter(machine: Machine) -> Provoked:
     interpreter.symlink_to(sys.executable)
     profile = Path(meets(machine, more=f"env: {{INTERPRETER: {interpreter}}}"))
     profile.write_text(profile.read_text().replace(f"python: {sys.executable}", f"python: {interpreter}"))
-    return Provoked(start(machine, str(profile), "lost interpreter"))
+    run_id = start(machine, str(profile), "lost interpreter")
+    wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE number = 2"), SECONDS, "the second attempt")
+    return Provoked(run_id, machine.rows("SELECT created_at FROM attempts WHERE number = 2")[0][0])
 
 
 def lock_gpu(machine: Machine) -> Provoked:

@@ -108,7 +108,6 @@ FAILURES = {
     "port_in_use": taken_port,
     "nan_loss": nan,
     "import_error": lambda: __import__("no_such_module_here"),
-    "config_error": lambda: parser.error("unrecognized arguments: --learing-rate"),
     "stopped_outside": lambda: (os.kill(os.getppid(), signal.SIGTERM), time.sleep(60)),
     "shim_lost": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
     "recording": recording,
@@ -140,6 +139,9 @@ def meet(step):
         FAILURES[options.meet]()
 
 
+if options.meet == "config_error":
+    note_failure()
+    parser.error("argument --num-workers: must not be more than there are cores")
 if options.meet == "a bad checkpoint" and begin == 20:
     note_failure()
     recording()
