@@ -1,4 +1,5 @@
-"""Healthy training runs of many kinds, simulated line by line: what a run writes, when, and what it does meanwhile.
+"""Healthy training runs of many kinds, simulated line by line: what a run writes, when, and what it does meanwhile; and
+what can go wrong in them.
 
 Figures are drawn once for each run and then for each line. Nothing here knows the detectors or their limits.
 """
@@ -37,11 +38,29 @@ class Stretch:
 
 
 @dataclass
+class Broken:
+    """What is wrong with a run; all of it is off unless set. ``leaks_since`` is in seconds from the run's start."""
+
+    nan: bool = False
+    diverges_since: int | None = None
+    jumped: bool = False
+    norm_factor: float = 1.0
+    slow_rank: int | None = None
+    leaked_per_second: float = 0.0
+    leaks_since: float = 0.0
+    hang: Activity | None = None
+
+
+SLOW_FACTOR = 2.0
+
+
+@dataclass
 class Run:
     """One run's nature. Times in seconds; shares and probabilities between 0 and 1."""
 
     chance: random.Random
     hours: float
+    broken: Broken = field(default_factory=Broken)
     ranks: int = field(init=False)
     gpus: bool = field(init=False)
     step_seconds: float = field(init=False)
@@ -101,6 +120,9 @@ class Run:
         waiting: list[WatchedLine] = []
         while spent < self.hours * 3600 and self.count < LINES_AT_MOST:
             for stretch in (*self._pauses(spent), self._stepping(spent)):
+                if self.broken.hang is not None:
+                    yield Stretch(24 * 3600.0, self.broken.hang)
+                    return
                 spent += stretch.seconds
                 lines = stretch.lines
                 if self.buffered_lines > 1 and lines:
@@ -116,7 +138,9 @@ class Run:
         yield Stretch(min(1800.0, draw.lognormvariate(math.log(25.0), 1.2)), "start")
         if draw.random() < 0.4:
             alone = self.ranks > 1 and draw.random() < 0.3
-            yield Stretch(min(3600.0, draw.lognormvariate(math.log(120.0), 1.0)), "compile alone" if alone else "compile")
+            yield Stretch(
+                min(3600.0, draw.lognormvariate(math.log(120.0), 1.0)), "compile alone" if alone else "compile"
+            )
 
     def _pauses(self, spent: float) -> Iterator[Stretch]:
         """What comes before the next line besides its steps."""
@@ -128,7 +152,9 @@ class Run:
             yield Stretch(min(seconds, 1500.0), activity, self._event("validation"))
         if count and count % self.save_every == 0:
             seconds = self.save_seconds * draw.lognormvariate(0.0, 0.6)
-            yield Stretch(min(seconds, 1500.0), "save sharded" if self.saves_sharded else "save", self._event("checkpoint"))
+            yield Stretch(
+                min(seconds, 1500.0), "save sharded" if self.saves_sharded else "save", self._event("checkpoint")
+            )
         hours = self.step_seconds * self.log_every / 3600
         if draw.random() < self.hiccups_an_hour * hours:
             kind = draw.random()
@@ -176,6 +202,8 @@ class Run:
         if not self.every_rank_tells:
             return (WatchedLine(1, None if self.ranks == 1 else 0, step, at, None, values),)
         own = [0.7 * seconds * math.exp(self.chance.gauss(0.0, self.rank_noise)) for _ in range(self.ranks)]
+        if self.broken.slow_rank is not None:
+            own[self.broken.slow_rank] *= SLOW_FACTOR
         whole = max(own) * 1.1
         lines = []
         for rank, mine in enumerate(own):
@@ -186,6 +214,15 @@ class Run:
         return tuple(lines)
 
     def loss(self) -> float:
+        """The loss of the next line."""
+        value, broken = self._healthy_loss(), self.broken
+        if broken.nan:
+            return math.nan
+        if broken.diverges_since is not None:
+            return abs(value) * 1.05 ** min(200, self.count - broken.diverges_since) + 0.01
+        return 10.0 * abs(value) + 10.0 if broken.jumped else value
+
+    def _healthy_loss(self) -> float:
         """Courses of several kinds: noise, jumps at epochs and restarts of the learning rate, short bumps."""
         draw, count = self.chance, self.count
         if self.mixed_precision and count <= 3:
@@ -233,7 +270,7 @@ class Run:
         restarted = 1.0
         if self.restart_every:
             restarted += 2.0 * math.exp(-(count % self.restart_every) / 100.0)
-        return early * restarted * burst * math.exp(draw.gauss(0.0, self.gradient_noise))
+        return self.broken.norm_factor * early * restarted * burst * math.exp(draw.gauss(0.0, self.gradient_noise))
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
@@ -244,4 +281,5 @@ class Run:
             cached *= min(1.0, (seconds % self.cache_falls_every) / self.cache_seconds)
         else:
             cached *= min(1.0, seconds / self.cache_seconds)
-        return (self.memory_begins + cached) * (1.0 + self.chance.gauss(0.0, 0.003))
+        leaked = self.broken.leaked_per_second * max(0.0, seconds - self.broken.leaks_since)
+        return (self.memory_begins + cached) * (1.0 + self.chance.gauss(0.0, 0.003)) + leaked

@@ -96,9 +96,11 @@ class Seen:
         draw = self.chance
         used, memory, watts = 0.0, 0.0, 90.0
         if what == "gpu":
-            used, memory, watts = draw.uniform(30.0, 100.0), draw.uniform(10.0, 60.0), draw.uniform(0.6, 1.1) * USUAL_WATTS
+            used, memory, watts = (
+                draw.uniform(30.0, 100.0),
+                draw.uniform(10.0, 60.0),
+                draw.uniform(0.6, 1.1) * USUAL_WATTS,
+            )
         elif what == "spin":
             used, memory, watts = 100.0, draw.uniform(0.0, 1.5), draw.uniform(0.3, 0.5) * USUAL_WATTS
-        return GpuSample(
-            f"GPU-{rank}", utilization_percent=used, memory_utilization_percent=memory, power_watts=watts
-        )
+        return GpuSample(f"GPU-{rank}", utilization_percent=used, memory_utilization_percent=memory, power_watts=watts)

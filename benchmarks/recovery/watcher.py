@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import USUAL_WATTS, Seen
-from gputui.agent.watched import Watched
-from gputui.agent.watching import LOOK_SECONDS, MEMORY_SECONDS
+from gputui.agent.watched import LOOK_SECONDS, Watched
+from gputui.agent.watching import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
@@ -68,11 +68,11 @@ class Watcher:
     def is_ended(self) -> bool:
         return any(alarm.ends for alarm in self.alarms.values())
 
-    def watch(self, stretches: Iterable[Stretch]) -> None:
-        """Watch until the stretches are over or the agent ends the run."""
+    def watch(self, stretches: Iterable[Stretch], until: str | None = None) -> None:
+        """Watch until the stretches are over, the agent ends the run, or it has told of ``until``."""
         for stretch in stretches:
             self.pass_by(stretch)
-            if self.is_ended:
+            if self.is_ended or until in self.alarms:
                 return
 
     def pass_by(self, stretch: Stretch) -> None:
@@ -80,6 +80,7 @@ class Watcher:
         end = self.clock + stretch.seconds
         if stretch.activity == "suspended":
             # The agent sleeps with its runs.
+            self.watched.begin_anew(end)
             self.next_look = max(self.next_look, end)
             self.memory_due = max(self.memory_due, end)
         elif self.next_look <= end:

@@ -13,7 +13,7 @@ from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuReading, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
-from gputui.recovery.watch.progress import Course, Line, Pace, Silence
+from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, Line, Pace, Silence
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.readings import Reading, rank_of, read_process
@@ -21,12 +21,15 @@ from gputui.runs.repository import AttemptRecord
 from gputui.store.metric_queries import Cursor
 from gputui.store.watch_queries import WatchedLine, earlier_starts, newest_lines
 
+LOOK_SECONDS = 2.0
 LINES_PER_LOOK = 5000
 # A quarter of an hour in samples of half a minute is what a leak needs; a night's worth is kept.
 MEMORY_SAMPLES = 1500
 POWER_SAMPLES = 200
 # For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
 STUCK_SECONDS = 10.0
+# So long where a look in the same silence found them at work: then its length says little, and work has pauses.
+STUCK_AFTER_WORK_SECONDS = 24.0
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Look:
 @dataclass(slots=True)
 class Watched:
     """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
-    found it stuck."""
+    found it stuck; ``worked``: a look since then found it at work."""
 
     record: AttemptRecord
     course: Course
@@ -55,6 +58,7 @@ class Watched:
     had_lines: bool = False
     last: Look | None = None
     stuck_since: float | None = None
+    worked: bool = False
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     memory_at: float = float("-inf")
     size: int = 1
@@ -90,11 +94,22 @@ class Watched:
         if not own:
             return []
         self.had_lines = True
-        if self.course.add(_line(line, arrived_at) for line in own):
-            self.progress_at = clock
-            self.stuck_since = None
-            self.last = None
+        before, silent = self.course.lines, clock - self.progress_at
+        # What no agent has seen arrive is timed by the script's clock alone.
+        at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
+        if self.course.add((_line(line, arrived_at) for line in own), at_most):
+            if before and arrived_at is not None:
+                # Lines that were held back in a buffer tell of shorter silences than there were.
+                self.course.pace.add_gap(max(0.0, silent - LOOK_SECONDS), before)
+            self.begin_anew(clock)
         return [finding for line in own for finding in self._numbers(line) if finding is not None]
+
+    def begin_anew(self, clock: float) -> None:
+        """Count silence from now on: there was progress, or nobody could have seen any."""
+        self.progress_at = clock
+        self.stuck_since = None
+        self.worked = False
+        self.last = None
 
     def _numbers(self, line: WatchedLine) -> list[Finding | None]:
         if line.event is not None or line.step is None:
@@ -134,10 +149,12 @@ class Watched:
         )
         if verdict is None or not verdict.is_stuck:
             self.stuck_since = None
+            self.worked = self.worked or verdict is not None
             return verdict, False
         if self.stuck_since is None:
             self.stuck_since = look.at
-        return verdict, look.at - self.stuck_since >= min(STUCK_SECONDS, hang_after)
+        needed = STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS
+        return verdict, look.at - self.stuck_since >= min(needed, hang_after)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
         """The leak that the samples up to this one show."""

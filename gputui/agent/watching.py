@@ -16,7 +16,7 @@ from gputui.agent import launching
 from gputui.agent.concluding import Conclusion, incident_folder
 from gputui.agent.ending import policy_of
 from gputui.agent.recorder import Recorder
-from gputui.agent.watched import LINES_PER_LOOK, Look, Watched, look_at
+from gputui.agent.watched import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
 from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
@@ -34,8 +34,9 @@ from gputui.store.watch_queries import newest_lines, observations
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
 MEMORY_SECONDS = 30.0
+# An agent that comes so late was suspended, most likely together with its runs.
+SLEPT_SECONDS = 10.0
 # A run that raised something unforeseen is left alone so long.
 TROUBLE_SECONDS = 60.0
 
@@ -76,6 +77,9 @@ class Watching:
         now = self.clock()
         if now < self.due:
             return
+        if now - self.due >= SLEPT_SECONDS:
+            for one in self.watched.values():
+                one.begin_anew(now)
         self.due = now + LOOK_SECONDS
         numbers = {record.run_id: record.number for record in living}
         self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}

@@ -82,8 +82,33 @@ def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlit
 def test_lines_without_a_time_are_timed_by_their_arrival(connection: sqlite3.Connection) -> None:
     watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
     for step in range(20):
-        watched.take([WatchedLine(2, None, step, None, None, {})], 5.0, NOW + step * 30.0)
+        watched.take([WatchedLine(2, None, step, None, None, {})], 5.0 + step * 30.0, NOW + step * 30.0)
     assert watched.course.pace.longest_gap == 30.0
+
+
+def test_a_clock_that_is_set_explains_no_silence(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    for step in range(40):
+        wall = NOW + step * 10.0 + (3600.0 if step > 20 else 0.0)
+        watched.take([WatchedLine(2, None, step, wall, None, {})], step * 10.0, wall)
+    assert watched.course.pace.longest_gap == 12.0
+
+
+def test_lines_that_are_held_back_in_a_buffer_explain_the_silence_until_they_come(
+    connection: sqlite3.Connection,
+) -> None:
+    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    for block in range(4):
+        lines = [WatchedLine(2, None, block * 80 + step, NOW + block * 80.0 + step, None, {}) for step in range(80)]
+        watched.take(lines, (block + 1) * 80.0, NOW + (block + 1) * 80.0)
+    assert watched.course.pace.longest_gap == 78.0
+
+
+def test_silence_counts_anew_when_nobody_could_have_seen_progress(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched.take([WatchedLine(2, None, 1, NOW, None, {})], 10.0, NOW)
+    watched.begin_anew(5000.0)
+    assert not silence(watched.course, 5010.0 - watched.progress_at, 60.0).is_overdue
 
 
 def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:

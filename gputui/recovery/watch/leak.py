@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 LEAST_SECONDS = 900.0
 LEAST_SAMPLES = 24
 LEAST_GROWTH_BYTES = 256 << 20
-# Told when the memory would be full within a night.
+# Told when the memory would be full within a night, and sooner than after nearly as long again as it was seen to grow:
+# a cache that may take half of what is left grows as evenly, and ends before that.
 HORIZON_SECONDS = 12 * 3600.0
+HORIZON_SHARE = 0.8
 # The end is near when so small a share of what the run holds and could still get is left, or so little time.
 NEAR_SHARE = 0.10
 NEAR_SECONDS = 300.0
@@ -41,6 +44,9 @@ class Leak:
     is_near: bool
 
 
+_held = operator.attrgetter("held_bytes")
+
+
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
     """The leak that samples of one attempt, in their order, show; None where there is none that matters."""
     while True:
@@ -57,12 +63,16 @@ def _steady(samples: Sequence[MemorySample]) -> Leak | None:
     if len(samples) < LEAST_SAMPLES or samples[-1].at - samples[0].at < LEAST_SECONDS:
         return None
     bounds = [len(samples) * part // PARTS for part in range(PARTS + 1)]
-    parts = [samples[begin:end] for begin, end in itertools.pairwise(bounds)]
-    floors = [min(part, key=lambda sample: sample.held_bytes) for part in parts]
-    first, last = floors[0], floors[-1]
+
+    def floor(part: int) -> MemorySample:
+        return min(samples[bounds[part] : bounds[part + 1]], key=_held)
+
+    first, last = floor(0), floor(PARTS - 1)
     growth = last.held_bytes - first.held_bytes
     if growth < LEAST_GROWTH_BYTES:
+        # The common case costs no look at what lies between.
         return None
+    floors = [first, *map(floor, range(1, PARTS - 1)), last]
     if any(
         later.held_bytes - earlier.held_bytes < EVEN_SHARE * growth / (PARTS - 1)
         for earlier, later in itertools.pairwise(floors)
@@ -71,7 +81,8 @@ def _steady(samples: Sequence[MemorySample]) -> Leak | None:
     rate = growth / (last.at - first.at)
     newest = samples[-1]
     full_in = newest.available_bytes / rate
-    if full_in > HORIZON_SECONDS:
-        return None
     reachable = newest.held_bytes + newest.available_bytes
-    return Leak(rate, full_in, full_in <= NEAR_SECONDS or newest.available_bytes <= NEAR_SHARE * reachable)
+    is_near = full_in <= NEAR_SECONDS or newest.available_bytes <= NEAR_SHARE * reachable
+    if full_in > (HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, HORIZON_SHARE * (newest.at - samples[0].at))):
+        return None
+    return Leak(rate, full_in, is_near)

@@ -16,9 +16,18 @@ LEAST_BASELINE = 50
 # Robust standard deviations (1.4826 × the median absolute deviation, Rousseeuw and Croux 1993).
 SPIKE_DEVIATIONS = 10.0
 MAD_TO_DEVIATION = 1.4826
+LEVEL_DEVIATIONS = 3.0
+LEVELS_KEPT = 400
 # A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx's straggler detection.
 STRAGGLER_SPEED = 0.7
 STRAGGLER_WINDOWS = 3
+# By chance alone a sum of 20 is reached once in e^20 windows or less often, where the limit lies half a deviation or
+# more above what is usual.
+STRAGGLER_CERTAIN = 20.0
+STRAGGLER_RECENT = 60
+STRAGGLER_LEAST_NOISE = 0.05
+# One window counts no more than that of a rank that takes e times as long: a hiccup says nothing of its speed.
+STRAGGLER_MOST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +62,60 @@ class NonFinite:
 
 
 @dataclass(slots=True)
+class Levels:
+    """The course of a value over the whole run, as medians of blocks of lines; their number stays bounded."""
+
+    blocks: list[float] = field(default_factory=list)
+    lines_each: int = LEAST_BASELINE
+    begun: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        self.begun.append(value)
+        if len(self.begun) < self.lines_each:
+            return
+        self.blocks.append(statistics.median(self.begun))
+        self.begun = []
+        if len(self.blocks) == LEVELS_KEPT:
+            self.blocks = [max(pair) for pair in zip(self.blocks[::2], self.blocks[1::2], strict=True)]
+            self.lines_each *= 2
+
+    def highest(self, otherwise: float) -> float:
+        """The highest level since the first tenth of the course, in which a run is not yet settled."""
+        return max(self.blocks[(len(self.blocks) + 9) // 10 :], default=otherwise)
+
+
+@dataclass(slots=True)
 class Spike:
     """A value that rose far above its recent course and stays there. Most jumps end by themselves: one counts only when
-    it lasts ``persistence`` lines. It must exceed the median ``times`` over, and by SPIKE_DEVIATIONS."""
+    it lasts ``persistence`` lines. It must exceed the median ``times`` over, and by SPIKE_DEVIATIONS, and lie above
+    every level that the run has had since its first tenth: a learning rate that starts anew brings the loss back to
+    where it was."""
 
     kind: str
     name: str
     times: float
     persistence: int
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=BASELINE_LINES))
+    levels: Levels = field(default_factory=lambda: Levels())
     high: int = 0
     began: int | None = None
 
     def add(self, step: int | None, value: float) -> Finding | None:
         if not math.isfinite(value):
             return None
-        if len(self.recent) < LEAST_BASELINE:
-            self.recent.append(value)
-            return None
-        if self.high == 0 and value <= max(self.recent):
+        if len(self.recent) < LEAST_BASELINE or (self.high == 0 and value <= max(self.recent)):
             # The common case costs no sorting.
-            self.recent.append(value)
+            self._take(value)
             return None
         middle = statistics.median(self.recent)
         spread = MAD_TO_DEVIATION * statistics.median(abs(one - middle) for one in self.recent)
         limit = middle + max(SPIKE_DEVIATIONS * spread, (self.times - 1.0) * abs(middle))
+        # Noise grows with the level.
+        before = self.levels.highest(middle)
+        limit = max(limit, before + LEVEL_DEVIATIONS * spread * max(1.0, abs(before / middle) if middle else 1.0))
         if value <= limit or limit == middle:
             self.high, self.began = 0, None
-            self.recent.append(value)
+            self._take(value)
             return None
         self.high += 1
         if self.high == 1:
@@ -90,6 +125,10 @@ class Spike:
         where = "" if self.began is None else f" since step {self.began}"
         text = f"{self.name} is {value:.4g}{where}, {self.high} lines in a row; it was about {middle:.4g} before"
         return Finding(self.kind, text, self.began)
+
+    def _take(self, value: float) -> None:
+        self.recent.append(value)
+        self.levels.add(value)
 
 
 def loss_spike() -> Spike:
@@ -106,12 +145,14 @@ def gradient_spike() -> Spike:
 class Straggler:
     """A rank that needs much longer for its own part of a step (step_time less comm_time) than the others.
 
-    A window is over when every rank has told its times anew; what a rank told several times in it is averaged.
+    A window is over when every rank has told its times anew; of what a rank told several times in it the median counts.
+    How much longer than the others' median a rank took is summed up over its windows, in units of its own noise and
+    less the limit, and never below zero (Page's cumulative sum, 1954): the more the work of ranks differs from step to
+    step, as with samples of different lengths, the longer it takes to be sure.
     """
 
     told: dict[int, list[float]] = field(default_factory=dict)
-    slow: int | None = None
-    windows: int = 0
+    ranks: dict[int, _Ratios] = field(default_factory=dict)
 
     def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Finding | None:
         """``size`` is how many ranks there are. Lines without both times say nothing."""
@@ -121,16 +162,41 @@ class Straggler:
         self.told.setdefault(rank, []).append(max(step_time - comm_time, 0.0))
         if len(self.told) < size:
             return None
-        own = {number: statistics.fmean(times) for number, times in self.told.items()}
+        own = {number: statistics.median(times) for number, times in self.told.items()}
         self.told = {}
-        slowest = max(own, key=lambda number: own[number])
-        others = statistics.median(time for number, time in own.items() if number != slowest)
-        if own[slowest] <= 0 or others / own[slowest] >= STRAGGLER_SPEED:
-            self.slow, self.windows = None, 0
-            return None
-        self.windows = self.windows + 1 if slowest == self.slow else 1
-        self.slow = slowest
-        if self.windows != STRAGGLER_WINDOWS:
-            return None
-        text = f"its own part of a step takes {own[slowest]:.3g} s, that of the others {others:.3g} s"
-        return Finding("straggler", text, step, slowest)
+        found = None
+        for number, seconds in own.items():
+            others = statistics.median(time for other, time in own.items() if other != number)
+            if seconds > 0 and others > 0:
+                ratios = self.ranks.setdefault(number, _Ratios())
+                if ratios.add(math.log(seconds / others)):
+                    text = f"its own part of a step takes {seconds:.3g} s, that of the others {others:.3g} s"
+                    found = Finding("straggler", text, step, number)
+        return found
+
+
+@dataclass(slots=True)
+class _Ratios:
+    """How one rank compares with the others, window by window, as logarithms. ``windows`` are those in a row in which
+    it was too slow."""
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=STRAGGLER_RECENT))
+    total: float = 0.0
+    windows: int = 0
+    is_told: bool = False
+
+    def add(self, ratio: float) -> bool:
+        """Whether it has just become certain that the rank is slow."""
+        self.recent.append(ratio)
+        excess = min(ratio, STRAGGLER_MOST) + math.log(STRAGGLER_SPEED)
+        self.windows = self.windows + 1 if excess > 0 else 0
+        if self.total == 0 and excess <= 0:
+            # The common case costs no sorting.
+            return False
+        middle = statistics.median(self.recent)
+        noise = MAD_TO_DEVIATION * statistics.median(abs(one - middle) for one in self.recent)
+        # Noise that is known from a few windows alone may be much larger than it looks.
+        self.total = max(0.0, self.total + excess / max(noise, STRAGGLER_LEAST_NOISE, 1.5 / len(self.recent)))
+        is_slow = self.total > STRAGGLER_CERTAIN and self.windows >= STRAGGLER_WINDOWS
+        newly, self.is_told = is_slow and not self.is_told, self.is_told or is_slow
+        return newly

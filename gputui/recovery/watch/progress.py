@@ -62,9 +62,10 @@ class Course:
     at: float | None = None
     leaving: bool = False
 
-    def add(self, lines: Iterable[Line]) -> bool:
+    def add(self, lines: Iterable[Line], at_most: float = LONGEST_GAP_SECONDS) -> bool:
         """Take the next lines. True when one of them is progress: another step than before, or an event. Lines of a
-        side thread that repeat a step are none."""
+        side thread that repeat a step are none. ``at_most`` is the longest silence that can lie before or between
+        them, whatever their clock says."""
         moved = False
         for line in lines:
             if line.event is None and (line.step is None or line.step == self.step):
@@ -72,7 +73,7 @@ class Course:
             moved = True
             if line.at is not None:
                 if self.at is not None and line.at >= self.at and self.lines:
-                    self.pace.add_gap(line.at - self.at, self.lines)
+                    self.pace.add_gap(min(line.at - self.at, at_most), self.lines)
                 self.at = line.at
             if line.event is None:
                 self.step = line.step
