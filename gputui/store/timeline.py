@@ -141,6 +141,7 @@ def ticks(connection: sqlite3.Connection, start: float, end: float) -> tuple[Tic
 
 _SOURCES: Sequence[tuple[TickKind, str | None, str, str]] = (
     ("incident", "error", "at, 'error', summary", "incidents"),
+    ("alert", None, "at, severity, sentence", "(SELECT raised_at AS at, severity, sentence FROM alerts)"),
     ("event", None, "at, severity, message", "events"),
 )
 

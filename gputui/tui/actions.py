@@ -7,23 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gputui.store.alerts import AlertView
 from gputui.store.views import RunView
 from gputui.tui.render.words import OVER, clock, run_sign
 
-Scope = Literal["overview", "run", "launch"]
+Scope = Literal["overview", "run", "launch", "alerts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
-    wrong; how the line does, keys that differ from the table's."""
+    wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's."""
 
     scope: Scope
     run: RunView | None = None
     is_readonly: bool = False
     past_at: float | None = None
     obstacle: str | None = None
+    alert: AlertView | None = None
     is_ascii: bool = False
     line: str | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -107,6 +109,29 @@ def _can_launch(context: Context) -> str | None:
     return context.obstacle
 
 
+def _needs_alert(context: Context) -> str | None:
+    return None if context.alert is not None else "There is no alert to choose."
+
+
+def _changes_alert(context: Context) -> str | None:
+    problem = refused_here(context) or _needs_alert(context)
+    if problem is None and context.alert is not None and not context.alert.lasts:
+        return "This alert is over."
+    return problem
+
+
+def _can_acknowledge(context: Context) -> str | None:
+    problem = _changes_alert(context)
+    if problem is None and context.alert is not None and context.alert.acknowledged_at is not None:
+        return f"{context.alert.acknowledged_by} has acknowledged it already."
+    return problem
+
+
+def _has_run(context: Context) -> str | None:
+    problem = _needs_alert(context)
+    return problem or (None if context.run is not None else "This alert concerns no run that is known.")
+
+
 def _looks_back(context: Context) -> str | None:
     return None if context.past_at is not None else "This is the present already; < looks back."
 
@@ -129,9 +154,10 @@ _OVERVIEW: tuple[Scope, ...] = ("overview",)
 _PAGE: tuple[Scope, ...] = ("run",)
 _BOTH: tuple[Scope, ...] = ("overview", "run")
 _FORM: tuple[Scope, ...] = ("launch",)
+_ALERTS: tuple[Scope, ...] = ("alerts",)
 
 ACTIONS: tuple[Action, ...] = (
-    _act("help", "question_mark f1", "help", "What is possible here, and how", ("overview", "run", "launch")),
+    _act("help", "question_mark f1", "help", "What is possible here, and how", ("overview", "run", "launch", "alerts")),
     # the overview
     _act("open", "enter l right", "open", "Open the page of the run", _OVERVIEW, _needs_run),
     _act("back", "escape h left", "back", "Back to the overview", _PAGE),
@@ -174,6 +200,22 @@ ACTIONS: tuple[Action, ...] = (
         _can_remove,
         shown=False,
     ),
+    # alerts
+    _act("alerts", "exclamation_mark", "alerts", "What is wrong now, and what was", _BOTH, shown=False),
+    _act("alert_run", "enter l right", "run", "Open the page of the run that it concerns", _ALERTS, _has_run),
+    _act("alerts_back", "escape backspace h left", "back", "Back to where you came from", _ALERTS),
+    _act("acknowledge", "a space", "seen", "Note that you have seen it; ends no alert", _ALERTS, _can_acknowledge),
+    _act("acknowledge_all", "A", "all seen", "The same for all that last", _ALERTS, refused_here, shown=False),
+    _act("silence", "z", "silence", "Tell nobody of it for a time", _ALERTS, _changes_alert),
+    _act("alert_moment", "t", "its moment", "Look at everything as it was when it was raised", _ALERTS, _needs_alert),
+    _act("alerts_filter", "slash", "filter", "Show only alerts in which the words occur", _ALERTS),
+    _act("alerts_order", "o", "order", "The severest first, or the newest", _ALERTS),
+    _act("alert_up", "up k", "up", "The alert above", _ALERTS, shown=False, in_palette=False),
+    _act("alert_down", "down j", "down", "The alert below", _ALERTS, shown=False, in_palette=False),
+    _act("alerts_first", "home g", "first", "The first alert", _ALERTS, shown=False, in_palette=False),
+    _act("alerts_last", "end G", "last", "The last alert", _ALERTS, shown=False, in_palette=False),
+    _act("alerts_page_up", "pageup", "page up", "A page up", _ALERTS, shown=False, in_palette=False),
+    _act("alerts_page_down", "pagedown", "page down", "A page down", _ALERTS, shown=False, in_palette=False),
     # looking back
     _act("time_back", "less_than_sign", "back in time", "Look at ten seconds before", _BOTH, shown=False),
     _act("time_forth", "greater_than_sign", "on", "Look at ten seconds later", _BOTH, _looks_back, shown=False),
@@ -205,7 +247,7 @@ ACTIONS: tuple[Action, ...] = (
         _looks_back,
         shown=False,
     ),
-    _act("live", "L", "live", "Return to the present", _BOTH, _looks_back, shown=False),
+    _act("live", "L", "live", "Return to the present", (*_BOTH, *_ALERTS), _looks_back, shown=False),
     # the launch form
     _act("start", "enter", "launch", "Launch the run with these values", _FORM, _can_launch),
     _act("field_next", "down tab", "next", "The next field", _FORM, shown=False, in_palette=False),
@@ -217,9 +259,23 @@ ACTIONS: tuple[Action, ...] = (
     _act("last_values", "ctrl+r", "as last", "The values of the newest run of this profile", _FORM, shown=False),
     _act("cancel", "escape ctrl+c", "back", "Back without launching", _FORM),
     # everywhere
-    _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _BOTH, in_palette=False),
-    _act("copy", "ctrl+y Y", "copy", "Copy what is in focus to the clipboard of your own machine", _BOTH, shown=False),
-    _act("theme", "T", "theme", "The next theme", _BOTH, shown=False),
+    _act(
+        "palette",
+        "ctrl+p colon",
+        "palette",
+        "Find anything by a part of its name",
+        (*_BOTH, *_ALERTS),
+        in_palette=False,
+    ),
+    _act(
+        "copy",
+        "ctrl+y Y",
+        "copy",
+        "Copy what is in focus to the clipboard of your own machine",
+        (*_BOTH, *_ALERTS),
+        shown=False,
+    ),
+    _act("theme", "T", "theme", "The next theme", (*_BOTH, *_ALERTS), shown=False),
     _act(
         "settings",
         "comma",
@@ -230,7 +286,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     _act("mouse", "m", "mouse", "The mouse on or off", _OVERVIEW, shown=False),
     _act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", _BOTH, shown=False),
-    _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", _BOTH),
+    _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", (*_BOTH, *_ALERTS)),
 )
 
 

@@ -158,6 +158,9 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             self.say(f"{words}: refused. {answer.reason or ''}", "error")
             return
         result = answer.result or {}
+        if "text" in result:
+            self.say(clean(str(result["text"])))
+            return
         run_id, state = str(result.get("id", "")), str(result.get("state"))
         self.say(f"{words}: {clean(run_id)} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}")
         if words.startswith("Launch") and isinstance(self.screen_stack[0], OverviewScreen):
@@ -272,6 +275,16 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
     def do_help(self) -> None:
         if isinstance(self.screen, ActionScreen):
             self.push_screen(HelpScreen(self.screen.context()))
+
+    def do_alerts(self) -> None:
+        from gputui.tui.screens.alerts import AlertsScreen
+
+        if any(isinstance(screen, AlertsScreen) for screen in self.screen_stack):
+            # It lies below the page of a run that was opened from it.
+            while not isinstance(self.screen, AlertsScreen):
+                self.pop_screen()
+            return
+        self.push_screen(AlertsScreen())
 
     def do_settings(self) -> None:
         from gputui.tui.screens.settings import SettingsScreen

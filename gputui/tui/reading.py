@@ -12,6 +12,7 @@ from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.past import cut
 from gputui.store import past_runs, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
+from gputui.tui.alert_reading import read_alerts
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
 from gputui.tui.past_progress import past_progress
@@ -36,7 +37,7 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
     show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach
-    back; the past moment that is looked at, None for the present."""
+    back; whether the page of alerts is open; the past moment that is looked at, None for the present."""
 
     run_id: str | None = None
     log_label: str | None = None
@@ -44,6 +45,7 @@ class Interest:
     compared: tuple[str, ...] = ()
     gpu_uuid: str | None = None
     gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
+    alerts: bool = False
     moment: Moment | None = None
 
 
@@ -98,6 +100,7 @@ class SnapshotReader:
                 page=self._page(connection, runs, interest),
                 compared=self._compared(connection, interest),
                 machine=machine_state(connection, now),
+                alerts=read_alerts(connection, interest.alerts),
                 gpu_page=None
                 if interest.gpu_uuid is None
                 else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
@@ -136,6 +139,7 @@ class SnapshotReader:
         return replace(
             snapshot,
             page=self._past_page(connection, snapshot.at, interest),
+            alerts=read_alerts(connection, interest.alerts, snapshot.at),
             compared={
                 run_id: cut(data, standing(connection, run_id, snapshot.at))
                 for run_id, data in self._compared(connection, interest).items()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gputui.charts.envelope import Bin
 from gputui.curves.model import ChartData
 from gputui.recovery.cost import Cost
+from gputui.store.alerts import AlertView
 from gputui.store.gpu_queries import GpuEventView
 from gputui.store.quarantine import Quarantined
 from gputui.store.queue import QueuePause
@@ -114,6 +115,15 @@ class MachineState:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertsState:
+    """Alerts, the severest first: those that ``last``, and, while their page is open, the newest of those that are
+    ``over``."""
+
+    last: tuple[AlertView, ...] = ()
+    over: tuple[AlertView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GpuPage:
     """What the page of one GPU shows beyond its row. ``history`` and ``memory_temperatures`` cover the last
     ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
@@ -193,6 +203,7 @@ class Snapshot:
     compared: Mapping[str, ChartData] = field(default_factory=dict)
     machine: MachineState = field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
+    alerts: AlertsState = field(default_factory=AlertsState)
     trouble: str | None = None
     past: Past | None = None
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gputui.alerts.rules import RULES
 from gputui.config import Workspace, locate
 from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.contract import ParsedLine, parse_line
@@ -239,6 +240,67 @@ class Filler:
             "INSERT INTO events (at, severity, subject, run_id, message) VALUES (?, ?, ?, ?, ?)",
             (self.now - seconds_ago, severity, subject, subject, message),
         )
+
+    def alert(
+        self,
+        rule: str,
+        sentence: str,
+        *,
+        seconds_ago: float = 720.0,
+        severity: str | None = None,
+        subject: str = "the host",
+        subject_id: str = "",
+        run_id: str | None = None,
+        cleared_ago: float | None = None,
+        acknowledged_by: str | None = None,
+        silenced_for: float | None = None,
+    ) -> int:
+        known = RULES[rule]
+        cursor = self.connection.execute(
+            "INSERT INTO alerts (rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, "
+            "cleared_at, cleared_because, acknowledged_at, acknowledged_by, silenced_until, silenced_by, value, "
+            "threshold, unit, sentence, remedy) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1, ?, ?, ?)",
+            (
+                rule, severity or known.severity, known.subject, subject_id, subject, run_id, self.now - seconds_ago,
+                None if cleared_ago is None else self.now - cleared_ago,
+                None if cleared_ago is None else "it is well again",
+                self.now - seconds_ago + 60 if acknowledged_by else None, acknowledged_by,
+                None if silenced_for is None else self.now + silenced_for, "me" if silenced_for else None, known.unit,
+                sentence, known.remedy,
+            ),
+        )  # fmt: skip
+        return int(cursor.lastrowid or 0)
+
+    def bad_night(self) -> None:
+        """Alerts of the overnight story: five that last, of which one is seen and one silenced, and three that are
+        over."""
+        self.alert("disk", "The disk of the state is 96 % full, more than 95 %", seconds_ago=1500)
+        self.alert(
+            "xid_hardware",
+            "GPU 7 reported XID 79: the GPU has fallen off the bus (power, cooling or PCIe); a reboot is needed",
+            seconds_ago=633, subject="GPU 7", subject_id=uuid(7), run_id="vit-b16-1", acknowledged_by="me",
+        )  # fmt: skip
+        self.alert(
+            "data_wait", "gpt2-124m-1: a step waits 120 ms for data, more than 50 ms, 40 % of a step", seconds_ago=412,
+            subject="gpt2-124m-1", subject_id="gpt2-124m-1", run_id="gpt2-124m-1",
+        )  # fmt: skip
+        self.alert(
+            "gpu_hot", "GPU 3 is at 88 °C, above 82 °C; it slows down at 87 °C", seconds_ago=95, subject="GPU 3",
+            subject_id=uuid(3), run_id="gpt2-124m-1",
+        )  # fmt: skip
+        self.alert(
+            "gpu_parked", "GPU 5 has 22.1 GiB held by alice · python sweep.py and computes nothing", seconds_ago=5400,
+            subject="GPU 5", subject_id=uuid(5), silenced_for=3500,
+        )  # fmt: skip
+        self.alert("shm", "/dev/shm is 93 % full, more than 90 %", seconds_ago=9000, cleared_ago=8000)
+        self.alert(
+            "slow_steps", "vit-b16-1: a step takes 750 ms, more than 600 ms; it was about 300 ms before",
+            seconds_ago=7000, cleared_ago=6500, subject="vit-b16-1", subject_id="vit-b16-1", run_id="vit-b16-1",
+        )  # fmt: skip
+        self.alert(
+            "gradient_norm", "vit-b16-1: the norm of the gradients is 14, above 10", seconds_ago=90_000,
+            cleared_ago=89_000, subject="vit-b16-1", subject_id="vit-b16-1", run_id="vit-b16-1",
+        )  # fmt: skip
 
     def transition(self, run_id: str, origin: str | None, target: str, cause: str, seconds_ago: float) -> None:
         self.connection.execute(

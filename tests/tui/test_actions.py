@@ -12,13 +12,19 @@ from gputui.store import queries
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, refused_here
 from gputui.tui.app import GputuiApp
 from gputui.tui.render.keys import footer_line, help_lines, message_lines
+from gputui.tui.screens.alerts import AlertsScreen
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.run_page import RunScreen
 from tests.tui.filling import NOW, Filler
 
-SCREENS: dict[Scope, type[ActionScreen]] = {"overview": OverviewScreen, "run": RunScreen, "launch": LaunchScreen}
+SCREENS: dict[Scope, type[ActionScreen]] = {
+    "overview": OverviewScreen,
+    "run": RunScreen,
+    "launch": LaunchScreen,
+    "alerts": AlertsScreen,
+}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 

@@ -13,6 +13,7 @@ from gputui.charts.chart import Line
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
 from gputui.tui.editing import LineEdit
+from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.gpus import gpu_lines, no_gpu_height
 from gputui.tui.render.overview import Rows, share_rows
@@ -33,6 +34,7 @@ class OverviewScreen(ActionScreen):
     def __init__(self) -> None:
         super().__init__()
         self.head = Pane(id="head")
+        self.alerts = Pane(id="alerts")
         self.aggregate = Pane(id="aggregate")
         self.gpus = Pane(id="gpus")
         self.trends = SlowPane(id="trends")
@@ -48,6 +50,7 @@ class OverviewScreen(ActionScreen):
         self.paint()
         yield self.head
         yield self.notice
+        yield self.alerts
         yield self.aggregate
         yield self.gpus
         yield self.trends
@@ -63,7 +66,9 @@ class OverviewScreen(ActionScreen):
         app, snapshot = self.gputui, self.snapshot
         self._keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
-        around = 1 + self.draw_frame(width)
+        strip = alert_strip(snapshot.alerts, snapshot.at, width)
+        self.alerts.show([] if strip is None else [strip], height=0 if strip is None else 1)
+        around = 1 + self.draw_frame(width) + (strip is not None)
         has_gpus = bool(snapshot.gpus)
         rows = share_rows(
             height - around,
@@ -147,7 +152,10 @@ class OverviewScreen(ActionScreen):
         self._move(len(self.snapshot.runs))
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses a run, a second one opens it."""
+        """A click chooses a run, a second one opens it; one on the strip of alerts opens their page."""
+        if event.widget is self.alerts:
+            self.gputui.do_alerts()
+            return
         row = self.table.top + event.y - 1
         if event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
             self.table = replace(self.table, cursor=self.shown_rows[row].run.run_id)

@@ -1,0 +1,248 @@
+"""The page of alerts: what lasts, what is over, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from gputui.charts.safe_text import clean
+from gputui.store.alerts import AlertView
+from gputui.store.views import RunView
+from gputui.tui.actions import Context, Scope
+from gputui.tui.editing import LineEdit
+from gputui.tui.render.alerts import (
+    AlertsTable,
+    detail_lines,
+    room_for_rows,
+    row_of,
+    shown_alerts,
+    table_lines,
+)
+from gputui.tui.render.columns import fit_line
+from gputui.tui.render.strips import head_line
+from gputui.tui.screens.base import ActionScreen, Copyable, bindings_for
+from gputui.tui.screens.silence import Silence, SilenceScreen
+from gputui.tui.snapshot import Moment
+from gputui.tui.widgets.pane import Pane
+
+DETAIL_LEAST, DETAIL_MOST = 4, 8
+
+
+class AlertsScreen(ActionScreen):
+    """A table with a cursor, and below it what there is to say of the alert under the cursor."""
+
+    SCOPE: ClassVar[Scope] = "alerts"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("alerts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.list = Pane(id="alerts")
+        self.detail = Pane(id="detail")
+        self.table = AlertsTable()
+        self.filter_edit: LineEdit | None = None
+        self._rows = 1
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.head
+        yield self.notice
+        yield self.list
+        yield self.detail
+        yield self.message
+        yield self.footer
+
+    def on_mount(self) -> None:
+        self.gputui.feed.look_at_alerts(True)
+
+    def on_screen_resume(self) -> None:
+        self.gputui.feed.look_at_alerts(True)
+        super().on_screen_resume()
+
+    def on_unmount(self) -> None:
+        self.gputui.feed.look_at_alerts(False)
+
+    # --- what it is about
+
+    @property
+    def shown(self) -> list[AlertView]:
+        """The alerts that match the filter, as they are listed."""
+        return shown_alerts(self.snapshot.alerts, self.table, self.snapshot.at)
+
+    @property
+    def alert(self) -> AlertView | None:
+        """The one under the cursor."""
+        return next((one for one in self.shown if one.alert_id == self.table.cursor), None)
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        alert = self.alert
+        wanted = None if alert is None else alert.run_id
+        return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)
+
+    def context(self) -> Context:
+        return replace(super().context(), alert=self.alert)
+
+    def copyable(self) -> Sequence[Copyable]:
+        alert = self.alert
+        return [] if alert is None else [Copyable("the alert", clean(alert.sentence))]
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        app, snapshot = self.gputui, self.snapshot
+        self._keep_cursor()
+        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        left = height - 1 - self.draw_frame(width)
+        detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
+        detail = detail if left - len(detail) >= DETAIL_LEAST else []
+        room = left - len(detail)
+        self._scroll(room)
+        lines = table_lines(snapshot.alerts, self.table, snapshot.at, width, room)
+        if self.filter_edit is not None and lines:
+            lines[0] = fit_line([(" filter ", "title"), *self.filter_edit.spans(max(8, width - 9))], width)
+        self.list.show(lines, height=room)
+        self.detail.show(detail, height=len(detail))
+
+    def _keep_cursor(self) -> None:
+        """The cursor stays on its alert; when that is gone, on the first."""
+        ids = [one.alert_id for one in self.shown]
+        if self.table.cursor not in ids:
+            self.table = replace(self.table, cursor=ids[0] if ids else None)
+
+    def _scroll(self, height: int) -> None:
+        ids = [one.alert_id for one in self.shown]
+        self._rows = room_for_rows(height)
+        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        top = min(self.table.top, place, max(0, len(ids) - self._rows))
+        self.table = replace(self.table, top=max(top, place - self._rows + 1))
+
+    def _move(self, by: int) -> None:
+        ids = [one.alert_id for one in self.shown]
+        if ids:
+            place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+            self.table = replace(self.table, cursor=ids[min(max(place + by, 0), len(ids) - 1)])
+            self.paint()
+
+    def _at(self, y: int) -> AlertView | None:
+        return row_of(self.snapshot.alerts, self.table, self.snapshot.at, y)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses an alert, a second one opens its run."""
+        chosen = self._at(event.y) if event.widget is self.list else None
+        if chosen is not None:
+            self.table = replace(self.table, cursor=chosen.alert_id)
+            self.paint()
+            if event.chain == 2 and self.run_in_question is not None:
+                self.do_alert_run()
+
+    # --- moving
+
+    def do_alert_up(self) -> None:
+        self._move(-1)
+
+    def do_alert_down(self) -> None:
+        self._move(1)
+
+    def do_alerts_first(self) -> None:
+        self._move(-len(self.shown))
+
+    def do_alerts_last(self) -> None:
+        self._move(len(self.shown))
+
+    def do_alerts_page_up(self) -> None:
+        self._move(1 - self._rows)
+
+    def do_alerts_page_down(self) -> None:
+        self._move(self._rows - 1)
+
+    def do_scroll_up(self) -> None:
+        self._move(-1)
+
+    def do_scroll_down(self) -> None:
+        self._move(1)
+
+    # --- actions
+
+    def do_alerts_back(self) -> None:
+        if self.table.filter_text:
+            self._filter("")
+        else:
+            self.gputui.pop_screen()
+
+    def do_alert_run(self) -> None:
+        run = self.run_in_question
+        assert run is not None
+        self.gputui.open_run(run.run_id)
+
+    def do_alert_moment(self) -> None:
+        alert = self.alert
+        assert alert is not None
+        self.gputui.pop_screen()
+        self.gputui.look_back(Moment(alert.raised_at))
+
+    def do_acknowledge(self) -> None:
+        alert = self.alert
+        assert alert is not None
+        self.gputui.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
+        self._move(1)
+
+    def do_acknowledge_all(self) -> None:
+        self.gputui.ask("Acknowledge all", "alert_ack", None, {"ids": None})
+
+    def do_silence(self) -> None:
+        alert = self.alert
+        assert alert is not None
+
+        def silence(chosen: Silence | None) -> None:
+            if chosen is not None:
+                target = {"rule": alert.rule} if chosen.is_everywhere else {"id": alert.alert_id}
+                self.gputui.ask("Silence", "alert_silence", None, {"seconds": chosen.seconds, **target})
+
+        self.gputui.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
+
+    def do_alerts_order(self) -> None:
+        self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
+
+    def do_alerts_filter(self) -> None:
+        self.filter_edit = LineEdit.at_end(self.table.filter_text)
+        self.paint()
+
+    def on_key(self, event: events.Key) -> None:
+        """While the filter is typed, keys are text."""
+        edit = self.filter_edit
+        if edit is None:
+            return
+        if event.key == "enter":
+            self.filter_edit = None
+        elif event.key == "escape":
+            self.filter_edit = None
+            self._filter("")
+        elif event.key in ("up", "down"):
+            self._move(-1 if event.key == "up" else 1)
+        elif (pressed := edit.press(event.key)) is not None:
+            self._filter_to(pressed)
+        elif event.character is not None and event.is_printable:
+            self._filter_to(edit.insert(event.character))
+        else:
+            return
+        event.stop()
+        self.paint()
+
+    def on_paste(self, event: events.Paste) -> None:
+        if self.filter_edit is not None:
+            self._filter_to(self.filter_edit.insert(event.text))
+            event.stop()
+
+    def _filter_to(self, edit: LineEdit) -> None:
+        self.filter_edit = edit
+        self._filter(edit.text)
+
+    def _filter(self, text: str) -> None:
+        self.table = replace(self.table, filter_text=text, top=0)
+        self.paint()
