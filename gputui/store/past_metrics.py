@@ -121,7 +121,7 @@ def sampled(
     found: list[tuple[int, float]] = []
     for source_id, (generation, byte_offset) in reached.items():
         for number in range(1, count + 1):
-            edge = max(0, byte_offset * number // count - 1)
+            edge = byte_offset * number // count - 1
             for line in _around(connection, source_id, generation, edge):
                 if line.rank in (None, 0) and line.step is not None and name in line.values:
                     found.append((line.step, line.values[name]))

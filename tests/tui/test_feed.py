@@ -17,7 +17,7 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.tui.feed import Feed
 from gputui.tui.reading import LINES_AT_ONCE, Interest, SnapshotReader
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.snapshot import Moment, Snapshot
 from tests.tui.filling import NOW, Filler
 
 DEADLINE_SECONDS = 10.0
@@ -170,6 +170,25 @@ def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, fille
     feed.watch(command_id)  # the answer came before anybody waited for it
     answer = listener.answers.get(timeout=DEADLINE_SECONDS)
     assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
+
+
+def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    feed.first(5.0)
+    moment = Moment(NOW - 30)
+    feed.look_back(moment)
+    back = listener.until(lambda snapshot: snapshot.past is not None)
+    assert (back.at, back.past.asked if back.past else None) == (NOW - 30, moment)
+    feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
+    page = listener.until(lambda snapshot: snapshot.page is not None)
+    assert page.at == NOW - 30 and page.past is not None
+    filler.event("something happened")
+    later = listener.until(lambda snapshot: snapshot.past is not None and snapshot.past.now > page.past.now)
+    assert later.events == back.events and later.gpus is page.gpus
+    feed.look_back(None)
+    live = listener.until(lambda snapshot: snapshot.past is None)
+    assert live.events[-1].message == "something happened" and live.page is not None
 
 
 def test_time_passes_without_news(feed: Feed, filler: Filler, listener: Listener) -> None:

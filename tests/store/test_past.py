@@ -1,0 +1,257 @@
+"""The store as it was at a past moment, asked of a database filled by hand."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.config import locate
+from gputui.store import past_hardware, past_metrics, past_runs, queries
+from gputui.store.database import open_reader
+from tests.tui.filling import GIB, NOW, Filler, uuid
+
+
+@pytest.fixture
+def filler(tmp_path: Path) -> Iterator[Filler]:
+    made = Filler(locate(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
+    connection = open_reader(filler.workspace.database)
+    yield connection
+    connection.close()
+
+
+# --- hardware
+
+
+def test_a_gpu_is_as_its_newest_sample_of_then_says(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()
+    filler.gpus(2)
+    for ago, utilization in ((100, 10.0), (99, 11.0), (98, 12.0), (1, 90.0)):
+        filler.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
+    [gpu] = past_hardware.gpus(reader, NOW - 98.5, {})
+    assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
+    assert gpu.throttle_reasons == ("power cap",) and gpu.at == NOW - 99
+    assert past_hardware.gpus(reader, NOW - 101, {}) == []
+    assert [each.index for each in past_hardware.gpus(reader, NOW, {})] == [0, 1]
+
+
+def test_staleness_follows_the_interval_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()  # samples every second by now
+    filler.gpus(1)
+    for ago in (1000, 940, 880, 820):
+        filler.sample(0, at=NOW - ago)
+    assert past_hardware.gpus(reader, NOW - 700, {})[0].state == "ok"
+    assert past_hardware.gpus(reader, NOW - 630, {})[0].state == "stale"
+    for ago in (500, 499, 498):
+        filler.sample(0, at=NOW - ago)
+    assert past_hardware.gpus(reader, NOW - 480, {})[0].state == "stale"
+
+
+def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()
+    filler.gpus(1)
+    filler.sample(0, at=NOW - 60)
+    insert = "INSERT INTO gpu_slow_samples (at, gpu_id, ecc_uncorrected, row_remap_pending) VALUES (?, 1, ?, ?)"
+    filler.connection.executemany(insert, [(NOW - 90, 0, 0), (NOW - 50, 3, 1)])
+    sets = "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, 1, ?)"
+    mine = '[{"pid": 7, "user": "me", "memory_bytes": 5, "run_id": "a-1", "rank": 3}]'
+    filler.connection.executemany(sets, [(NOW - 90, "[]"), (NOW - 55, mine), (NOW - 20, None)])
+    filler.connection.execute(
+        "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 13, 'x')", (NOW - 52, uuid(0))
+    )
+    [before] = past_hardware.gpus(reader, NOW - 58, {})
+    assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
+    [then] = past_hardware.gpus(reader, NOW - 45, {uuid(0): ("a-1", "a")})
+    assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, 1, 13)
+    assert then.processes is not None and then.processes[0].pid == 7
+    assert (then.run_id, then.run_name, then.rank) == ("a-1", "a", 3)
+    [later] = past_hardware.gpus(reader, NOW, {})
+    assert later.processes is None and later.run_id is None
+    assert later.memory_total_bytes == 80 * GIB
+
+
+def test_a_lost_gpu_was_there_before_and_is_back_after(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.gpus(1)
+    for ago in range(100, 0, -1):
+        filler.sample(0, at=NOW - ago)
+    for ago, event in ((80, "lost"), (40, "returned")):
+        filler.connection.execute(
+            "INSERT INTO gpu_events (at, uuid, event) VALUES (?, ?, ?)", (NOW - ago, uuid(0), event)
+        )
+    states = [past_hardware.gpus(reader, NOW - ago, {})[0].state for ago in (90, 80, 60, 40, 10)]
+    assert states == ["ok", "lost", "lost", "ok", "ok"]
+
+
+# --- runs
+
+
+def recovered(filler: Filler) -> None:
+    """A run of two attempts with an incident between them."""
+    filler.gpus(2)
+    filler.run("a-1", "succeeded", gpus=(), attempt=2, started_ago=900.0, ended_ago=100.0,
+               params={"lr": 2}, launched={"lr": 1})  # fmt: skip
+    filler.attempt("a-1", 1, "failed", gpus=(0, 1), started_ago=900.0, ended_ago=500.0, code=1, last_step=70,
+                   params={"lr": 1})  # fmt: skip
+    filler.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=500.0, params={"lr": 2}, reason="smaller")
+    filler.attempt("a-1", 2, "succeeded", gpus=(1,), started_ago=400.0, ended_ago=100.0, code=0, resumed_step=60,
+                   last_step=90, params={"lr": 2})  # fmt: skip
+    for ago, origin, target, cause in (
+        (902, None, "queued", "launched"), (900, "queued", "starting", "attempt 1"), (890, "starting", "running", ""),
+        (500, "running", "recovering", "out of memory"), (495, "recovering", "queued", "again"),
+        (400, "queued", "starting", "attempt 2"), (390, "starting", "running", ""),
+        (100, "running", "succeeded", "all ranks ended with 0"),
+    ):  # fmt: skip
+        filler.transition("a-1", origin, target, cause, ago)
+
+
+@pytest.mark.parametrize(
+    ("ago", "state", "attempt", "gpus", "holds"),
+    [
+        (901, "queued", 0, (), False),
+        (895, "starting", 1, (0, 1), True),
+        (600, "running", 1, (0, 1), True),
+        (498, "recovering", 1, (0, 1), True),
+        (450, "queued", 1, (0, 1), True),  # it keeps its GPUs while it waits to go on
+        (395, "starting", 2, (1,), True),
+        (200, "running", 2, (1,), True),
+        (50, "succeeded", 2, (1,), False),
+    ],
+)
+def test_a_run_is_as_it_was(
+    filler: Filler, reader: sqlite3.Connection, ago: int, state: str, attempt: int, gpus: tuple[int, ...], holds: bool
+) -> None:
+    recovered(filler)
+    [found] = past_runs.runs(reader, NOW - ago, 10)
+    run = found.view
+    assert (run.state, run.attempt, found.holds) == (state, attempt, holds)
+    assert run.gpus == tuple(uuid(index) for index in gpus)
+    held = past_runs.holders([found])
+    assert held == ({uuid(index): ("a-1", "a-1") for index in gpus} if holds else {})
+    assert past_runs.run(reader, "a-1", NOW - ago) == found
+
+
+def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
+    recovered(filler)
+    assert past_runs.runs(reader, NOW - 903, 10) == [] and past_runs.run(reader, "a-1", NOW - 903) is None
+    during = past_runs.runs(reader, NOW - 600, 10)[0].view
+    assert (during.ended_at, during.reason, during.attempt_last_step, during.params) == (None, None, None, {"lr": 1})
+    between = past_runs.runs(reader, NOW - 498, 10)[0].view
+    assert (between.reason, between.attempt_last_step, between.params) == ("out of memory", 70, {"lr": 2})
+    over = past_runs.runs(reader, NOW - 50, 10)[0].view
+    assert over == queries.run(reader, "a-1")
+    first, *rest = past_runs.attempts(reader, "a-1", NOW - 600)
+    assert rest == [] and (first.state, first.ended_at, first.exit_code, first.last_step) == (
+        "running", None, None, None,
+    )  # fmt: skip
+    assert past_runs.incidents(reader, "a-1", NOW - 600) == past_runs.decisions(reader, "a-1", NOW - 600) == []
+    assert len(past_runs.incidents(reader, "a-1", NOW - 450)) == len(past_runs.decisions(reader, "a-1", NOW - 450)) == 1
+
+
+def test_a_run_without_moves_is_told_by_its_row(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("b-1", "failed", started_ago=900.0, ended_ago=100.0, reason="why")
+    states = [past_runs.runs(reader, NOW - ago, 10)[0].view.state for ago in (901, 500, 50)]
+    assert states == ["queued", "running", "failed"]
+
+
+def test_runs_stand_in_the_order_of_the_screen(filler: Filler, reader: sqlite3.Connection) -> None:
+    for number, (target, ago) in enumerate(
+        [("succeeded", 30), ("failed", 20), ("running", 40), ("queued", 50), ("queued", 45), ("running", 35)]
+    ):
+        filler.run(f"r-{number}", "running", started_ago=100.0)
+        filler.transition(f"r-{number}", "queued", target, "", ago)
+    found = [run.view.run_id for run in past_runs.runs(reader, NOW, 10)]
+    assert found == ["r-5", "r-2", "r-3", "r-4", "r-1", "r-0"]
+    assert [run.view.run_id for run in past_runs.runs(reader, NOW, 1)] == ["r-5", "r-2", "r-3", "r-4", "r-1"]
+
+
+def test_events_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
+    for ago in (30, 20, 10):
+        filler.event(f"{ago} ago", seconds_ago=ago)
+    assert [event.message for event in past_runs.events(reader, NOW - 15, 5)] == ["30 ago", "20 ago"]
+    assert [event.message for event in past_runs.events(reader, NOW - 15, 1)] == ["20 ago"]
+
+
+# --- metrics
+
+
+def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 1000, ranks: int = 1) -> None:
+    filler.metrics(
+        "a-1",
+        attempt,
+        [
+            {"step": step, "time": begin + step, "rank": rank, "loss": 10.0 - step / 100, "pad": "x" * (step % 50)}
+            for step in range(count)
+            for rank in range(ranks)
+        ],
+    )
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 2, 117, 498, 499])
+def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection, at_step: int) -> None:
+    filler.run("a-1")
+    lines(filler, 500, ranks=2)
+    reached = past_metrics.places(reader, "a-1", NOW - 1000 + at_step + 0.5)
+    newest = past_metrics.newest(reader, reached)
+    assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
+    found = past_metrics.ranks(newest, 1)
+    assert [(rank.rank, rank.step, rank.values) for rank in found] == [
+        (0, at_step, {"loss": 10.0 - at_step / 100}),
+        (1, at_step, {"loss": 10.0 - at_step / 100}),
+    ]
+
+
+def test_before_the_first_line_nothing_is_known(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    lines(filler, 10)
+    reached = past_metrics.places(reader, "a-1", NOW - 2000)
+    assert past_metrics.newest(reader, reached) == [] and past_metrics.sampled(reader, reached, "loss", 5) == []
+
+
+def test_lines_without_a_time_cannot_be_placed(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    filler.metrics("a-1", 1, [{"step": step, "loss": 1.0} for step in range(100)])
+    assert past_metrics.places(reader, "a-1", NOW) == {}
+
+
+def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    rows: list[dict[str, object]] = [{"step": step, "time": NOW - 100 + step, "loss": 1.0} for step in range(50)]
+    rows.insert(10, {"step": 9, "val/loss": 5.0})
+    filler.metrics("a-1", 1, rows)
+    by_then = past_metrics.newest(reader, past_metrics.places(reader, "a-1", NOW - 90.5))
+    assert past_metrics.latest(by_then) == {"loss": 1.0, "val/loss": 5.0}
+    before = past_metrics.newest(reader, past_metrics.places(reader, "a-1", NOW - 91.5))
+    assert past_metrics.latest(before) == {"loss": 1.0}
+
+
+def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    lines(filler, 800)
+    reached = past_metrics.places(reader, "a-1", NOW - 1000 + 400)
+    steps = [step for step, _ in past_metrics.sampled(reader, reached, "loss", 10)]
+    assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
+    assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
+
+
+def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    lines(filler, 100)
+    filler.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = 500")
+    filler.connection.executemany(
+        "INSERT INTO metrics VALUES (1, 1, ?, 2, 0, ?, ?, '{\"loss\": 7.0}')",
+        [(number * 50, number, NOW - 500 + number) for number in range(10)],
+    )
+    [(generation, _)] = past_metrics.places(reader, "a-1", NOW - 950).values()
+    assert generation == 0
+    [place] = past_metrics.places(reader, "a-1", NOW - 495.5).values()
+    assert place == (1, 250)
+    assert past_metrics.newest(reader, {1: place})[0].attempt == 2

@@ -1,0 +1,131 @@
+"""The record's extent, its gaps, what happened along it, and moving between."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.config import locate
+from gputui.store import timeline
+from gputui.store.database import open_reader
+from tests.tui.filling import NOW, Filler
+
+
+@pytest.fixture
+def filler(tmp_path: Path) -> Iterator[Filler]:
+    made = Filler(locate(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
+    connection = open_reader(filler.workspace.database)
+    yield connection
+    connection.close()
+
+
+def sampled(filler: Filler, first_ago: int, last_ago: int, every: int = 1) -> None:
+    for ago in range(first_ago, last_ago - 1, -every):
+        filler.host(NOW - ago)
+
+
+def test_an_empty_store_has_no_record(reader: sqlite3.Connection) -> None:
+    found = timeline.timeline(reader, NOW - 100, NOW)
+    assert (found.began_at, found.recorded, found.ticks) == (None, (), ())
+    assert timeline.gap_at(reader, NOW) == (None, None)
+    assert timeline.resolve(reader, NOW - 50, -1, -1, NOW) == NOW - 50
+
+
+def test_gaps_are_found_whatever_the_interval(filler: Filler, reader: sqlite3.Connection) -> None:
+    sampled(filler, 3000, 2000, every=60)  # a slow recorder
+    sampled(filler, 1000, 500)
+    sampled(filler, 300, 0)
+    gap_at = timeline.gap_at
+    assert gap_at(reader, NOW - 3500) == (None, NOW - 3000)
+    assert gap_at(reader, NOW - 2500) is None
+    assert gap_at(reader, NOW - 1500) == (NOW - 2040, NOW - 1000)
+    assert gap_at(reader, NOW - 700.5) is None
+    assert gap_at(reader, NOW - 400) == (NOW - 500, NOW - 300)
+    assert gap_at(reader, NOW) is None and gap_at(reader, NOW + 8) is None
+    assert gap_at(reader, NOW + 60) == (NOW, None)
+
+
+def test_recorded_stretches_to_about_a_piece(filler: Filler, reader: sqlite3.Connection) -> None:
+    sampled(filler, 1000, 500)
+    sampled(filler, 300, 0)
+    found = timeline.recorded(reader, NOW - 1200, NOW, pieces=60)
+    assert len(found) == 2
+    (first_start, first_end), (second_start, second_end) = found
+    assert (first_start, second_start) == (NOW - 1000, NOW - 300)
+    assert first_end == NOW - 500 and second_end >= NOW - 20
+    # Pieces narrower than the distance of samples do not tear a stretch apart.
+    assert len(timeline.recorded(reader, NOW - 300, NOW, pieces=2000)) == 1
+
+
+def test_what_happened_along_it(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    filler.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=50)
+    filler.event("told", seconds_ago=40, severity="warning")
+    filler.event("before", seconds_ago=500)
+    filler.metrics(
+        "a-1",
+        1,
+        [
+            {"step": 5, "time": NOW - 30, "loss": 1.0},
+            {"step": 5, "time": NOW - 29, "event": "checkpoint"},
+            {"step": 6, "time": NOW - 28, "event": "start"},
+        ],
+    )
+    found = timeline.ticks(reader, NOW - 100, NOW)
+    assert [(NOW - tick.at, tick.kind, tick.severity) for tick in found] == [
+        (50, "incident", "error"), (40, "event", "warning"), (29, "checkpoint", "info"),
+    ]  # fmt: skip
+    assert found[2].text == "checkpoint at step 5"
+
+
+def test_ticks_are_stepped_through_burst_by_burst(filler: Filler, reader: sqlite3.Connection) -> None:
+    sampled(filler, 1000, 0, every=5)
+    for ago in (900.0, 899.6, 899.2, 400.0, 100.0):
+        filler.event("x", seconds_ago=ago)
+
+    def after(at: float, ticks: int) -> float:
+        return NOW - timeline.resolve(reader, NOW - at, ticks, 0, NOW)
+
+    assert after(0, -1) == pytest.approx(100.0)
+    assert after(0, -2) == pytest.approx(400.0)
+    assert after(0, -3) == pytest.approx(899.2)
+    assert after(899.2, -1) == pytest.approx(899.2)  # there is none before
+    assert after(950, 1) == pytest.approx(899.2)  # the end of the burst: all of it is seen
+    assert after(899.2, 1) == pytest.approx(400.0)
+    assert after(950, 3) == pytest.approx(100.0)
+    assert after(100.0, 1) == pytest.approx(100.0)
+
+
+def test_a_step_into_a_gap_goes_to_its_end_and_a_typed_time_stays(filler: Filler, reader: sqlite3.Connection) -> None:
+    sampled(filler, 1000, 500)
+    sampled(filler, 300, 100)
+
+    def resolved(ago: float, direction: int) -> float:
+        return NOW - timeline.resolve(reader, NOW - ago, 0, direction, NOW)
+
+    assert [resolved(400, direction) for direction in (-1, 0, 1)] == [500, 400, 300]
+    assert [resolved(2000, direction) for direction in (-1, 0, 1)] == [1000, 1000, 1000]
+    assert [resolved(50, direction) for direction in (-1, 1)] == [100, 0]
+    assert timeline.resolve(reader, NOW + 50, 0, 0, NOW) == NOW
+
+
+def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
+    def plan(sql: str) -> str:
+        return " ".join(row[3] for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}"))
+
+    for sql in (
+        "SELECT max(at) FROM events WHERE at < 5",
+        "SELECT min(at) FROM incidents WHERE at > 5",
+        "SELECT at FROM gpu_events WHERE at <= 5 ORDER BY at DESC LIMIT 64",
+        "SELECT * FROM host_samples WHERE at <= 5 ORDER BY at DESC LIMIT 1",
+    ):
+        assert "SEARCH" in plan(sql) and "SCAN" not in plan(sql), sql
