@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
 
-from gputui.agent.watched import Watched
+from gputui.agent.recorder import Recorder
+from gputui.agent.watched import Look, Watched
+from gputui.agent.watching import Watching
 from gputui.config import Workspace
-from gputui.recovery.watch.progress import silence
+from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
+from gputui.runs.readings import Reading
 from gputui.runs.repository import AttemptRecord
 from gputui.store.database import open_writer
 from gputui.store.watch_queries import WatchedLine, newest_lines
@@ -131,3 +135,55 @@ def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection)
     assert watched.progress_at == before
     watched.take([WatchedLine(2, None, 9, NOW, None, {})], 60.0)
     assert watched.progress_at == 60.0
+
+
+def looks(watched: Watched, busy: Callable[[float], bool]) -> list[tuple[float, str, bool]]:
+    """What is made of a look every two seconds from 100 to 200 s, in a silence that nothing explains."""
+    found, cpu = [], 0.0
+    for at in (100.0 + 2.0 * count for count in range(51)):
+        cpu += 2.0 if busy(at) else 0.0
+        look = Look(at, {None: [Reading(1, 1, "S", cpu, 0.0, 0, 0)]}, [], 1)
+        verdict, is_certain = watched.judged(look, {}, Silence("steps", at, 60.0), 60.0)
+        if verdict is not None:
+            found.append((at, verdict.kind, is_certain))
+    return found
+
+
+def test_a_hang_is_certain_after_ten_seconds(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched.had_lines = True
+    assert next(at for at, kind, is_certain in looks(watched, lambda at: False) if is_certain) == 112.0
+
+
+def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Connection) -> None:
+    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched.had_lines = True
+    paused = looks(watched, lambda at: not 120.0 < at <= 140.0)
+    assert not any(is_certain for _, _, is_certain in paused)
+    watched.begin_anew(0.0)
+    hung = looks(watched, lambda at: at <= 120.0)
+    assert next(at for at, _, is_certain in hung if is_certain) == 146.0
+
+
+def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Connection, workspace: Workspace) -> None:
+    now = [1000.0]
+    recorder = cast(Recorder, None)
+    watching = Watching(
+        connection,
+        workspace,
+        recorder,
+        wall=lambda: NOW,
+        clock=lambda: now[0],
+        end=lambda record: None,
+        ask=lambda record: None,
+        wake=lambda: None,
+    )
+    watching.turn([])
+    watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)
+    watching.watched["r"] = watched
+    now[0] += 4.0
+    watching.turn([RECORD])
+    assert watched.progress_at == 1000.0 - (NOW - (NOW - 500))
+    now[0] += 5000.0
+    watching.turn([RECORD])
+    assert watched.progress_at == now[0]
