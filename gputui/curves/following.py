@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gputui.charts.safe_text import clean
 from gputui.curves import reading
-from gputui.curves.axis import AxisMap, Timeline, cuts_of
+from gputui.curves.axis import AxisMap, Pairs, Timeline, cuts_of
 from gputui.curves.bins import Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
@@ -48,18 +48,22 @@ class RunCurves:
         """Where steps and moments of this run lie on the axis that was asked for last."""
         return self._map
 
+    @property
+    def newest(self) -> Mapping[str, float]:
+        """The newest value of each metric, by its name as it was written."""
+        return self._newest
+
+    def has_news(self, connection: sqlite3.Connection) -> bool:
+        """Whether lines came since the last look. Raises sqlite3.Error."""
+        return reading.sources(connection, self.run_id)[0] != self._until
+
+    def pace(self, attempt: int) -> Pairs:
+        """(moment, step) pairs of an attempt in the order of time, as far as was read."""
+        return self._paces.pairs.get(attempt, ())
+
     def read(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> ChartData:
         """The answer to ``request``. The connection is inside a transaction that reads. Raises sqlite3.Error."""
-        found = self._advance(connection, attempts, request)
-        wanted = {asked: self._written_as(asked) for asked in request.names}
-        for name in [name for name in self._followed if name not in wanted.values()]:
-            del self._followed[name]
-        new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
-        if new:
-            self._begin(connection, new, request, found or reading.layout(connection, self.run_id))
-        curves: dict[str, Curve] = {}
-        for asked, name in wanted.items():
-            curves[asked] = self._followed[name].curve(request, self._newest.get(name))
+        curves = self.curves(connection, attempts, request)
         is_empty = self._start > self._end
         frame = Frame(
             request.axis,
@@ -70,6 +74,22 @@ class RunCurves:
         hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         happened = markers(connection, self.run_id, attempts, self._events, self._map)
         return ChartData(request, frame, self._names, curves, hardware, happened)
+
+    def curves(
+        self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
+    ) -> dict[str, Curve]:
+        """The metrics alone, by the names that were asked for. Raises sqlite3.Error."""
+        found = self._advance(connection, attempts, request)
+        wanted = {asked: self._written_as(asked) for asked in request.names}
+        for name in [name for name in self._followed if name not in wanted.values()]:
+            del self._followed[name]
+        new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
+        if new:
+            self._begin(connection, new, request, found or reading.layout(connection, self.run_id))
+        curves: dict[str, Curve] = {}
+        for asked, name in wanted.items():
+            curves[asked] = self._followed[name].curve(request, self._newest.get(name))
+        return curves
 
     def _written_as(self, asked: str) -> str:
         """The metric that is asked for by its name, or by the harmless text that stands for it."""

@@ -100,6 +100,21 @@ _STRETCH = (
     "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, line_count, "
     "min_step, max_step, min_at, max_at FROM metric_stretches"
 )
+
+
+def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
+    """How much of a run's files, in bytes, only their lines tell: what came since the last stretch, and all that an
+    older gputui stored until it is reduced. Raises sqlite3.Error."""
+    sources = connection.execute(
+        "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
+    ).fetchall()
+    total = 0
+    for source_id, generation, offset in sources:
+        last = last_stretch(connection, source_id)
+        total += offset - (last.end[1] if last is not None and last.end[0] == generation else 0)
+    return total
+
+
 _OF_RUN = (
     "WHERE source_id IN (SELECT source_id FROM metric_sources WHERE run_id = ?) "
     "ORDER BY source_id, generation, byte_offset"

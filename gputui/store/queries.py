@@ -268,12 +268,6 @@ def runs_mark(connection: sqlite3.Connection) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def metric_lines(connection: sqlite3.Connection, run_id: str) -> int:
-    """How many lines of metrics are stored of a run."""
-    row = connection.execute("SELECT coalesce(sum(line_count), 0) FROM metric_sources WHERE run_id = ?", (run_id,))
-    return int(row.fetchone()[0])
-
-
 def run(connection: sqlite3.Connection, wanted: str) -> RunView:
     """The run meant by ``wanted``: its id, else the only one whose id begins so, else the newest with that name.
 

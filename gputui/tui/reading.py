@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.past import cut
-from gputui.store import past_runs, queries
+from gputui.store import envelopes, past_runs, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.log_tail import LogReader
@@ -27,8 +27,9 @@ RUNS_KEPT = 200
 # Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
 
-# A run with more lines than this shows its curve only in the second snapshot: the first must come at once.
-LINES_AT_ONCE = 5000
+# A run of which more than this must be read line by line shows its curve only in the second snapshot: the first must
+# come at once.
+BYTES_AT_ONCE = 1 << 20
 
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
@@ -219,7 +220,7 @@ class SnapshotReader:
         tracker = self._trackers.get(run.run_id)
         if tracker is None:
             tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
-        is_long = not self._has_read and queries.metric_lines(connection, run.run_id) > LINES_AT_ONCE
+        is_long = not self._has_read and envelopes.unreduced_bytes(connection, run.run_id) > BYTES_AT_ONCE
         self.is_behind |= is_long
         tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)

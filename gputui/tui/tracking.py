@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gputui.charts.envelope import Buckets
 from gputui.charts.safe_text import clean
-from gputui.store import metric_queries
-from gputui.store.metric_queries import Cursor, Point, RankLine
+from gputui.curves.following import RunCurves
+from gputui.curves.model import ChartRequest
+from gputui.store import metric_queries, queries
+from gputui.store.metric_queries import RankLine
 from gputui.store.views import RunView
 from gputui.tui.snapshot import Progress, RankRow, Series
 
@@ -24,6 +26,7 @@ CHART_BINS = 480
 LOSS = "loss"
 LEARNING_RATE = "lr"
 GRADIENT_NORM = "grad_norm"
+_LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
 THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Names under which training scripts tell their throughput, best first."""
 
@@ -34,8 +37,9 @@ class RunTracker:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.names: tuple[str, ...] = ()
-        self._cursor: Cursor | None = None
-        self._curves: dict[str, _Curve] = {LOSS: _Curve(LOSS)}
+        self._curves = RunCurves(run_id)
+        self._charts = RunCurves(run_id)
+        self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
         self._ranks_attempt = -1
@@ -45,19 +49,18 @@ class RunTracker:
     def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
         """Take in what was stored since the last time; without its curve that is quick, however long the run is.
         Raises sqlite3.Error."""
-        before = self._cursor
-        points: Sequence[Point] = ()
         if with_curve:
-            points = self._curves[LOSS].read(connection, self.run_id)
-            self._cursor = self._curves[LOSS].cursor
-        if before is not None and self._cursor == before and attempt == self._ranks_attempt:
-            return
+            if attempt == self._ranks_attempt and not self._curves.has_news(connection):
+                return
+            attempts = queries.attempts(connection, self.run_id)
+            loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
+            self._losses = tuple(each.last for each in loss.bins)
         self._newest = metric_queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
         self._ranks = rank_rows(metric_queries.ranks(connection, self.run_id, attempt))
-        self._ranks_attempt = attempt
         if with_curve:
-            self._note_pace(points, attempt)
+            self._ranks_attempt = attempt
+            self._note_pace(attempt)
 
     def progress(self, run: RunView) -> Progress:
         """How far the run is."""
@@ -70,12 +73,11 @@ class RunTracker:
         if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
             left = (total_steps - step) / pace
         times = [rank.at for rank in self._ranks.values() if rank.at is not None]
-        loss = self._curves[LOSS]
         return Progress(
             step=step,
             total_steps=total_steps,
             loss=self._newest.get(LOSS),
-            losses=loss.spark(),
+            losses=self._losses,
             steps_per_second=pace,
             seconds_left=left,
             newest_at=max(times, default=None),
@@ -85,23 +87,22 @@ class RunTracker:
     def charts(self, connection: sqlite3.Connection) -> dict[str, Series]:
         """The curves of the run's page. Raises sqlite3.Error."""
         throughput = next((name for name in THROUGHPUT_NAMES if name in self._newest), THROUGHPUT_NAMES[0])
-        found = {}
-        for name in (LOSS, throughput, LEARNING_RATE, GRADIENT_NORM):
-            if name not in self._curves:
-                self._curves[name] = _Curve(name)
-            curve = self._curves[name]
-            if curve.cursor != self._cursor:
-                curve.read(connection, self.run_id)
-            found[name] = curve.series()
-        return found
+        names = (LOSS, throughput, LEARNING_RATE, GRADIENT_NORM)
+        attempts = queries.attempts(connection, self.run_id)
+        found = self._charts.curves(connection, attempts, ChartRequest(names, bins=CHART_BINS))
+        return {name: Series(clean(name), found[name].bins, found[name].last) for name in names}
 
-    def _note_pace(self, points: Sequence[Point], attempt: int) -> None:
+    def _note_pace(self, attempt: int) -> None:
         if attempt != self._pace_attempt:
             self._pace.clear()
             self._pace_attempt = attempt
-        for point in points:
-            if point.attempt == attempt and point.step is not None and point.at is not None:
-                self._add_pace(point.at, point.step)
+        known = self._curves.pace(attempt)
+        newest = self._pace[-1][0] if self._pace else -math.inf
+        place = len(known)
+        while place and known[place - 1][0] > newest:
+            place -= 1
+        for at, step in known[place:]:
+            self._add_pace(at, int(step))
         for rank in self._ranks.values():
             if rank.step is not None and rank.at is not None:
                 self._add_pace(rank.at, rank.step)
@@ -121,36 +122,6 @@ class RunTracker:
         if end_at <= start_at:
             start_at, start_step = self._pace[-2]
         return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
-
-
-class _Curve:
-    """One metric of the first rank, reduced as it grows."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.cursor: Cursor | None = None
-        self._buckets = Buckets()
-        self._series: Series | None = None
-        self._spark: tuple[float | None, ...] | None = None
-
-    def read(self, connection: sqlite3.Connection, run_id: str) -> Sequence[Point]:
-        points, self.cursor = metric_queries.series(connection, run_id, self.name, self.cursor)
-        own = [point for point in points if point.rank in (None, 0) and point.step is not None]
-        if own:
-            self._buckets.extend((float(point.step or 0), point.value) for point in own)
-            self._series = self._spark = None
-        return own
-
-    def series(self) -> Series:
-        if self._series is None:
-            self._series = Series(clean(self.name), tuple(self._buckets.bins(CHART_BINS)), self._buckets.last_value)
-        return self._series
-
-    def spark(self) -> tuple[float | None, ...]:
-        """The newest values of a few equal stretches, oldest first."""
-        if self._spark is None:
-            self._spark = tuple(each.last for each in self._buckets.bins(SPARK_POINTS))
-        return self._spark
 
 
 def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:

@@ -104,7 +104,6 @@ def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sq
     assert queries.runs_mark(reader) == mark
     filler.end("gpt2-124m-1", "succeeded")
     assert queries.runs_mark(reader) != mark
-    assert queries.metric_lines(reader, "vit-b16-1") > 100 and queries.metric_lines(reader, "lr-sweep-3") == 0
     vit = queries.run(reader, "vit-b16-1")
     assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
     assert vit.params["batch_size"] == 384

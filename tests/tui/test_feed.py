@@ -16,7 +16,7 @@ from gputui.store import commands
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.tui.feed import Feed
-from gputui.tui.reading import LINES_AT_ONCE, Interest, SnapshotReader
+from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.snapshot import Moment, Snapshot
 from tests.tui.filling import NOW, Filler
 
@@ -65,12 +65,17 @@ def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Fille
 def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace: Workspace) -> None:
     filler.run("long-1")
     filler.attempt("long-1", 1)
-    filler.curve("long-1", 1, 0, LINES_AT_ONCE + 10, every=1, total_steps=10_000)
-    reader = SnapshotReader(workspace)
+    filler.curve("long-1", 1, 0, 7000, every=1, total_steps=10_000)
     with closing(open_reader(workspace.database)) as connection:
+        reader = SnapshotReader(workspace)
+        assert len(reader.read(connection, NOW, Interest()).runs[0].progress.losses) > 10 and not reader.is_behind
+        # What an older gputui stored is not reduced.
+        for table in ("metric_stretches", "metric_envelopes"):
+            filler.connection.execute(f"DELETE FROM {table}")
+        reader = SnapshotReader(workspace)
         first = reader.read(connection, NOW, Interest()).runs[0].progress
         assert reader.is_behind
-        assert (first.step, first.total_steps, first.losses) == (LINES_AT_ONCE + 10, 10_000, ())
+        assert (first.step, first.total_steps, first.losses) == (7000, 10_000, ())
         second = reader.read(connection, NOW, Interest()).runs[0].progress
         assert not reader.is_behind
         assert len(second.losses) > 10 and second.seconds_left is not None
