@@ -2,7 +2,8 @@
 
 A stack is asked for with SIGABRT: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the stacks of
 all threads to the rank's standard error from C, also while Python waits in a collective, and then ends the process. It
-is sent only to processes that handle it, and only here, where they are about to be ended.
+is sent only to processes that handle it, and only here, where they are about to be ended. What is kept is redacted and
+bounded as all evidence.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gputui.agent.examining import without
+from gputui.agent.keeping import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
+from gputui.config import PRIVATE_DIR_MODE
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.readings import catches, describe, rank_of
+from gputui.runs.redaction import redact_text
 
 log = logging.getLogger(__name__)
 
 PY_SPY_SECONDS = 5.0
 STACKS_SECONDS = 15.0
 ABORT_SECONDS = 3.0
-KEPT_BYTES = 256 * 1024
+# More than is kept, so that what is cut is cut after it was redacted.
+READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05
 
 
@@ -34,9 +40,15 @@ class Conclusion:
     """One hung attempt's last words. ``wake`` is called from its thread when they are kept."""
 
     def __init__(
-        self, processes: Sequence[ProcessIdentity], attempt_dir: Path, folder: Path, wake: Callable[[], None]
+        self,
+        processes: Sequence[ProcessIdentity],
+        attempt_dir: Path,
+        folder: Path,
+        secrets: tuple[str, ...],
+        wake: Callable[[], None],
     ) -> None:
         self._processes = processes
+        self._secrets = secrets
         self._attempt_dir = attempt_dir
         self._folder = folder
         self._wake = wake
@@ -49,11 +61,11 @@ class Conclusion:
 
     def _run(self) -> None:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._folder / "processes.txt").write_text(describe(self._processes), "utf-8")
+            self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+            self._keep("processes.txt", describe(self._processes))
             ranks = [process for process in self._processes if rank_of(process.pid)[0] is not None]
             targets = ranks or list(self._processes)
-            self._spy(targets)
+            self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
             abort(targets)
             self._keep_logs()
         except OSError as error:
@@ -61,34 +73,53 @@ class Conclusion:
         finally:
             self._wake()
 
-    def _spy(self, targets: Sequence[ProcessIdentity]) -> None:
-        """Stacks by py-spy, where it is installed and may look."""
+    def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
+        """Keep the end of a text. Returns how many characters."""
+        kept = redact_text(without(self._secrets, text))[-most:]
+        if kept:
+            write_text(self._folder / name, kept)
+        return len(kept)
+
+    def _spy(self, targets: Sequence[ProcessIdentity]) -> Iterator[str]:
+        """Keep stacks by py-spy, where it is installed and may look, and say for each process where they are."""
         program = shutil.which("py-spy")
+        if program is None:
+            yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
+            return
         deadline = time.monotonic() + STACKS_SECONDS
-        for process in targets if program else ():
+        for process in targets:
             left = min(PY_SPY_SECONDS, deadline - time.monotonic())
-            if left <= 0 or not is_alive(process):
+            if left <= 0:
+                yield f"{process.pid}: no time was left for it"
+                continue
+            if not is_alive(process):
+                yield f"{process.pid}: has ended"
                 continue
             try:
                 done = subprocess.run(
-                    [str(program), "dump", "--nonblocking", "--pid", str(process.pid)],
+                    [program, "dump", "--nonblocking", "--pid", str(process.pid)],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=left,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                log.info("py-spy cannot look at %d: %s", process.pid, error)
+                yield f"{process.pid}: py-spy did not answer ({type(error).__name__})"
                 continue
-            (self._folder / f"stack-{process.pid}.txt").write_bytes(done.stdout[:KEPT_BYTES])
+            if self._keep(f"stack-{process.pid}.txt", done.stdout.decode("utf-8", "replace")):
+                yield f"{process.pid}: stack-{process.pid}.txt"
+            else:
+                words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+                yield f"{process.pid}: py-spy cannot look at it: {words[-1] if words else f'code {done.returncode}'}"
 
     def _keep_logs(self) -> None:
         """The end of every log, with the stacks in it; the attempt's own folder may be tidied up one day."""
+        left = ALL_LOGS_CHARACTERS
         for number, entry in enumerate(rank_logs(self._attempt_dir)):
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
-            text = tail_text(entry.path, KEPT_BYTES)
-            if text:
-                (self._folder / f"{number:03d}-{name}-{entry.stream}.txt").write_text(text, "utf-8", "replace")
+            if left > 0:
+                text = tail_text(entry.path, READ_BYTES)
+                left -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, left))
 
 
 def abort(targets: Sequence[ProcessIdentity]) -> None:

@@ -85,14 +85,14 @@ def write(keepsake: Keepsake) -> None:
     folder.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     summary = redact_text(keepsake.incident.summary)
-    _write(
+    write_text(
         folder / "README.txt",
         README.format(number=keepsake.attempt, run=keepsake.run_id, at=iso(keepsake.at), summary=summary),
     )
-    _write(folder / "decision.json", _json(_decision(keepsake)))
+    write_text(folder / "decision.json", _json(_decision(keepsake)))
     found = keepsake.evidence.to_json()
     del found["tails"]
-    _write(folder / "evidence.json", _json(found))
+    write_text(folder / "evidence.json", _json(found))
     write_gpus(keepsake, folder)
     _write_logs(keepsake.evidence.tails, folder / "logs")
 
@@ -108,7 +108,7 @@ def write_gpus(keepsake: Keepsake, folder: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     table.writerows(rows)
-    _write(folder / "gpus.csv", text.getvalue())
+    write_text(folder / "gpus.csv", text.getvalue())
 
 
 def _keep(keepsake: Keepsake) -> None:
@@ -134,7 +134,7 @@ def _write_logs(tails: tuple[LogTail, ...], folder: Path) -> None:
         text = redact_text(tail.text[-min(LOG_CHARACTERS, left) :]) if left > 0 else ""
         if text:
             who = "launcher" if tail.rank is None else f"rank{tail.rank}"
-            _write(folder / f"{who}-{tail.stream}.txt", text)
+            write_text(folder / f"{who}-{tail.stream}.txt", text)
             left -= len(text)
 
 
@@ -174,8 +174,8 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-def _write(path: Path, text: str) -> None:
-    """A file readable by its owner; one that cannot be written whole is not left behind."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file readable by its owner only. Raises OSError; one that cannot be written whole is not left behind."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE_MODE)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:

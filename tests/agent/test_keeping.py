@@ -102,7 +102,7 @@ def test_a_full_disk_costs_the_evidence_only(
             raise OSError(28, "No space left on device")
         written.append(path)
 
-    monkeypatch.setattr(keeping, "_write", full)
+    monkeypatch.setattr(keeping, "write_text", full)
     keep(keepsake).join()
     assert "the evidence of attempt 2 is incomplete: [Errno 28] No space left on device" in caplog.text
 
