@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gputui.agent import alert_commands, queueing
+from gputui.agent import alert_commands, noting, queueing
 from gputui.agent.refusing import RefusedError, UnansweredError
 from gputui.agent.rundirs import checkpoint_directory, open_metrics
 from gputui.agent.searching import CheckpointSearch
@@ -223,6 +223,7 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "queue_pause": queueing.pause,
     "queue_resume": queueing.resume,
     "queue_move": queueing.move,
+    "orphans_ended": noting.orphans_ended,
     "alert_ack": alert_commands.acknowledge,
     "alert_silence": alert_commands.silence,
 }

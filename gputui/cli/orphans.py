@@ -12,6 +12,7 @@ from gputui.charts import units
 from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, print_json, say
 from gputui.cli.table import columns
 from gputui.runs import orphans, repository
+from gputui.runs.redaction import redact_text
 from gputui.store import queries
 
 
@@ -35,6 +36,18 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
                 key = (process.pid, process.start_ticks)
                 held[key] = held.get(key, 0) + (process.memory_bytes or 0)
     left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
+    if kill and found:
+        ended = [
+            {
+                "pid": orphan.identity.pid,
+                "run_id": orphan.run_id,
+                "attempt": orphan.attempt,
+                "command": redact_text(orphan.command),
+                "killed": orphan.identity not in left,
+            }
+            for orphan in found
+        ]
+        session.command("orphans_ended", None, processes=ended)
     memory = [held.get((orphan.identity.pid, orphan.identity.start_ticks)) for orphan in found]
     if as_json:
         print_json(

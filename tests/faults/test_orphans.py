@@ -67,6 +67,12 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     killed = json.loads(machine.gputui("orphans", "--kill", "--json"))
     assert {entry["killed"] for entry in killed} == {True}
     assert (orphan.wait(5), deaf.wait(5), removed.wait(5)) == (-15, -9, -15)
+    told = machine.rows("SELECT run_id, attempt, severity, message FROM events WHERE message LIKE '% ended orphan %'")
+    assert {(row[0], row[1], row[2]) for row in told} == {("steps-1", 1, "info"), (None, None, "info")}
+    assert sorted(int(row[3].split(" orphan ")[1].split()[0]) for row in told) == sorted(
+        [orphan.pid, deaf.pid, removed.pid]
+    )
+    assert any("of gone-7 (" in row[3] for row in told) and all("time.sleep(600)" in row[3] for row in told)
     assert elsewhere.poll() is None
     assert machine.state("alive-1") == "running" and machine.marked("alive-1")
     assert "no orphans" in machine.gputui("orphans", "--kill")
