@@ -1,0 +1,31 @@
+"""The documentation says what the rules say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from docs.alert_tables import PAGE, updated
+from gputui.alerts.overrides import parse_overrides
+from gputui.alerts.rules import RULES
+from gputui.profiles.yamldoc import parse
+
+TEXT = PAGE.read_text(encoding="utf-8")
+EXAMPLES = [parse(block).data for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
+
+
+def test_the_tables_are_those_of_the_rules() -> None:
+    assert updated(TEXT) == TEXT, "python -m docs.alert_tables"
+
+
+@pytest.mark.parametrize("rule_id", RULES)
+def test_every_rule_is_documented_once(rule_id: str) -> None:
+    assert TEXT.count(f"| `{rule_id}`:") == 1
+
+
+def test_the_examples_are_valid() -> None:
+    machine, profile = EXAMPLES
+    found = parse_overrides(machine, "machine")
+    assert found.delivery is not None and found.rules["gpu_parked"]["for_seconds"] == 7200.0
+    assert parse_overrides(profile["alerts"], "profile").schedule is not None
