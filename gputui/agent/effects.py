@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gputui.agent.gpu_trouble import hardware_evidence
-from gputui.agent.rundirs import checkpoint_directory, notice_of
+from gputui.agent.rundirs import notice_of
 from gputui.agent.scheduling import GpuStanding
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
@@ -20,6 +20,7 @@ from gputui.recovery.policies import Notice
 from gputui.recovery.policy import Plan
 from gputui.runs import next_attempt, notices, repository
 from gputui.runs.notices import Way
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_text
 from gputui.runs.repository import AttemptRecord, RunRecord
 from gputui.store.quarantine import quarantine

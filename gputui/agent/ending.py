@@ -13,7 +13,7 @@ from gputui.agent.effects import owe_notices, seen_by_driver, take_effect
 from gputui.agent.examining import Findings, Task
 from gputui.agent.keeping import Keepsake, keep
 from gputui.agent.launching import attempt_dir, is_of_former_boot
-from gputui.agent.rundirs import checkpoint_directory, notice_of
+from gputui.agent.rundirs import notice_of
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
@@ -24,6 +24,7 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact, redact_params
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.recorder import Recorder
-from gputui.agent.rundirs import checkpoint_directory
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.recovery.checkpoints import candidates, survey
 from gputui.runs import next_attempt, repository
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import RunRecord
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,12 @@ from typing import Any
 
 from gputui.agent import alert_commands, noting, queueing
 from gputui.agent.refusing import RefusedError, UnansweredError
-from gputui.agent.rundirs import checkpoint_directory, open_metrics
+from gputui.agent.rundirs import open_metrics
 from gputui.agent.searching import CheckpointSearch
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.runs import next_attempt, repository
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_params, redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError

@@ -1,4 +1,4 @@
-"""What lies where in a run's folder, once the profile's placeholders are filled in, and what only that folder says."""
+"""The metrics file of a run, and what only a run's folder says."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.policies import Notice
 from gputui.recovery.policy import PolicyError, parse_policy
-from gputui.runs.command import substitute, values_for
+from gputui.runs.places import in_run
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
-
-
-def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
-    """Where the run's checkpoints appear, or None when its profile names no place."""
-    return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
 
 
 def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
@@ -43,9 +38,3 @@ def notice_of(workspace: Workspace, run_id: str) -> Notice | None:
         return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
     except (SpecError, PolicyError):
         return None
-
-
-def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
-    """A path of the profile: placeholders filled in, relative ones from the working directory."""
-    path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
-    return path if path.is_absolute() else Path(spec.workdir) / path

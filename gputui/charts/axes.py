@@ -89,6 +89,14 @@ def bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
     return (min(lows), max(highs)) if lows else (None, None)
 
 
+def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
+    """Ends of an x axis that holds these bins, the right one a round number that seldom changes as they grow."""
+    xs = [x for each in bins for x in (each.first_x, each.last_x)]
+    start, end = min(xs, default=0.0), max(xs, default=1.0)
+    # A series that begins near zero, as seen from its end, is shown from zero.
+    return 0.0 if 0 <= start <= 0.1 * end else start, stable_end(end)
+
+
 def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest positive value known of some bins; `None` twice where nothing is positive.
 

@@ -5,12 +5,9 @@ the command line drops them. Keys: "title", "text", "dim", "axis", "marker", "ba
 usually "series.0", "series.1", …
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
 
 from gputui.charts.axes import (
-    AxisKind,
     LinearScale,
     LogScale,
     Scale,
@@ -19,69 +16,21 @@ from gputui.charts.axes import (
     log_bounds,
     log_ticks,
     round_outward,
-    stable_end,
     tick_labels,
-    time_labels,
-    time_ticks,
     value_scale,
+    x_bounds,
 )
-from gputui.charts.cells import cell_width, clip, fit
+from gputui.charts.cells import cell_width, fit
+from gputui.charts.edges import axis_line, label_line, legend
 from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import BRAILLE, Glyphs
-from gputui.charts.raster import BAD_STYLE, Canvas, Span, spans
-from gputui.charts.units import metric_value, short_number
+from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
+from gputui.charts.raster import Canvas
 
-Line = list[Span]
-"""One line of a chart: pieces of text with the keys of their styles."""
+__all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart", "plain_text"]
 
 _MOST_VALUE_TICKS = 6
-_MOST_X_TICKS = 8
 _LEAST_PLOT_COLUMNS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One series of a chart.
-
-    `label` and `value` (its newest value) go into the legend; a curve with neither has no place there.
-    """
-
-    bins: Sequence[Bin]
-    style: str = "series.0"
-    label: str = ""
-    value: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """A vertical line at `x`, such as a restart, with a short label below the axis."""
-
-    x: float
-    label: str = ""
-    style: str = "marker"
-
-
-@dataclass(frozen=True, slots=True)
-class XAxis:
-    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds."""
-
-    name: str = ""
-    start: float | None = None
-    end: float | None = None
-    kind: Literal["number", "time"] = "number"
-
-
-@dataclass(frozen=True, slots=True)
-class YAxis:
-    """The value axis; ends left `None` follow the curves in round steps.
-
-    A logarithmic axis without a positive value to show is drawn linear, and the legend says so.
-    """
-
-    kind: AxisKind = "linear"
-    low: float | None = None
-    high: float | None = None
-    label: Callable[[float], str] | None = field(default=None)
 
 
 def chart(
@@ -93,13 +42,17 @@ def chart(
     x_axis: XAxis | None = None,
     y_axis: YAxis | None = None,
     markers: Sequence[Marker] = (),
+    cursor: float | None = None,
+    least_gutter: int = 0,
     glyphs: Glyphs = BRAILLE,
     empty_text: str = "no data yet",
 ) -> list[Line]:
     """Draw curves as exactly `height` lines of exactly `width` cells.
 
-    Later curves lie above earlier ones. Where room is short, marker labels go first, then the title, the x axis, and
-    the value labels. Titles, labels and names must be harmless text (`gputui.charts.safe_text.clean`).
+    Later curves lie above earlier ones. ``cursor`` is the x of a line over the whole height. Value labels take
+    ``least_gutter`` cells at least, so that charts below each other have the same place for the same x. Where room is
+    short, marker labels go first, then the title, the x axis, and the value labels. Titles, labels and names must be
+    harmless text (`gputui.charts.safe_text.clean`).
     """
     if width < 1 or height < 1:
         return []
@@ -111,11 +64,12 @@ def chart(
     has_legend = bool(title) or any(curve.label or curve.value is not None for curve in curves)
     axis_rows = 1 if height >= 4 else 0
     title_rows = 1 if has_legend and height >= 3 else 0
-    label_rows = 1 if height >= 6 and any(marker.label for marker in markers) else 0
+    label_rows = 1 if height >= 6 and any(marker.label and marker.is_line for marker in markers) else 0
     rows = height - axis_rows - title_rows - label_rows
 
     gutter = _value_labels(y_scale, rows, y_axis) if bins else {}
     gutter_width = max((cell_width(text) for text in gutter.values()), default=0) + 1
+    gutter_width = max(gutter_width, least_gutter + 1)
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter, gutter_width = {}, -1
     canvas = Canvas(width - gutter_width - 1, rows, glyphs)
@@ -124,14 +78,18 @@ def chart(
         (column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None
     ]
     for column, marker in marker_columns:
-        canvas.mark(column, marker.style)
+        if marker.is_line:
+            canvas.mark(column, marker.style)
     for curve in curves:
-        canvas.draw(curve.bins, x_scale, y_scale, curve.style)
+        canvas.draw(curve.bins, x_scale, y_scale, curve.style, is_shadow=curve.is_shadow)
+    pointed = None if cursor is None else canvas.column(cursor, x_scale)
+    if pointed is not None:
+        canvas.point(pointed)
     plot = canvas.lines() if bins else _empty(canvas.width, rows, empty_text, glyphs)
 
     lines: list[Line] = []
     if title_rows:
-        lines.append(_legend(title, curves, bins, y_axis, as_asked, width, glyphs))
+        lines.append(legend(title, curves, bins, y_axis, as_asked, width, glyphs))
     for row, plot_line in enumerate(plot):
         if gutter_width < 0:
             lines.append(plot_line)
@@ -140,9 +98,9 @@ def chart(
         edge = glyphs.value_tick if row in gutter else glyphs.vertical
         lines.append([(f"{text} {edge}", "axis"), *plot_line])
     if axis_rows:
-        lines.append(_axis_line(canvas, x_scale, x_axis, marker_columns, gutter_width, bool(bins)))
+        lines.append(axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins)))
     if label_rows:
-        lines.append(_label_line(marker_columns, canvas.width, gutter_width + 1))
+        lines.append(label_line(marker_columns, canvas.width, gutter_width + 1))
     return lines
 
 
@@ -178,15 +136,9 @@ def _y_scale(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
 
 
 def _x_scale(bins: Sequence[Bin], axis: XAxis) -> Scale:
-    xs = [x for each in bins for x in (each.first_x, each.last_x)]
-    start, end = axis.start, axis.end
-    if start is None:
-        start = min(xs, default=0.0)
-        # A series that begins near zero, as seen from its end, is shown from zero.
-        if 0 <= start <= 0.1 * max(xs, default=0.0):
-            start = 0.0
-    if end is None:
-        end = stable_end(max(xs, default=1.0))
+    start, end = x_bounds(bins)
+    start = start if axis.start is None else axis.start
+    end = end if axis.end is None else axis.end
     if not end / 2 - start / 2 > 0:
         # A single place is drawn in the middle.
         return value_scale(start, start)
@@ -212,103 +164,3 @@ def _empty(width: int, rows: int, text: str, glyphs: Glyphs) -> list[Line]:
     middle = (rows - 1) // 2
     blank = " " * width
     return [[(fit(text, width, "^", glyphs.ellipsis) if row == middle else blank, "dim")] for row in range(rows)]
-
-
-def _legend(
-    title: str,
-    curves: Sequence[Curve],
-    bins: Sequence[Bin],
-    axis: YAxis,
-    as_asked: bool,
-    width: int,
-    glyphs: Glyphs,
-) -> Line:
-    """The first line: title, newest values, and on the right what must not be overlooked."""
-    notes: list[Span] = []
-    non_finite = sum(each.non_finite for each in bins)
-    if non_finite:
-        notes.append((f"{glyphs.nan} {short_number(non_finite)} not finite", BAD_STYLE))
-    if axis.kind == "log":
-        if not as_asked:
-            notes.append(("nothing above 0: linear", "dim"))
-        elif any(each.low is not None and each.low <= 0 for each in bins):
-            notes.append((f"{glyphs.below} 0 or less, log", BAD_STYLE))
-        else:
-            notes.append(("log", "dim"))
-    left: list[Span] = [(title, "title")] if title else []
-    for curve in curves:
-        words = [curve.label] if curve.label else []
-        if curve.value is not None:
-            words.append(metric_value(curve.value))
-        if words:
-            left.append((" ".join(words), curve.style))
-    line: Line = []
-    room = width
-    for text, style in left:
-        lead = "  " if line else ""
-        piece = clip(lead + text, room, glyphs.ellipsis)
-        if not piece.strip():
-            break
-        line.append((piece, style))
-        room -= cell_width(piece)
-    tail: Line = []
-    for text, style in notes:
-        if cell_width(text) + 2 <= room:
-            tail.append((f"  {text}", style))
-            room -= cell_width(text) + 2
-    return [*line, (" " * room, "dim"), *tail] if room else [*line, *tail]
-
-
-def _axis_line(
-    canvas: Canvas,
-    scale: Scale,
-    axis: XAxis,
-    markers: Sequence[tuple[int, Marker]],
-    gutter_width: int,
-    with_ticks: bool,
-) -> Line:
-    """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out."""
-    glyphs = canvas.glyphs
-    chars = [glyphs.horizontal] * canvas.width
-    styles = ["axis"] * canvas.width
-    name = f" {axis.name}" if axis.name else ""
-    free = canvas.width
-    if name and cell_width(name) == len(name) < canvas.width // 2:
-        free -= len(name)
-        chars[free:] = name
-    taken = {column for column, _ in markers}
-    most = min(_MOST_X_TICKS, max(2, canvas.width // 10))
-    if with_ticks:
-        is_time = axis.kind == "time"
-        ticks = (time_ticks if is_time else linear_ticks)(scale.low, scale.high, most)
-        next_free = 0
-        for tick, label in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
-            column = canvas.column(tick, scale)
-            if column is None or column < next_free or column + 1 + len(label) > free:
-                continue
-            cells = range(column, column + 1 + len(label))
-            if not taken.isdisjoint(cells):
-                continue
-            chars[column : column + 1 + len(label)] = glyphs.x_tick + label
-            next_free = column + 2 + len(label)
-    for column, marker in markers:
-        chars[column], styles[column] = glyphs.marker, marker.style
-    edge: Line = [(" " * gutter_width + glyphs.corner, "axis")] if gutter_width >= 0 else []
-    return [*edge, *spans(chars, styles)]
-
-
-def _label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:
-    """The labels of markers below them, each where it does not touch the one before."""
-    line: Line = [(" " * indent, "dim")] if indent else []
-    at = 0
-    for column, marker in sorted(markers, key=lambda each: each[0]):
-        label_width = cell_width(marker.label)
-        start = min(max(at, column - label_width // 2), width - label_width)
-        if not label_width or start < at or start > column:
-            continue
-        line.append((" " * (start - at) + marker.label, marker.style))
-        at = start + label_width + 1
-        if at <= width:
-            line.append((" ", marker.style))
-    used = sum(cell_width(text) for text, _ in line)
-    return [piece for piece in [*line, (" " * (width + indent - used), "dim")] if piece[0]]

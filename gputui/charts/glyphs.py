@@ -22,6 +22,8 @@ class Glyphs:
     value_tick: str
     x_tick: str
     marker: str
+    note: str
+    """A place on the x axis that needs no line."""
     nan: str
     above: str
     below: str
@@ -53,6 +55,7 @@ BRAILLE: Final = Glyphs(
     value_tick="┤",
     x_tick="┬",
     marker="┊",
+    note="┴",
     nan="×",
     above="↑",
     below="↓",
@@ -73,6 +76,7 @@ BLOCK: Final = Glyphs(
     value_tick="┤",
     x_tick="┬",
     marker="┊",
+    note="┴",
     nan="×",
     above="↑",
     below="↓",
@@ -92,6 +96,7 @@ ASCII: Final = Glyphs(
     value_tick="+",
     x_tick="+",
     marker="!",
+    note="'",
     nan="x",
     above="^",
     below="v",

@@ -16,12 +16,16 @@ Span = tuple[str, str]
 BAD_STYLE = "bad"
 """Style key of the signs that stand for values without a place: NaN, infinities, what a log axis cannot hold."""
 
+CURSOR_STYLE = "cursor"
+"""Style key of the line that a person moves over a chart."""
+
 
 class Layer:
-    """The dots of one curve."""
+    """The dots of one curve. A shadow shows only in cells that no other curve goes through."""
 
-    def __init__(self, across: int, down: int, style: str) -> None:
+    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False) -> None:
         self.style = style
+        self.is_shadow = is_shadow
         self.down = down
         self.columns = [0] * across
 
@@ -64,6 +68,7 @@ class Canvas:
         self._layers: list[Layer] = []
         self._signs: dict[tuple[int, int], Span] = {}
         self._markers: dict[int, str] = {}
+        self._cursor: int | None = None
 
     def column(self, x: float, scale: Scale) -> int | None:
         """The cell column of `x`, or `None` when it lies outside."""
@@ -83,11 +88,15 @@ class Canvas:
         """A vertical marker line behind the curves."""
         self._markers[column] = style
 
-    def draw(self, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale, style: str) -> None:
+    def point(self, column: int) -> None:
+        """A vertical line that a person moves; a curve that it meets is drawn in its style there."""
+        self._cursor = column
+
+    def draw(self, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale, style: str, *, is_shadow: bool = False) -> None:
         """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken."""
         if not self.width or not self.rows:
             return
-        layer = Layer(self._across, self._down, style)
+        layer = Layer(self._across, self._down, style, is_shadow=is_shadow)
         self._layers.append(layer)
         place_x, place_y = x_scale.place, y_scale.place
         across, last_column = self._across, self._across - 1
@@ -170,20 +179,28 @@ class Canvas:
         table = self.glyphs.cells
         layers = self._layers
         masks = [self._masks(layer.columns, row) for layer in layers]
-        extras = self._markers or any(sign_row == row for _, sign_row in self._signs)
+        extras = self._markers or self._cursor is not None or any(sign_row == row for _, sign_row in self._signs)
         if len(layers) == 1 and not extras:
             return [("".join(map(table.__getitem__, masks[0])), layers[0].style)]
-        chars = [" "] * self.width
         styles = [""] * self.width
-        for layer, layer_masks in zip(layers, masks, strict=True):
+        solid = [(layer, mask) for layer, mask in zip(layers, masks, strict=True) if not layer.is_shadow]
+        for layer, layer_masks in solid:
             for column, mask in enumerate(layer_masks):
                 if mask:
                     styles[column] = layer.style
-        for column, merged in enumerate(_merged(masks, self.width)):
-            chars[column] = table[merged]
+        chars = [table[merged] for merged in _merged([mask for _, mask in solid], self.width)]
+        for layer, layer_masks in zip(layers, masks, strict=True):
+            if layer.is_shadow:
+                for column, mask in enumerate(layer_masks):
+                    if mask and not styles[column]:
+                        chars[column], styles[column] = table[mask], layer.style
         for column, style in self._markers.items():
             if chars[column] == " ":
                 chars[column], styles[column] = self.glyphs.marker, style
+        if self._cursor is not None:
+            blank = chars[self._cursor] in (" ", self.glyphs.marker)
+            chars[self._cursor] = self.glyphs.vertical if blank else chars[self._cursor]
+            styles[self._cursor] = CURSOR_STYLE
         for (column, sign_row), (sign, style) in self._signs.items():
             if sign_row == row:
                 chars[column], styles[column] = sign, style

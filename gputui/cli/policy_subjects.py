@@ -22,7 +22,7 @@ from gputui.recovery.policies import POLICIES, Action, Policy
 from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
-from gputui.runs.command import substitute, values_for
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_params
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store import queries
@@ -100,7 +100,7 @@ def of_run(session: Session, wanted: str) -> Subject:
         transitions = queries.transitions(connection, view.run_id)
     spec = _stored_spec(view)
     policy = _policy(spec, view.run_id)
-    directory = _checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
+    directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
     pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern
     found = () if directory is None else tuple(survey(directory, pattern, wanted=policy.checkpoints_wanted))
     # What an attempt that ended with an incident led to is history; the attempt that fails now is the one after it.
@@ -166,13 +166,6 @@ def _stored_spec(view: RunView) -> RunSpec:
         return RunSpec.from_json(json.loads(view.spec_json))
     except (SpecError, ValueError) as error:
         fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
-
-
-def _checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
-    if spec.checkpoints is None:
-        return None
-    path = Path(substitute(spec.checkpoints.directory, values_for(spec.params, str(run_dir), None)))
-    return path if path.is_absolute() else Path(spec.workdir) / path
 
 
 def _is_run(session: Session, wanted: str) -> bool:

@@ -26,6 +26,7 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
 from gputui.store.views import RunView
 from gputui.tui.actions import find
+from gputui.tui.chart_settings import ChartMemory
 from gputui.tui.feed import Feed
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
@@ -107,6 +108,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
         self.agent_notice: str | None = None
+        self.chart_memory = ChartMemory()
         self.message: tuple[str, str] = ("", "info")
         self._said_at = 0.0
         self._asked: dict[int, str] = {}
@@ -214,7 +216,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             if self.screen.run_id == run_id:
                 return
             self.pop_screen()
-        self.push_screen(RunScreen(run_id))
+        self.push_screen(RunScreen(run_id, self.chart_memory))
 
     @property
     def _run(self) -> RunView:

@@ -1,18 +1,25 @@
-"""The end of a run's log for its page, read again only when the file has grown."""
+"""The end of a run's log for its page, kept as it grows: of what was written since the last look only that is read."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.charts.safe_text import clean
-from gputui.runs.logs import RankLog, lines_of, rank_logs, tail_text
+from gputui.runs.log_levels import LevelReader
+from gputui.runs.logs import RankLog, lines_of, rank_logs, read_window
 from gputui.tui.snapshot import LogTail
 
-TAIL_BYTES = 64 * 1024
-TAIL_LINES = 500
+TAIL_BYTES = 128 * 1024
+"""How far back a log is read when its page opens."""
+
+DEEP_BYTES = 4 * 1024 * 1024
+"""And how far when somebody searches, or scrolls to where the loaded part begins."""
+
+MOST_LINES = 40_000
+UNFINISHED_BYTES = 8 * 1024
 LIST_SECONDS = 2.0
 
 
@@ -25,10 +32,11 @@ class LogReader:
     _logs: tuple[RankLog, ...] = ()
     _listed_at: float = float("-inf")
     _key: object = None
+    _file: _FollowedFile | None = None
     _tail: LogTail = field(default_factory=LogTail)
 
-    def read(self, attempt_dir: Path, wanted: str | None) -> LogTail:
-        """The newest lines of the wanted log, made harmless."""
+    def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
+        """The newest lines of the wanted log, made harmless; ``deep`` reads further back."""
         now = self.clock()
         if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
             self._directory, self._listed_at = attempt_dir, now
@@ -39,11 +47,114 @@ class LogReader:
         if chosen is None:
             return LogTail(labels=labels)
         log, size, modified = chosen
-        key = (log.path, size, modified, labels)
+        key = (log.path, size, modified, labels, deep)
         if key != self._key:
             self._key = key
-            self._tail = _tail(log, labels)
+            self._tail = self._follow(log, labels, deep=deep)
         return self._tail
+
+    def _follow(self, log: RankLog, labels: tuple[str, ...], *, deep: bool) -> LogTail:
+        if self._file is None or self._file.path != log.path:
+            self._file = _FollowedFile(log.path)
+        file = self._file
+        try:
+            file.read(deep=deep)
+        except OSError as error:
+            self._file = None
+            return LogTail(label(log), labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
+        return LogTail(
+            label(log),
+            labels,
+            lines=(*file.lines, *file.unfinished),
+            levels=bytes(file.levels) + bytes(len(file.unfinished)),
+            first=file.first,
+            is_whole=file.is_whole,
+        )
+
+
+class _FollowedFile:
+    """The lines of one file from some place on. ``first`` is the number of the first line kept: lines keep their
+    numbers as others come and go, and those before where reading began have numbers below 0."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[str] = []
+        self.levels = bytearray()
+        self.unfinished: tuple[str, ...] = ()
+        self.first = 0
+        self.is_whole = False
+        self._end: int | None = None
+        self._is_deep = False
+        self._grave = LevelReader()
+
+    def read(self, *, deep: bool) -> None:
+        """Take in what came since. Raises OSError."""
+        size = self.path.stat().st_size
+        end = self._end
+        if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
+            # A new file, one that was begun again, or so much at once that what was kept is far behind.
+            self._begin(size, DEEP_BYTES if deep else TAIL_BYTES)
+            self._is_deep = deep
+        elif deep and not self._is_deep:
+            self._is_deep = True
+            if not self.is_whole:
+                self._go_back(end)
+        self._go_on()
+
+    def _begin(self, size: int, most_bytes: int) -> None:
+        self.first += len(self.lines)
+        start = max(0, size - most_bytes)
+        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
+        self.is_whole = start == 0
+        self._end = start
+        if start > 0:
+            # The first line is cut off somewhere; where it has no end, its rest is better than nothing.
+            window = read_window(self.path, start, most_bytes)
+            cut = window.text.find("\n") + 1
+            self._take(lines_of(window.text[cut:]))
+            self._end = window.end
+
+    def _go_back(self, end: int) -> None:
+        """Read from further back up to the same place; the lines that are there keep their numbers."""
+        newest = self.first + len(self.lines)
+        start = max(0, end - DEEP_BYTES)
+        found: list[str] = []
+        place = start
+        while place < end:
+            window = read_window(self.path, place, end - place)
+            if window.end <= place:
+                break
+            lines = lines_of(window.text)
+            if place == start and start > 0:
+                del lines[:1]
+            found += lines
+            place = window.end
+        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
+        self.is_whole = start == 0
+        self._take(found)
+        self.first = newest - len(self.lines)
+
+    def _go_on(self) -> None:
+        assert self._end is not None
+        while True:
+            window = read_window(self.path, self._end, DEEP_BYTES)
+            if window.end <= self._end:
+                break
+            self._take(lines_of(window.text))
+            self._end = window.end
+        self.unfinished = tuple(
+            _clean(lines_of(read_window(self.path, self._end, UNFINISHED_BYTES, partial=True).text))
+        )
+
+    def _take(self, lines: Sequence[str]) -> None:
+        harmless = _clean(lines)
+        self.lines += harmless
+        self.levels += bytes(map(self._grave.level, harmless))
+        surplus = len(self.lines) - MOST_LINES
+        if surplus > 0:
+            del self.lines[:surplus], self.levels[:surplus]
+            self.first += surplus
+            self.is_whole = False
 
 
 def label(log: RankLog) -> str:
@@ -68,9 +179,5 @@ def _size(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _tail(log: RankLog, labels: tuple[str, ...]) -> LogTail:
-    try:
-        text = tail_text(log.path, TAIL_BYTES)
-    except OSError as error:
-        return LogTail(label(log), labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
-    return LogTail(label(log), labels, tuple(clean(line) for line in lines_of(text)[-TAIL_LINES:]))
+def _clean(lines: Sequence[str]) -> list[str]:
+    return [clean(line) for line in lines]

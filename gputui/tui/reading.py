@@ -15,6 +15,7 @@ from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
+from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints
 from gputui.tui.past_progress import past_progress
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.reading_past import cut_series, read_past, standing
@@ -36,12 +37,15 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there, what its charts
-    show, and the runs whose charts lie over each other; the GPU whose page is open, and how far its charts reach
-    back; whether the page of alerts is open; the past moment that is looked at, None for the present."""
+    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
+    back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
+    other; the GPU whose page is open, and how far its charts reach back; whether the page
+    of alerts is open; the past moment that is looked at, None for the present."""
 
     run_id: str | None = None
     log_label: str | None = None
+    is_log_deep: bool = False
+    checkpoint_to_check: str | None = None
     charts: ChartRequest | None = None
     compared: tuple[str, ...] = ()
     gpu_uuid: str | None = None
@@ -76,6 +80,8 @@ class SnapshotReader:
         """Whether the last snapshot left something out that the next one will hold."""
         self._resolved: tuple[Moment, float] | None = None
         self._log = LogReader()
+        self._incident_costs = IncidentCostReader()
+        self._checkpoints = RunCheckpoints(workspace)
         self._curves = CurveReader()
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
@@ -110,6 +116,10 @@ class SnapshotReader:
             connection.execute("ROLLBACK")
             self._has_read = True
 
+    def wait_for_checkpoints(self, seconds: float) -> None:
+        """Wait until what is being looked up of a run's checkpoints is known."""
+        self._checkpoints.wait(seconds)
+
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
         if snapshot.past is not None:
@@ -118,7 +128,9 @@ class SnapshotReader:
         moved = replace(snapshot, at=now, gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus))
         if snapshot.page is None:
             return moved
-        return replace(moved, page=replace(snapshot.page, log=self._read_log(snapshot.page.run, interest)))
+        page = snapshot.page
+        checkpoints = self._checkpoints.read(page.run, interest.checkpoint_to_check)
+        return replace(moved, page=replace(page, log=self._read_log(page.run, interest), checkpoints=checkpoints))
 
     def _read_past(self, connection: sqlite3.Connection, moment: Moment, now: float, interest: Interest) -> Snapshot:
         if self._resolved is not None and self._resolved[0] == moment:
@@ -168,6 +180,7 @@ class SnapshotReader:
             decisions=tuple(past_runs.decisions(connection, interest.run_id, at)),
             log=self._read_log(found.view, interest),
             charts=None if page.charts is None else cut(page.charts, where),
+            checkpoints=None if page.checkpoints is None else page.checkpoints.written_by(at),
         )
 
     def _read_history(self, connection: sqlite3.Connection, now: float) -> None:
@@ -237,6 +250,8 @@ class SnapshotReader:
         progress = self._progress(connection, run)
         tracker = self._trackers[run.run_id]
         attempts = tuple(queries.attempts(connection, run.run_id))
+        incidents = tuple(queries.incidents(connection, run.run_id))
+        decisions = tuple(queries.decisions(connection, run.run_id))
         request = interest.charts
         return RunPage(
             run=run,
@@ -245,10 +260,12 @@ class SnapshotReader:
             series=tracker.charts(connection) if request is None else {},
             metric_names=tracker.names,
             attempts=attempts,
-            incidents=tuple(queries.incidents(connection, run.run_id)),
-            decisions=tuple(queries.decisions(connection, run.run_id)),
+            incidents=incidents,
+            decisions=decisions,
             log=self._read_log(run, interest),
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
+            costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
+            checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
         )
 
     def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:
@@ -263,7 +280,7 @@ class SnapshotReader:
 
     def _read_log(self, run: RunView, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
-        return self._log.read(directory, interest.log_label)
+        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep)
 
 
 def launched_params(run: RunView) -> Mapping[str, object]:

@@ -139,17 +139,53 @@ class GpuPage:
 @dataclass(frozen=True, slots=True)
 class LogTail:
     """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
-    when this one cannot be read."""
+    when this one cannot be read.
+
+    ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
+    its number while the log grows. ``is_whole`` says that the file begins with it.
+    """
 
     label: str | None = None
     labels: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     problem: str | None = None
+    levels: bytes = b""
+    first: int = 0
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint, harmless text. ``is_valid`` is None while its content was not checked; ``why`` says what was
+    checked, or what is wrong with it. ``modified_at`` is UTC unix seconds."""
+
+    name: str
+    step: int | None
+    size_bytes: int | None
+    modified_at: float | None
+    is_valid: bool | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointList:
+    """The newest checkpoints, the newest first, of ``count`` that there are. ``is_known`` is off until somebody has
+    looked."""
+
+    newest: tuple[Checkpoint, ...] = ()
+    count: int = 0
+    is_known: bool = False
+
+    def written_by(self, at: float) -> CheckpointList:
+        """Those that were there at a past moment, as far as they still are."""
+        kept = tuple(each for each in self.newest if each.modified_at is not None and each.modified_at <= at)
+        return CheckpointList(kept, self.count - len(self.newest) + len(kept), self.is_known)
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked."""
+    """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
+    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place."""
 
     run: RunView
     launched: Mapping[str, object]
@@ -161,6 +197,8 @@ class RunPage:
     decisions: tuple[DecisionView, ...]
     log: LogTail
     charts: ChartData | None = None
+    costs: Mapping[int, Cost] = field(default_factory=dict)
+    checkpoints: CheckpointList | None = None
 
 
 @dataclass(frozen=True, slots=True)

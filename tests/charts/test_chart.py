@@ -208,7 +208,7 @@ def test_fixed_ends_of_an_axis_cut_what_lies_beyond() -> None:
 def test_marker_labels_do_not_touch() -> None:
     markers = [Marker(float(x), f"↻{x}") for x in (10, 11, 30)]
     labels = plain_text(chart([Curve(reduce(ramp(), 100))], width=40, height=8, markers=markers)).split("\n")[-1]
-    assert labels.split() in (["↻10", "↻30"], ["↻10", "↻11", "↻30"])
+    assert labels.split() == ["↻11", "↻30"]  # of two in one cell the last
 
 
 @pytest.mark.parametrize(

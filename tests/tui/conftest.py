@@ -78,6 +78,9 @@ class StillFeed(Feed):
             self._interest = interest
             self.refresh()
 
+    def wait_for_checkpoints(self) -> None:
+        self._still_reader.wait_for_checkpoints(5.0)
+
     def watch(self, command_id: int) -> None:
         self.watched.add(command_id)
 

@@ -13,15 +13,12 @@ from gputui.charts.chart import Line
 from gputui.config import Workspace
 from gputui.store.database import open_reader
 from gputui.tui.reading import Interest, SnapshotReader
-from gputui.tui.render.charts import attempt_marks, curve_lines
 from gputui.tui.render.columns import between, fitting, rule, wrap
 from gputui.tui.render.gpus import gpu_lines
 from gputui.tui.render.overview import share_rows
-from gputui.tui.render.run_page import log_lines, parameter_lines, ranks_lines, run_head, timeline_lines
 from gputui.tui.render.runs import RunsState, events_lines, matching, runs_lines
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
-from gputui.tui.snapshot import LogTail, RankRow, RunPage, Snapshot
-from gputui.tui.tracking import rank_rows
+from gputui.tui.snapshot import Snapshot
 from tests.tui.filling import NOW, Filler
 
 
@@ -50,13 +47,6 @@ def overnight(filler: Filler) -> None:
 @pytest.fixture
 def snapshot(overnight: None, workspace: Workspace) -> Snapshot:
     return read(workspace)
-
-
-@pytest.fixture
-def page(overnight: None, workspace: Workspace) -> RunPage:
-    found = read(workspace, "vit-b16-1").page
-    assert found is not None
-    return found
 
 
 # --- GPUs
@@ -216,79 +206,6 @@ def test_what_comes_from_outside_cannot_drive_the_terminal(filler: Filler, works
     lines = [*events_lines(seen.events, NOW, 120, 9), *gpu_lines(seen, 200, 9)]
     assert not any(char in text for line in text_of(lines) for text in [line] for char in "\x1b\x07\n\u202e")
     assert widths(lines) == {120, 200}
-
-
-# --- a run's page
-
-
-def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot) -> None:
-    line = run_head(page, snapshot.gpus, NOW, 80)
-    assert widths([line]) == {80}
-    assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90 000 · 6 h 43 left · GPU 6    03:12:44"]
-
-
-def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
-    text = text_of(parameter_lines(page, 80, 10, titled=False))
-    assert text[1].split() == ["batch_size", "512", "384", "←", "cuda", "oom", "01:41:05"]
-    assert text[2].split()[:3] == ["grad_accum", "1", "2"]
-    assert text[3].split() == ["lr", "0.001", "0.001"]
-
-
-def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot) -> None:
-    text = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, 20, titled=True))
-    assert text[1:] == [
-        " 00:09:22 queued",
-        " 00:09:24 started on GPU 6, 7",
-        " 01:41:04 attempt 1 ended with code 1 after 1 h 32 at step 4 310",
-        " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
-        "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch stays",
-        "            within 2 %",
-        " 01:41:54 attempt 2 from step 4 000 on GPU 6, 7",
-        " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 at step 8 110",
-        " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
-        "          → left GPU 7 out and went on with one rank, for the other GPU is",
-        "            healthy",
-        " 03:02:58 attempt 3 from step 8 000 on GPU 6",
-    ]
-    short = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, 4, titled=True))
-    assert short[1] == "  … 10 lines before; gputui explain tells all" and len(short) == 4
-
-
-def test_slow_ranks_are_named() -> None:
-    ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
-    ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
-    text = text_of(ranks_lines(ranks, NOW, 80, 8, titled=False))
-    assert text[3].endswith("▲ slow, 1.5× the median")
-    assert "slow" not in text[1]
-    few = text_of(ranks_lines(ranks, NOW, 80, 4, titled=False))
-    assert any("r2" in line for line in few) and few[-1] == "  … 2 more, none slower"
-
-
-def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
-    from gputui.store.metric_queries import RankLine
-
-    def line(rank: int, own: float) -> RankLine:
-        return RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own})
-
-    rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
-    assert rows[2].is_slow and not rows[0].is_slow
-
-
-def test_curves_fill_their_place_and_mark_attempts(page: RunPage) -> None:
-    assert [(mark.x, mark.label) for mark in attempt_marks(page)] == [(4000.0, "↻1"), (8000.0, "↻2")]
-    for width, height in ((80, 21), (80, 12), (40, 6), (140, 30)):
-        lines = curve_lines(page, width, height, is_log=False)
-        assert len(lines) == height and widths(lines) == {width}
-    text = "\n".join(text_of(curve_lines(page, 80, 21, is_log=True)))
-    assert "loss" in text and "samples/s" in text and "gradient norm" in text and "┊" in text
-
-
-def test_the_log_shows_its_end_or_where_one_scrolled_to() -> None:
-    log = LogTail("rank 0", ("rank 0",), tuple(f"line {n}" for n in range(50)))
-    assert text_of(log_lines(log, 0, 80, 4, following=True))[1:] == [" line 47", " line 48", " line 49"]
-    scrolled = text_of(log_lines(log, 10, 80, 4, following=False))
-    assert scrolled[1:] == [" line 37", " line 38", " line 39"] and "10 lines below" in scrolled[0]
-    assert "Nothing has been written" in text_of(log_lines(LogTail(), 0, 80, 4, following=True))[1]
 
 
 # --- layout

@@ -229,81 +229,6 @@ async def test_any_size_will_do(app: GputuiApp, size: tuple[int, int]) -> None:
 # --- a run's page
 
 
-async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("enter")
-        await pilot.pause()
-        assert "vit-b16-1 · ● running ↻2" in text(app, "head")
-        assert "loss" in text(app, "charts") and "learning rate" in text(app, "charts")
-        sections = [("2", "ranks", "r0"), ("3", "log", "LOG"), ("4", "story", "CUDA ran out"), ("5", "params", "384"),
-                    ("1", "charts", "loss")]  # fmt: skip
-        for key, pane, word in sections:
-            await pilot.press(key)
-            await pilot.pause()
-            assert word in text(app, pane)
-            shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
-            assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
-        await pilot.press("tab")
-        assert isinstance(app.screen, RunScreen) and app.screen.section == "ranks"
-        await pilot.press("shift+tab", "shift+tab")
-        assert app.screen.section == "params"
-
-
-@pytest.mark.parametrize("key", ["escape", "h", "left"])
-async def test_the_way_back(app: GputuiApp, key: str) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("l")
-        assert isinstance(app.screen, RunScreen)
-        await pilot.press(key)
-        assert isinstance(app.screen, OverviewScreen)
-        assert feed_of(app).interest.run_id is None
-
-
-async def test_wide_screens_show_everything_side_by_side(app: GputuiApp) -> None:
-    async with app.run_test(size=WIDE) as pilot:
-        await pilot.press("enter")
-        await pilot.pause()
-        for pane, word in (
-            ("charts", "gradient norm"), ("params", "PARAMETERS"), ("ranks", "RANKS"), ("story", "TIMELINE"),
-            ("log", "LOG"),
-        ):  # fmt: skip
-            assert word in text(app, pane)
-            assert app.screen.query_one(f"#{pane}").size.height > 0
-        charts, side = app.screen.query_one("#charts"), app.screen.query_one("#side")
-        assert charts.size.width + side.size.width == 160
-        await pilot.press("y")
-        assert "log" in text(app, "charts")
-
-
-async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspace: Workspace) -> None:
-    ranks = workspace.run_dir("vit-b16-1") / "attempts" / "3" / "ranks" / "x" / "attempt_0"
-    for rank in (0, 1):
-        (ranks / str(rank)).mkdir(parents=True)
-        lines = "".join(f"rank {rank} line {number} \x1b[31mred\x1b[0m\n" for number in range(100))
-        (ranks / str(rank) / "stdout.log").write_text(lines)
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("enter", "3")
-        await pilot.pause()
-        assert text(app, "log").endswith("rank 0 line 99 red") and "following" in text(app, "log")
-        await pilot.press("up", "k", "pageup")
-        assert "lines below" in text(app, "log") and "line 99" not in text(app, "log")
-        seen = text(app, "log").splitlines()[-1]
-        with (ranks / "0" / "stdout.log").open("a") as file:
-            file.write("one more\ntwo more\n")
-        feed_of(app).refresh()
-        await pilot.pause()
-        assert text(app, "log").splitlines()[-1] == seen  # what is read does not run away
-        await pilot.press("pagedown", "down", "j")
-        await pilot.press("f")
-        assert text(app, "log").endswith("two more")
-        await pilot.press("r")
-        await pilot.pause()
-        assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
-        await pilot.press("R")
-        await pilot.pause()
-        assert "LOG rank 0" in text(app, "log")
-
-
 async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("G", "enter")
@@ -355,7 +280,7 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
 
 
 @pytest.mark.parametrize(
-    ("key", "verb", "args"), [("x", "restart", {}), ("delete", "rm", {})], ids=["restart", "remove"]
+    ("key", "verb", "args"), [("X", "restart", {}), ("delete", "rm", {})], ids=["restart", "remove"]
 )
 async def test_restarting_and_removing_ask_first(
     app: GputuiApp, filler: Filler, key: str, verb: str, args: dict[str, Any]
@@ -381,7 +306,7 @@ async def test_a_read_only_view_changes_nothing(filler: Filler, make_app: MakeAp
     filler.overnight()
     app = make_app(readonly=True)
     async with app.run_test(size=SMALL) as pilot:
-        for key in ("s", "u", "x", "delete", "n"):
+        for key in ("s", "u", "X", "delete", "n"):
             await pilot.press(key)
             assert isinstance(app.screen, OverviewScreen)
             assert "read only" in text(app, "message")
@@ -405,7 +330,7 @@ async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
         assert isinstance(app.screen, HelpScreen) and "Open the page of the run" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "The log of the next rank" in text(app, "sheet")
+        assert "The crosshair over all charts" in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 

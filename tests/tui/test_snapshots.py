@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp
 from tests.tui.conftest import MakeApp
@@ -30,15 +28,6 @@ def test_the_overview(snap_compare: Compare, app: GputuiApp, size: tuple[int, in
 @SIZES
 def test_all_gpus_together(snap_compare: Compare, app: GputuiApp, size: tuple[int, int]) -> None:
     assert snap_compare(app, press=["a"], terminal_size=size)
-
-
-@SIZES
-def test_a_run(snap_compare: Compare, app: GputuiApp, size: tuple[int, int]) -> None:
-    async def open_it(pilot: Pilot[Any]) -> None:
-        await pilot.press("enter")
-        await pilot.pause()
-
-    assert snap_compare(app, run_before=open_it, terminal_size=size)
 
 
 @SIZES

@@ -1,77 +1,206 @@
-"""The curves of a run's page."""
+"""The curves of a run's page: its metrics and the hardware under the same axis, what happened below them, and one
+crosshair over all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
+from gputui.charts.envelope import Bin
+from gputui.charts.units import bytes_text, celsius, gibibytes
+from gputui.charts.viewport import Extent
+from gputui.curves.crosshair import values_at
+from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, HardwareField, MarkerKind
+from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.render.columns import fit_line
-from gputui.tui.snapshot import RunPage, Series
+from gputui.tui.render.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
 
-WIDE = 100
-"""From this width on four charts stand two by two; below it the loss has the whole width."""
+GUTTER = 6
+"""Cells of the value labels, so that the same x stands in the same column of charts below each other."""
 
-LEAST_HEIGHT = 5
+MOST_GPU_LINES = 4
+"""More GPUs than this are drawn in one colour, and their lowest and highest value told."""
 
-THROUGHPUT = 1
-"""Its place among the series; its axis begins at 0, so that a small change looks small."""
+AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
+MARKER_STYLES: Mapping[MarkerKind, str] = {
+    "start": "dim",
+    "restart": "marker",
+    "checkpoint": "good",
+    "incident": "bad",
+    "alert": "warn",
+    "event": "dim",
+    "end": "dim",
+}
 
-_TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
-
-
-def curve_lines(page: RunPage, width: int, height: int, *, is_log: bool) -> list[Line]:
-    """Loss, throughput, learning rate and gradient norm over the step, with a mark where each new attempt began."""
-    series = list(page.series.values())
-    if not series or width < 20:
-        return []
-    if height < 2 * LEAST_HEIGHT:
-        return _one(page, series[0], 0, width, height, is_log=is_log)
-    half = (width - 1) // 2
-    if width >= WIDE or height < 3 * LEAST_HEIGHT:
-        top = height // 2
-        return [
-            *_pair(page, series[0], series[1], (0, 1), half, width, height - top, is_log=is_log),
-            *_pair(page, series[2], series[3], (2, 3), half, width, top),
-        ]
-    third = max(LEAST_HEIGHT, height * 3 // 10)
-    return [
-        *_one(page, series[0], 0, width, height - 2 * third, is_log=is_log),
-        *_one(page, series[1], 1, width, third),
-        *_pair(page, series[2], series[3], (2, 3), half, width, third),
-    ]
+_NOTCHES = frozenset({"checkpoint", "event", "start", "end"})
+_GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
 
-def _pair(
-    page: RunPage,
-    left: Series,
-    right: Series,
-    colours: tuple[int, int],
-    half: int,
-    width: int,
-    height: int,
-    *,
-    is_log: bool = False,
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the charts are looked at. ``focus`` is the key of the chart that keys act on, None where none is marked;
+    ``gpus`` gives the index of each GPU by its UUID."""
+
+    settings: ChartSettings
+    window: tuple[float, float]
+    cursor: float | None
+    focus: str | None
+    gpus: Mapping[str, int]
+
+
+def extent_of(data: ChartData) -> Extent | None:
+    """The whole x axis of the run; None while nothing lies on it."""
+    frame = data.frame
+    if frame.start is None or frame.end is None:
+        return None
+    resolution = {"step": 1.0, "epoch": 1e-3}.get(frame.axis, 1.0)
+    return Extent(frame.start, max(frame.end, frame.start), resolution)
+
+
+def grid_lines(
+    panels: Sequence[Panel], places: Sequence[Place], data: ChartData, look: Look, width: int, height: int
 ) -> list[Line]:
-    first = _one(page, left, colours[0], half, height, is_log=is_log)
-    second = _one(page, right, colours[1], width - half - 1, height)
-    return [fit_line([*a, (" ", "text"), *b], width) for a, b in zip(first, second, strict=True)]
+    """The charts in their places, as ``height`` lines of ``width`` cells."""
+    lines: list[Line] = [[] for _ in range(height)]
+    filled = [0] * height
+    for panel, place in zip(panels, places, strict=False):
+        drawn = panel_lines(panel, data, look, place.width, place.height)
+        for y, line in enumerate(drawn, place.top):
+            if place.left > filled[y]:
+                lines[y].append((" " * (place.left - filled[y]), "text"))
+            lines[y] += line
+            filled[y] = place.left + place.width
+    return [fit_line(line, width) for line in lines]
 
 
-def _one(page: RunPage, series: Series, colour: int, width: int, height: int, *, is_log: bool = False) -> list[Line]:
+def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
+    """One chart."""
+    if panel.field is not None:
+        found = [curve for curve in data.hardware if curve.field == panel.field]
+        curves, y_axis = _hardware_curves(found, panel, look), _hardware_axis(panel.field)
+        empty = "not recorded then" if panel.field in data.request.hardware else "reading…"
+    else:
+        curve = data.curves.get(panel.key)
+        curves = _metric_curves(panel, data, look)
+        low = 0.0 if panel.key in THROUGHPUT else None
+        y_axis = YAxis("log" if panel.key in look.settings.logs else "linear", low=low)
+        empty = "reading…" if curve is None else curve.problem or "nothing measured here"
+    start, end = look.window
+    focus = "▸" if panel.key == look.focus else " "
     return chart(
-        [Curve(series.bins, f"series.{colour}", "", series.last)],
+        curves,
         width=width,
         height=height,
-        title=" " + _TITLES.get(series.name, series.name.replace("_per_s", "/s").replace("_", " ")),
-        x_axis=XAxis("step"),
-        y_axis=YAxis("log" if is_log else "linear", low=0.0 if colour == THROUGHPUT else None),
-        markers=attempt_marks(page),
+        title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}",
+        x_axis=XAxis(
+            AXIS_NAMES[data.frame.axis], start, end, "time" if data.frame.axis in ("time", "trained") else "number"
+        ),
+        y_axis=y_axis,
+        markers=_markers(data.markers, with_words=height >= FULL_HEIGHT),
+        cursor=look.cursor,
+        least_gutter=GUTTER,
+        empty_text=empty,
     )
 
 
-def attempt_marks(page: RunPage) -> list[Marker]:
-    """Where each attempt but the first began."""
-    marks = []
-    for attempt in page.attempts:
-        step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
-        if attempt.number > 1 and step is not None:
-            marks.append(Marker(float(step), f"↻{attempt.number - 1}"))
-    return marks
+def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+    found = data.curves.get(panel.key)
+    if found is None:
+        return []
+    bins, smooth = _within(found.bins, look.window), _within(found.smooth, look.window)
+    value, average = found.last, smooth[-1].last if smooth else None
+    if look.cursor is not None:
+        at, smooth_at = values_at((found.bins, found.smooth), look.cursor)
+        value, average = at.value, smooth_at.value
+    style = f"series.{panel.colour}"
+    redone = Curve(_within(found.redone, look.window), "shadow", is_shadow=True)
+    if not smooth:
+        return [redone, Curve(bins, style, "", value)]
+    return [redone, Curve(smooth, style, "~", average), Curve(bins, "shadow", "", value, is_shadow=True)]
+
+
+def _within(bins: Sequence[Bin], window: tuple[float, float]) -> Sequence[Bin]:
+    """The bins that can be seen: what lies outside must not stretch the value axis."""
+    start, end = window
+    if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
+        return bins
+    return [each for each in bins if each.last_x >= start and each.first_x <= end]
+
+
+# --- the hardware
+
+
+def _hardware_axis(field: HardwareField) -> YAxis:
+    if field in ("utilization", "host_cpu"):
+        return YAxis(low=0.0, high=100.0)
+    if field in ("memory", "host_memory"):
+        return YAxis(low=0.0, label=lambda value: bytes_text(value).replace("iB", "").replace(" ", ""))
+    return YAxis(low=0.0 if field in ("power", "sm_clock") else None)
+
+
+def _value_words(field: HardwareField) -> Callable[[float | None], str]:
+    if field in ("memory", "host_memory"):
+        return lambda value: f"{gibibytes(value)} GiB" if value is not None else "–"
+    if field == "temperature":
+        return celsius
+    return lambda value: "–" if value is None else f"{value:.0f}"
+
+
+def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: Look) -> list[Curve]:
+    assert panel.field is not None
+    ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+    words = _value_words(panel.field)
+    values = [curve.last for curve in ordered]
+    if look.cursor is not None:
+        # What was recorded far from there says nothing about it.
+        reach = (look.window[1] - look.window[0]) / 20
+        found_at = values_at([curve.bins for curve in ordered], look.cursor)
+        values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
+    drawn = [_within(curve.bins, look.window) for curve in ordered]
+    if len(ordered) > MOST_GPU_LINES:
+        style = f"series.{panel.colour}"
+        known = [(value, curve) for value, curve in zip(values, ordered, strict=True) if value is not None]
+        if not known:
+            return [Curve(bins, style) for bins in drawn]
+        lowest, where = min(known, key=lambda each: each[0])
+        text = f"{words(lowest)} (GPU {_index(where, look)}) to {words(max(value for value, _ in known))}"
+        return [Curve(bins, style, text if number == 0 else "") for number, bins in enumerate(drawn)]
+    return [
+        Curve(
+            bins,
+            f"series.{(panel.colour + number) % 4}",
+            f"{_index(curve, look)}: {words(value)}" if curve.uuid is not None and len(ordered) > 1 else words(value),
+        )
+        for number, (curve, bins, value) in enumerate(zip(ordered, drawn, values, strict=True))
+    ]
+
+
+def _index(curve: HardwareCurve, look: Look) -> str:
+    found = look.gpus.get(curve.uuid or "")
+    return (curve.uuid or "")[:8] if found is None else str(found)
+
+
+# --- what happened
+
+
+def _markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
+    drawn = []
+    for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
+        word = marker.word if with_words and marker.kind not in _NOTCHES else ""
+        drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=marker.kind not in _NOTCHES))
+    return drawn
+
+
+def markers_near(markers: Sequence[ChartMarker], x: float, reach: float) -> list[ChartMarker]:
+    """What happened within ``reach`` of a place, the gravest first."""
+    near = [marker for marker in markers if abs(marker.x - x) <= reach]
+    return sorted(near, key=lambda marker: (_GRAVITY.index(marker.kind), abs(marker.x - x)))
+
+
+def next_marker(markers: Sequence[ChartMarker], x: float | None, by: int) -> ChartMarker | None:
+    """The next marker to the right, or the one before with -1; without a place the last, or the first."""
+    ordered = sorted(markers, key=lambda marker: marker.x)
+    if by > 0:
+        return next((marker for marker in ordered if x is None or marker.x > x + 1e-9), None)
+    return next((marker for marker in reversed(ordered) if x is None or marker.x < x - 1e-9), None)

@@ -130,11 +130,11 @@ def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
     return [*pad(left, width - right_width), *right]
 
 
-def rule(title: str, width: int, note: str = "") -> Line:
+def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Line:
     """A heading with a line to the end: ``RUNS ────── 3 of 12 ──``."""
     head = clip(f" {title} ", width)
     tail = f" {note} ─" if note and cell_width(note) + cell_width(head) + 6 <= width else ""
-    return [(head, "title"), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
+    return [(head, style), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
 
 
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:

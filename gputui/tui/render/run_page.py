@@ -1,21 +1,20 @@
-"""What a run's page shows beside its charts: head, ranks, parameters, the story so far, the log."""
+"""The head of a run's page, and what its sections have in common."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, percent, short_number
-from gputui.store.views import AttemptView, DecisionView, GpuView, IncidentView
-from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule, wrap
+from gputui.charts.units import count, metric_value, short_number
+from gputui.store.views import GpuView
+from gputui.tui.render.columns import fit_line, fitting, rule
 from gputui.tui.render.moments import right_end
 from gputui.tui.render.runs import outlook
-from gputui.tui.render.words import clock, moment, run_sign, run_state_text
-from gputui.tui.snapshot import LogTail, Past, RankRow, RunPage, RunRow
+from gputui.tui.render.words import run_sign, run_state_text
+from gputui.tui.snapshot import Past, RunPage, RunRow
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
@@ -51,232 +50,27 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
     return "GPU " + ", ".join(known.get(uuid, clean(uuid[:12])) for uuid in uuids)
 
 
-# --- ranks ----------------------------------------------------------------------------------------------------------
+def heading(title: str, width: int, note: str = "", *, is_focused: bool = False) -> Line:
+    """The heading of a section; that of the one that keys act on is marked."""
+    return rule(title, width, note, style="tab" if is_focused else "title")
 
 
-def ranks_lines(ranks: Mapping[int, RankRow], now: float, width: int, height: int, *, titled: bool) -> list[Line]:
-    """A row per rank; those that hold the others up are named so."""
-    lines = [rule("RANKS", width)] if titled else []
-    if not ranks:
-        return [*lines, fit_line([("  No rank has reported yet.", "dim")], width)][:height]
-    placed = place(_RANK_COLUMNS, width - 1)
-    lines.append([(" ", "text"), *head_line(placed, width - 1)])
-    rows = sorted(ranks.values(), key=lambda rank: rank.rank)
-    room = height - len(lines)
-    if len(rows) > room > 1:
-        # The slowest are worth more than the first; what is left out is said.
-        rows = sorted(sorted(rows, key=lambda rank: -(rank.slowdown or 0.0))[: room - 1], key=lambda rank: rank.rank)
-    lines += [[(" ", "text"), *row_line(placed, (rank, now), width - 1)] for rank in rows]
-    if len(rows) < len(ranks):
-        lines.append(fit_line([(f"  … {len(ranks) - len(rows)} more, none slower", "dim")], width))
-    return lines[:height]
-
-
-_Rank = tuple[RankRow, float]
-
-
-def _rank_number(item: _Rank, width: int) -> list[Span]:
-    return [(f"r{item[0].rank}", "text")]
-
-
-def _rank_step(item: _Rank, width: int) -> list[Span]:
-    return [(count(item[0].step), "text")]
-
-
-def _rank_rate(item: _Rank, width: int) -> list[Span]:
-    seconds = item[0].step_seconds
-    return [(short_number(1 / seconds) if seconds else UNKNOWN, "text")]
-
-
-def _rank_samples(item: _Rank, width: int) -> list[Span]:
-    return [(short_number(item[0].samples_per_second), "text")]
-
-
-def _rank_wait(item: _Rank, width: int) -> list[Span]:
-    share = item[0].waiting_fraction
-    return [(percent(None if share is None else min(share, 1.0) * 100), "warn" if (share or 0) >= 0.2 else "text")]
-
-
-def _rank_memory(item: _Rank, width: int) -> list[Span]:
-    return [(bytes_text(item[0].memory_bytes), "text")]
-
-
-def _rank_remark(item: _Rank, width: int) -> list[Span]:
-    rank = item[0]
-    if rank.is_slow and rank.slowdown is not None:
-        return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")]
-    return []
-
-
-_RANK_COLUMNS: tuple[Column[_Rank], ...] = (
-    Column("rank", 4, _rank_number),
-    Column("step", 9, _rank_step, ">", gap=1),
-    Column("step/s", 6, _rank_rate, ">"),
-    Column("samples/s", 9, _rank_samples, ">", importance=1),
-    Column("wait", 4, _rank_wait, ">"),
-    Column("peak", 9, _rank_memory, ">", importance=2),
-    Column("", 6, _rank_remark, grow=1),
-)
-
-
-# --- parameters -----------------------------------------------------------------------------------------------------
-
-
-def parameter_lines(page: RunPage, width: int, height: int, *, titled: bool) -> list[Line]:
-    """Each parameter as launched and as it is now; what recovery changed says by which incident."""
-    lines = [rule("PARAMETERS", width)] if titled else []
-    launched, now = page.launched, page.run.params
-    names = [*launched, *(name for name in now if name not in launched)]
-    if not names:
-        return [*lines, fit_line([("  This profile has no parameters.", "dim")], width)][:height]
-    why = _changed_by(page.incidents, page.decisions)
-    name_width = min(max(cell_width(clean(name)) for name in names), max(8, width // 3)) + 1
-    placed = place(_parameter_columns(name_width), width - 1)
-    lines.append([(" ", "text"), *head_line(placed, width - 1)])
-    names.sort(key=lambda name: launched.get(name) == now.get(name))
-    for name in names:
-        item = (name, _value(launched, name), _value(now, name), why.get(name, ""))
-        lines.append([(" ", "text"), *row_line(placed, item, width - 1)])
-    return _more(lines, height, width)
-
-
-_Parameter = tuple[str, str, str, str]
-
-
-def _parameter_columns(name_width: int) -> tuple[Column[_Parameter], ...]:
-    def changed(item: _Parameter) -> str:
-        return "warn" if item[1] != item[2] else "text"
-
-    return (
-        Column("name", name_width, lambda item, width: [(clean(item[0]), "text")]),
-        Column("launched", 9, lambda item, width: [(item[1], "dim" if item[1] == item[2] else "text")], ">", gap=1),
-        Column("now", 9, lambda item, width: [(item[2], changed(item))], ">", gap=1),
-        Column("", 4, lambda item, width: [(item[3], "dim")], grow=1),
-    )
-
-
-def _value(params: Mapping[str, object], name: str) -> str:
-    if name not in params:
-        return UNKNOWN
-    value = params[name]
-    return clean(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _changed_by(incidents: Sequence[IncidentView], decisions: Sequence[DecisionView]) -> dict[str, str]:
-    kinds = {incident.incident_id: incident for incident in incidents}
-    why: dict[str, str] = {}
-    for decision in decisions:
-        incident = kinds.get(decision.incident_id)
-        for name in decision.params:
-            reason = incident.kind.replace("_", " ") if incident else "recovery"
-            why[name] = f"← {clean(reason)} {clock(decision.at)}"
-    return why
-
-
-# --- the story ------------------------------------------------------------------------------------------------------
-
-
-def timeline_lines(
-    page: RunPage, gpus: Sequence[GpuView], now: float, width: int, height: int, *, titled: bool
-) -> list[Line]:
-    """Attempts, incidents and what was decided, in order of time; the newest stay when room is short."""
-    told: list[tuple[float, str, str, list[str]]] = [
-        (page.run.created_at, "dim", "queued", []),
-        *(_start_of(attempt, gpus) for attempt in page.attempts),
-        *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
-    ]
-    by_incident: dict[int, list[DecisionView]] = {}
-    for decision in page.decisions:
-        by_incident.setdefault(decision.incident_id, []).append(decision)
-    for incident in page.incidents:
-        details = [_decision_words(decision) for decision in by_incident.get(incident.incident_id, [])]
-        told.append((incident.at, "warn", clean(incident.summary), details))
-    if page.run.ended_at is not None:
-        sign = run_sign(page.run.state)
-        reason = clean(page.run.reason or "")
-        told.append(
-            (page.run.ended_at, sign.style, f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else ""), [])
-        )
-    told.sort(key=lambda entry: entry[0])
-    lines: list[Line] = []
-    for at, style, text, details in told:
-        lines += _entry(at, style, text, details, now, width)
-    heading = [rule("TIMELINE", width)] if titled else []
-    room = height - len(heading)
-    if len(lines) > room:
-        hidden = len(lines) - room + 1
-        lines = [
-            fit_line([(f"  … {hidden} lines before; gputui explain tells all", "dim")], width),
-            *lines[-room + 1 :],
-        ]
-    return [*heading, *lines][:height]
-
-
-def _entry(at: float, style: str, text: str, details: Sequence[str], now: float, width: int) -> list[Line]:
-    margin = 10
-    lines: list[Line] = []
-    for number, part in enumerate(wrap(text, width - margin)):
-        stamp = f" {moment(at, now)} " if number == 0 else " " * margin
-        lines.append(fit_line([(stamp, "dim"), (part, style)], width))
-    for detail in details:
-        for number, part in enumerate(wrap(detail, width - margin - 2)):
-            lines.append(fit_line([(" " * margin + ("→ " if number == 0 else "  "), "dim"), (part, "text")], width))
-    return lines
-
-
-def _start_of(attempt: AttemptView, gpus: Sequence[GpuView]) -> tuple[float, str, str, list[str]]:
-    where = gpu_words(attempt.gpus, gpus)
-    if attempt.resumed_step is not None:
-        text = f"attempt {attempt.number} from step {count(attempt.resumed_step)} on {where}"
-    else:
-        text = f"attempt {attempt.number} on {where}" if attempt.number > 1 else f"started on {where}"
-    at = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    return (at, "text", text, [])
-
-
-def _end_of(attempt: AttemptView) -> tuple[float, str, str, list[str]]:
-    assert attempt.ended_at is not None
-    if attempt.exit_signal is not None:
-        how = f"ended by signal {attempt.exit_signal}"
-    elif attempt.exit_code is not None:
-        how = f"ended with code {attempt.exit_code}"
-    else:
-        how = "ended"
-    took = "" if attempt.started_at is None else f" after {duration(attempt.ended_at - attempt.started_at)}"
-    at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
-    return (attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}", [])
-
-
-def _decision_words(decision: DecisionView) -> str:
-    """What was decided, in the words that recovery itself gave it."""
-    return clean(decision.reason or decision.verdict)
-
-
-# --- the log --------------------------------------------------------------------------------------------------------
-
-
-def log_lines(log: LogTail, offset: int, width: int, height: int, *, following: bool) -> list[Line]:
-    """The end of the log; ``offset`` lines from its end are scrolled away."""
-    note = "following" if following else f"{offset} lines below, f follows"
-    lines = [rule(f"LOG {log.label or ''}".rstrip(), width, note)]
-    room = height - 1
-    if log.problem is not None or not log.lines:
-        text = log.problem or "Nothing has been written yet."
-        return [*lines, fit_line([("  " + clean(text), "dim")], width)][:height]
-    end = len(log.lines) - offset
-    shown = log.lines[max(0, end - room) : end]
-    lines += [fit_line([(" " + text, _log_style(text))], width) for text in shown]
-    return lines[:height]
-
-
-def _log_style(text: str) -> str:
-    if "Error" in text or "ERROR" in text or "Traceback" in text:
-        return "bad"
-    return "warn" if "WARN" in text or "Warning" in text else "text"
-
-
-def _more(lines: list[Line], height: int, width: int) -> list[Line]:
+def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> list[Line]:
+    """The lines from ``offset`` on; what is left out at either end is said."""
+    if height < 1:
+        return []
     if len(lines) <= height:
-        return lines
-    hidden = len(lines) - height + 1
-    return [*lines[: height - 1], fit_line([(f"  … {hidden} more", "dim")], width)]
+        return list(lines)
+    offset = min(max(0, offset), len(lines) - height)
+    shown = list(lines[offset : offset + height])
+    if offset:
+        shown[0] = fit_line([(f"  … {offset + 1} above", "dim")], width)
+    below = len(lines) - offset - height
+    if below:
+        shown[-1] = fit_line([(f"  … {below + 1} more", "dim")], width)
+    return shown
+
+
+def most_offset(lines: int, height: int) -> int:
+    """How far lines can be scrolled in so much room."""
+    return max(0, lines - max(1, height))

@@ -22,11 +22,11 @@ class SlowPane(Pane):
     def show_when(
         self, shape: Hashable, news: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
     ) -> None:
-        """Show what ``draw`` makes, if ``shape`` (size, settings) is another, or one of the objects in ``news`` (the
+        """Show what ``draw`` makes, if ``shape`` (size, settings) is another, or one of the values in ``news`` (the
         data) is another and it is time."""
         now = time.monotonic()
         self.set_height(height)
-        is_same = len(news) == len(self._news) and all(a is b for a, b in zip(news, self._news, strict=True))
+        is_same = len(news) == len(self._news) and all(a is b or a == b for a, b in zip(news, self._news, strict=True))
         if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
             return
         self._shape, self._news, self._drawn_at = shape, news, now

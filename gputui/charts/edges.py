@@ -1,0 +1,118 @@
+"""What stands around the plotting area of a chart: the legend above, the x axis and the markers' labels below."""
+
+from collections.abc import Sequence
+
+from gputui.charts.axes import Scale, linear_ticks, tick_labels, time_labels, time_ticks
+from gputui.charts.cells import cell_width, clip
+from gputui.charts.envelope import Bin
+from gputui.charts.glyphs import Glyphs
+from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
+from gputui.charts.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
+from gputui.charts.units import metric_value, short_number
+
+_MOST_X_TICKS = 8
+
+
+def legend(
+    title: str,
+    curves: Sequence[Curve],
+    bins: Sequence[Bin],
+    axis: YAxis,
+    as_asked: bool,
+    width: int,
+    glyphs: Glyphs,
+) -> Line:
+    """The first line: title, newest values, and on the right what must not be overlooked."""
+    notes: list[Span] = []
+    non_finite = sum(each.non_finite for each in bins)
+    if non_finite:
+        notes.append((f"{glyphs.nan} {short_number(non_finite)} not finite", BAD_STYLE))
+    if axis.kind == "log":
+        if not as_asked:
+            notes.append(("nothing above 0: linear", "dim"))
+        elif any(each.low is not None and each.low <= 0 for each in bins):
+            notes.append((f"{glyphs.below} 0 or less, log", BAD_STYLE))
+        else:
+            notes.append(("log", "dim"))
+    left: list[Span] = [(title, "title")] if title else []
+    for curve in curves:
+        words = [curve.label] if curve.label else []
+        if curve.value is not None:
+            words.append(metric_value(curve.value))
+        if words:
+            left.append((" ".join(words), curve.style))
+    line: Line = []
+    room = width
+    for text, style in left:
+        lead = "  " if line else ""
+        piece = clip(lead + text, room, glyphs.ellipsis)
+        if not piece.strip():
+            break
+        line.append((piece, style))
+        room -= cell_width(piece)
+    tail: Line = []
+    for text, style in notes:
+        if cell_width(text) + 2 <= room:
+            tail.append((f"  {text}", style))
+            room -= cell_width(text) + 2
+    return [*line, (" " * room, "dim"), *tail] if room else [*line, *tail]
+
+
+def axis_line(
+    canvas: Canvas,
+    scale: Scale,
+    axis: XAxis,
+    markers: Sequence[tuple[int, Marker]],
+    cursor: int | None,
+    gutter_width: int,
+    with_ticks: bool,
+) -> Line:
+    """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out."""
+    glyphs = canvas.glyphs
+    chars = [glyphs.horizontal] * canvas.width
+    styles = ["axis"] * canvas.width
+    name = f" {axis.name}" if axis.name else ""
+    free = canvas.width
+    if name and cell_width(name) == len(name) < canvas.width // 2:
+        free -= len(name)
+        chars[free:] = name
+    taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
+    most = min(_MOST_X_TICKS, max(2, canvas.width // 10))
+    if with_ticks:
+        is_time = axis.kind == "time"
+        ticks = (time_ticks if is_time else linear_ticks)(scale.low, scale.high, most)
+        next_free = 0
+        for tick, label in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
+            column = canvas.column(tick, scale)
+            if column is None or column < next_free or column + 1 + len(label) > free:
+                continue
+            cells = range(column, column + 1 + len(label))
+            if not taken.isdisjoint(cells):
+                continue
+            chars[column : column + 1 + len(label)] = glyphs.x_tick + label
+            next_free = column + 2 + len(label)
+    for column, marker in sorted(markers, key=lambda each: each[1].is_line):
+        if marker.is_line or chars[column] == glyphs.horizontal:
+            chars[column], styles[column] = glyphs.marker if marker.is_line else glyphs.note, marker.style
+    if cursor is not None:
+        chars[cursor], styles[cursor] = glyphs.vertical, CURSOR_STYLE
+    edge: Line = [(" " * gutter_width + glyphs.corner, "axis")] if gutter_width >= 0 else []
+    return [*edge, *spans(chars, styles)]
+
+
+def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:
+    """The labels of markers below them, each where it does not touch the one before; of several in one column that of
+    the last."""
+    line: Line = [(" " * indent, "dim")] if indent else []
+    at = 0
+    for column, marker in sorted(dict(markers).items(), key=lambda each: each[0]):
+        label_width = cell_width(marker.label) if marker.is_line else 0
+        start = min(max(at, column - label_width // 2), width - label_width)
+        if not label_width or start < at or start > column:
+            continue
+        line.append((" " * (start - at) + marker.label, marker.style))
+        at = start + label_width + 1
+        if at <= width:
+            line.append((" ", marker.style))
+    used = sum(cell_width(text) for text, _ in line)
+    return [piece for piece in [*line, (" " * (width + indent - used), "dim")] if piece[0]]

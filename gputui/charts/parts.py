@@ -1,0 +1,61 @@
+"""What a chart is made of: curves, markers, axes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gputui.charts.axes import AxisKind
+from gputui.charts.envelope import Bin
+from gputui.charts.raster import Span
+
+Line = list[Span]
+"""One line of a chart: pieces of text with the keys of their styles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One series of a chart.
+
+    `label` and `value` (its newest value, or the one under the cursor) go into the legend; a curve with neither has no
+    place there. A shadow, such as the raw values behind their average, is drawn only where no other curve is.
+    """
+
+    bins: Sequence[Bin]
+    style: str = "series.0"
+    label: str = ""
+    value: float | None = None
+    is_shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A place on the x axis, such as a restart: a vertical line with a short label below the axis, or with `is_line`
+    off only a notch in the axis."""
+
+    x: float
+    label: str = ""
+    style: str = "marker"
+    is_line: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class XAxis:
+    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds."""
+
+    name: str = ""
+    start: float | None = None
+    end: float | None = None
+    kind: Literal["number", "time"] = "number"
+
+
+@dataclass(frozen=True, slots=True)
+class YAxis:
+    """The value axis; ends left `None` follow the curves in round steps.
+
+    A logarithmic axis without a positive value to show is drawn linear, and the legend says so.
+    """
+
+    kind: AxisKind = "linear"
+    low: float | None = None
+    high: float | None = None
+    label: Callable[[float], str] | None = field(default=None)

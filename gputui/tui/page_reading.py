@@ -1,0 +1,71 @@
+"""What a run's page explains beside its charts: what each incident cost, and which checkpoints there are."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gputui.config import Workspace
+from gputui.recovery.cost import Cost, costs
+from gputui.runs.places import checkpoint_directory
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.store.step_times import StepTimes
+from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView
+from gputui.tui.checkpoint_list import CheckpointReader
+from gputui.tui.snapshot import CheckpointList
+
+
+class IncidentCostReader:
+    """The cost of each incident of one run, worked out again when an attempt began, did its first step or ended."""
+
+    def __init__(self) -> None:
+        self._basis: object = None
+        self._costs: Mapping[int, Cost] = {}
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run_id: str,
+        attempts: Sequence[AttemptView],
+        incidents: Sequence[IncidentView],
+        decisions: Sequence[DecisionView],
+    ) -> Mapping[int, Cost]:
+        """Costs by incident. Raises sqlite3.Error."""
+        if not incidents:
+            return {}
+        moves = tuple((each.number, each.first_step, each.first_step_at, each.ended_at) for each in attempts)
+        basis = (run_id, moves, len(incidents), len(decisions))
+        if basis != self._basis:
+            self._costs = costs(attempts, incidents, decisions, StepTimes(connection, run_id))
+            self._basis = basis
+        return self._costs
+
+
+class RunCheckpoints:
+    """The checkpoints of the run whose page is open."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._reader = CheckpointReader()
+        self._spec_json = ""
+        self._place: tuple[Path, str] | None = None
+
+    def read(self, run: RunView, to_check: str | None) -> CheckpointList | None:
+        """What is known of them; None for a run whose profile names no place for any."""
+        if run.spec_json != self._spec_json:
+            self._spec_json, self._place = run.spec_json, self._find(run)
+        return None if self._place is None else self._reader.read(*self._place, to_check)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the look under way is over."""
+        self._reader.wait(seconds)
+
+    def _find(self, run: RunView) -> tuple[Path, str] | None:
+        try:
+            spec = RunSpec.from_json(json.loads(run.spec_json))
+            folder = checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        except (SpecError, ValueError):
+            return None
+        return None if folder is None or spec.checkpoints is None else (folder, spec.checkpoints.pattern)

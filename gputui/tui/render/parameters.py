@@ -1,0 +1,65 @@
+"""The parameters of a run, and what recovery changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from gputui.charts.cells import cell_width
+from gputui.charts.chart import Line
+from gputui.charts.safe_text import clean
+from gputui.charts.units import UNKNOWN
+from gputui.store.views import DecisionView, IncidentView
+from gputui.tui.render.columns import Column, fit_line, head_line, place, row_line
+from gputui.tui.render.words import clock
+from gputui.tui.snapshot import RunPage
+
+
+def parameter_lines(page: RunPage, width: int) -> list[Line]:
+    """Each parameter as launched and as it is now; what recovery changed says by which incident."""
+    launched, now = page.launched, page.run.params
+    names = [*launched, *(name for name in now if name not in launched)]
+    if not names:
+        return [fit_line([("  This profile has no parameters.", "dim")], width)]
+    why = _changed_by(page.incidents, page.decisions)
+    name_width = min(max(cell_width(clean(name)) for name in names), max(8, width // 3)) + 1
+    placed = place(_parameter_columns(name_width), width - 1)
+    lines = [[(" ", "text"), *head_line(placed, width - 1)]]
+    names.sort(key=lambda name: launched.get(name) == now.get(name))
+    for name in names:
+        item = (name, _value(launched, name), _value(now, name), why.get(name, ""))
+        lines.append([(" ", "text"), *row_line(placed, item, width - 1)])
+    return lines
+
+
+_Parameter = tuple[str, str, str, str]
+
+
+def _parameter_columns(name_width: int) -> tuple[Column[_Parameter], ...]:
+    def changed(item: _Parameter) -> str:
+        return "warn" if item[1] != item[2] else "text"
+
+    return (
+        Column("name", name_width, lambda item, width: [(clean(item[0]), "text")]),
+        Column("launched", 9, lambda item, width: [(item[1], "dim" if item[1] == item[2] else "text")], ">", gap=1),
+        Column("now", 9, lambda item, width: [(item[2], changed(item))], ">", gap=1),
+        Column("", 4, lambda item, width: [(item[3], "dim")], grow=1),
+    )
+
+
+def _value(params: Mapping[str, object], name: str) -> str:
+    if name not in params:
+        return UNKNOWN
+    value = params[name]
+    return clean(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _changed_by(incidents: Sequence[IncidentView], decisions: Sequence[DecisionView]) -> dict[str, str]:
+    kinds = {incident.incident_id: incident for incident in incidents}
+    why: dict[str, str] = {}
+    for decision in decisions:
+        incident = kinds.get(decision.incident_id)
+        for name in decision.params:
+            reason = incident.kind.replace("_", " ") if incident else "recovery"
+            why[name] = f"← {clean(reason)} {clock(decision.at)}"
+    return why

@@ -1,0 +1,320 @@
+"""What keys and the mouse do on a run's page: they act on the section in focus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+from textual import events
+from textual.binding import BindingType
+from textual.widget import Widget
+
+from gputui.store.views import RunView
+from gputui.tui.actions import Scope
+from gputui.tui.chart_settings import ChartMemory, ChartSettings
+from gputui.tui.editing import LineEdit
+from gputui.tui.render.run_sections import Sections
+from gputui.tui.screens.base import ActionScreen, Copyable, bindings_for
+from gputui.tui.screens.run_charts import RunCharts
+from gputui.tui.screens.run_log import RunLog
+from gputui.tui.snapshot import RunPage
+from gputui.tui.widgets.pane import Pane
+
+WIDE = 120
+"""From this width on all sections stand side by side."""
+
+Section = Literal["charts", "ranks", "log", "story", "params"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+
+
+class RunKeys(ActionScreen):
+    """The page of one run as far as keys change it."""
+
+    SCOPE: ClassVar[Scope] = "run"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("run")
+
+    def __init__(self, run_id: str, memory: ChartMemory) -> None:
+        super().__init__()
+        self.run_id = run_id
+        self.charts = RunCharts(memory.of(run_id))
+        self.log_part = RunLog()
+        self.ranks = Pane(id="ranks")
+        self.story = Pane(id="story")
+        self.params = Pane(id="params")
+        self.section: Section = "charts"
+        self.is_maximised = False
+        self.checkpoint_to_check: str | None = None
+        self._memory = memory
+        self._scrolled: dict[Section, int] = dict.fromkeys(SECTIONS, 0)
+        self._room = 1
+
+    @property
+    def page(self) -> RunPage | None:
+        """What is known of the run; None until it was read, or when it is gone."""
+        page = self.snapshot.page
+        return page if page is not None and page.run.run_id == self.run_id else None
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        return self.page.run if self.page else None
+
+    def _sections(self, page: RunPage) -> Sections:
+        offset = self._scrolled.get(self.section, 0)
+        return Sections(page, self.snapshot.gpus, self.snapshot.at, self.section, offset)
+
+    # --- typing
+
+    def on_key(self, event: events.Key) -> None:
+        """While a filter or a search is typed, keys are text."""
+        edit = self._edit
+        if edit is None:
+            return
+        if event.key in ("enter", "escape"):
+            self._type(None, edit.text if event.key == "enter" else "")
+        elif (pressed := edit.press(event.key)) is not None:
+            self._type(pressed, pressed.text)
+        elif event.character is not None and event.is_printable:
+            inserted = edit.insert(event.character)
+            self._type(inserted, inserted.text)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+        self.paint()
+
+    def on_paste(self, event: events.Paste) -> None:
+        if self._edit is not None:
+            inserted = self._edit.insert(event.text)
+            self._type(inserted, inserted.text)
+            event.stop()
+            self.paint()
+
+    @property
+    def _edit(self) -> LineEdit | None:
+        return self.charts.edit or self.log_part.edit
+
+    def _type(self, edit: LineEdit | None, text: str) -> None:
+        if self.charts.edit is not None:
+            self.charts.filter_to(edit, text)
+            self._keep_charts()
+        else:
+            self.log_part.search(edit, text)
+
+    def _keep_charts(self) -> None:
+        self._memory.keep(self.run_id, self.charts.settings)
+
+    # --- the mouse
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        if pane is self.charts.pane:
+            self.charts.zoom(-by)
+        elif pane is self.log_part.pane:
+            self.log_part.scroll(by)
+        self.paint()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses the section, in the charts the chart and the moment."""
+        panes: dict[Widget, Section] = {
+            self.charts.pane: "charts", self.log_part.pane: "log", self.ranks: "ranks", self.story: "story",
+            self.params: "params",
+        }  # fmt: skip
+        if event.widget in panes:
+            self.section = panes[event.widget]
+            if event.widget is self.charts.pane:
+                self.charts.click(event.x, event.y)
+            self.paint()
+
+    def copyable(self) -> Sequence[Copyable]:
+        own: list[Copyable] = []
+        if self.section == "log" and self.log_part.text:
+            own.append(Copyable("the log", self.log_part.text))
+        elif self.section == "charts" and self.charts.cursor is not None:
+            own.append(Copyable("what is at the crosshair", self.charts.head_text))
+        return [*own, *super().copyable()]
+
+    # --- actions: the page
+
+    def do_back(self) -> None:
+        """What was opened last goes first: the whole-page view, the crosshair, a search; then the page."""
+        if self.is_maximised:
+            self.is_maximised = False
+        elif self.section == "charts" and self.charts.cursor is not None:
+            self.charts.cursor = None
+        elif self.section == "log" and self.log_part.view.search.text:
+            self.log_part.search(None, "")
+        else:
+            self.gputui.pop_screen()
+
+    def do_section_next(self) -> None:
+        self.section = SECTIONS[(SECTIONS.index(self.section) + 1) % len(SECTIONS)]
+
+    def do_section_previous(self) -> None:
+        self.section = SECTIONS[(SECTIONS.index(self.section) - 1) % len(SECTIONS)]
+
+    def do_section_charts(self) -> None:
+        self.section = "charts"
+
+    def do_section_ranks(self) -> None:
+        self.section = "ranks"
+
+    def do_section_log(self) -> None:
+        self.section = "log"
+
+    def do_section_story(self) -> None:
+        self.section = "story"
+
+    def do_section_params(self) -> None:
+        self.section = "params"
+
+    def do_maximise(self) -> None:
+        self.is_maximised = not self.is_maximised
+
+    def do_find(self) -> None:
+        if self.section == "log":
+            self.log_part.edit = LineEdit.at_end(self.log_part.view.search.text)
+        else:
+            self.section = "charts"
+            self.charts.edit = LineEdit.at_end(self.charts.settings.filter_text)
+
+    def do_scroll_up(self) -> None:
+        self._scroll(-1)
+
+    def do_scroll_down(self) -> None:
+        self._scroll(1)
+
+    def do_page_up(self) -> None:
+        self._scroll_page(-1)
+
+    def do_page_down(self) -> None:
+        self._scroll_page(1)
+
+    def _scroll(self, by: int) -> None:
+        if self.section == "charts":
+            self.charts.move_focus(by)
+        elif self.section == "log":
+            self.log_part.scroll(by)
+        elif self.page is not None:
+            most = self._sections(self.page).most_offset(self.section, self._inner_width, self._room)
+            # The timeline is read from its end.
+            moved = self._scrolled[self.section] + (-by if self.section == "story" else by)
+            self._scrolled[self.section] = min(max(0, moved), most)
+
+    @property
+    def _inner_width(self) -> int:
+        width = self.app.size.width
+        return width - charts_width(width) - 3 if width >= WIDE and not self.is_maximised else width
+
+    def _scroll_page(self, by: int) -> None:
+        if self.section == "charts":
+            self.charts.turn_page(by)
+        elif self.section == "log":
+            self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
+        else:
+            self._scroll(by * max(1, self._room - 2))
+
+    def do_beginning(self) -> None:
+        if self.section == "charts":
+            self.charts.move_to_end(of_data=False)
+        elif self.section == "log":
+            self.log_part.to_top()
+        else:
+            self._scroll(-(1 << 20))
+
+    def do_follow(self) -> None:
+        if self.section == "charts":
+            self.charts.move_to_end(of_data=True)
+        elif self.section == "log":
+            self.log_part.view.follow()
+        else:
+            self._scroll(1 << 20)
+
+    # --- actions: the charts
+
+    def _set_charts(self, settings: ChartSettings) -> None:
+        self.section = "charts"
+        self.charts.settings = settings
+        self._keep_charts()
+
+    def do_smoothing_next(self) -> None:
+        self._set_charts(self.charts.settings.with_smoothing(1))
+
+    def do_smoothing_previous(self) -> None:
+        self._set_charts(self.charts.settings.with_smoothing(-1))
+
+    def do_log_axis(self) -> None:
+        focus = self.charts.focus
+        if focus is not None:
+            self._set_charts(self.charts.settings.with_log(focus.key))
+
+    def do_x_axis(self) -> None:
+        self.charts.turn_axis()
+        self._set_charts(self.charts.settings)
+
+    def do_layout(self) -> None:
+        self._set_charts(self.charts.settings.with_next_layout())
+
+    def do_pin(self) -> None:
+        focus = self.charts.focus
+        if focus is not None:
+            self._set_charts(self.charts.settings.with_pin(focus.key))
+
+    def do_cursor_left(self) -> None:
+        self.charts.move_cursor(-1)
+
+    def do_cursor_right(self) -> None:
+        self.charts.move_cursor(1)
+
+    def do_marker_previous(self) -> None:
+        self.charts.move_to_marker(-1)
+
+    def do_marker_next(self) -> None:
+        self.charts.move_to_marker(1)
+
+    def do_pan_left(self) -> None:
+        self.charts.pan(-1)
+
+    def do_pan_right(self) -> None:
+        self.charts.pan(1)
+
+    def do_zoom_in(self) -> None:
+        self.charts.zoom(1)
+
+    def do_zoom_out(self) -> None:
+        self.charts.zoom(-1)
+
+    def do_zoom_all(self) -> None:
+        self.charts.zoom(0)
+
+    # --- actions: the log and the checkpoints
+
+    def do_log_next(self) -> None:
+        self.log_part.choose(1)
+
+    def do_log_previous(self) -> None:
+        self.log_part.choose(-1)
+
+    def do_hit_next(self) -> None:
+        self._go_to_hit(1)
+
+    def do_hit_previous(self) -> None:
+        self._go_to_hit(-1)
+
+    def _go_to_hit(self, by: int) -> None:
+        view = self.log_part.view
+        if not view.search.text:
+            self.gputui.say("Nothing is searched for yet: go to the log with 3, then /.", "warning")
+        view.next_hit(by)
+
+    def do_grave_only(self) -> None:
+        self.log_part.view.only_grave()
+
+    def do_check(self) -> None:
+        page = self.page
+        if page is not None and page.checkpoints is not None and page.checkpoints.newest:
+            self.checkpoint_to_check = page.checkpoints.newest[0].name
+            self.section = "params"
+
+
+def charts_width(width: int) -> int:
+    """Cells of the charts in a screen of this width; beside them one stays free."""
+    return width if width < WIDE else width - min(96, width * 2 // 5) - 1

@@ -1,0 +1,60 @@
+"""The log of a run's page: which one, and what keys do to it."""
+
+from __future__ import annotations
+
+from gputui.tui.editing import LineEdit
+from gputui.tui.log_view import LogView
+from gputui.tui.render.log import log_lines
+from gputui.tui.snapshot import LogTail
+from gputui.tui.widgets.pane import Pane
+
+
+class RunLog:
+    """Holds how the log is looked at, and its pane. ``label`` and ``is_deep`` are what it needs from the feed."""
+
+    def __init__(self) -> None:
+        self.pane = Pane(id="log")
+        self.view = LogView()
+        self.label: str | None = None
+        self.is_deep = False
+        self.edit: LineEdit | None = None
+
+    def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool) -> None:
+        """Draw what is known."""
+        self.view.update(tail, height - 1)
+        lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
+        self.pane.show(lines, height=height)
+
+    def choose(self, by: int) -> None:
+        """The log of the next rank or stream."""
+        labels = self.view.tail.labels
+        if not labels:
+            return
+        place = labels.index(self.view.tail.label) if self.view.tail.label in labels else -by
+        self.label = labels[(place + by) % len(labels)]
+        self.is_deep = False
+
+    def scroll(self, by: int) -> None:
+        """Move by lines; at the upper end older lines are asked for."""
+        self.view.scroll(by)
+        if by < 0 and self.view.is_at_top:
+            self.is_deep = True
+
+    def to_top(self) -> None:
+        self.is_deep = True
+        self.view.to_top()
+
+    def search(self, edit: LineEdit | None, text: str) -> None:
+        """Look for a text, all of the log that is kept for it."""
+        self.edit = edit
+        if text:
+            self.is_deep = True
+        if text != self.view.search.text:
+            self.view.look_for(text)
+
+    @property
+    def text(self) -> str:
+        """What is in the pane, for copying: the line of the current hit, else all of it."""
+        if self.view.current_hit is not None:
+            return self.view.line(self.view.current_hit)[0]
+        return "\n".join(self.view.line(number)[0] for number in self.view.line_numbers)

@@ -1,0 +1,319 @@
+"""The page of a run: every key, in every section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.config import Workspace
+from gputui.tui.app import GputuiApp
+from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.widgets.pane import Pane
+from tests.tui.conftest import MakeApp, StillFeed
+from tests.tui.filling import Filler
+
+SMALL, MIDDLE, WIDE = (80, 24), (120, 36), (160, 48)
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    return make_app()
+
+
+def feed_of(app: GputuiApp) -> StillFeed:
+    assert isinstance(app.feed, StillFeed)
+    return app.feed
+
+
+def text(app: GputuiApp, pane: str) -> str:
+    return app.screen.query_one(f"#{pane}", Pane).text
+
+
+def page_of(app: GputuiApp) -> RunScreen:
+    assert isinstance(app.screen, RunScreen)
+    return app.screen
+
+
+def write_log(workspace: Workspace, rank: int, content: str, stream: str = "stdout") -> Path:
+    folder = workspace.run_dir("vit-b16-1") / "attempts" / "3" / "ranks" / "x" / "attempt_0" / str(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stream}.log"
+    path.write_text(content)
+    return path
+
+
+async def press(pilot: Pilot[int], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await pilot.pause()
+
+
+def head(app: GputuiApp) -> str:
+    return text(app, "charts").splitlines()[0]
+
+
+# --- sections
+
+
+async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter")
+        assert "vit-b16-1 · ● running ↻2" in text(app, "head")
+        assert "loss" in text(app, "charts") and "learning rate" in text(app, "charts")
+        sections = [("2", "ranks", "r0"), ("3", "log", "LOG"), ("4", "story", "CUDA ran out"), ("5", "params", "384"),
+                    ("1", "charts", "loss")]  # fmt: skip
+        for key, pane, word in sections:
+            await press(pilot, key)
+            assert word in text(app, pane)
+            shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
+            assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
+        await press(pilot, "tab")
+        assert page_of(app).section == "ranks"
+        await press(pilot, "shift+tab", "shift+tab")
+        assert page_of(app).section == "params"
+
+
+@pytest.mark.parametrize("key", ["escape", "backspace"])
+async def test_the_way_back(app: GputuiApp, key: str) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "l")
+        assert isinstance(app.screen, RunScreen)
+        await press(pilot, key)
+        assert isinstance(app.screen, OverviewScreen)
+        assert feed_of(app).interest.run_id is None
+
+
+@pytest.mark.parametrize("size", [MIDDLE, WIDE])
+async def test_wide_screens_show_everything_side_by_side(app: GputuiApp, size: tuple[int, int]) -> None:
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "enter")
+        for pane, word in (
+            ("charts", "gradient norm"), ("params", "PARAMETERS"), ("params", "CHECKPOINTS"), ("ranks", "RANKS"),
+            ("story", "TIMELINE"), ("story", "2 incidents cost"), ("log", "LOG"),
+        ):  # fmt: skip
+            assert word in text(app, pane)
+            assert app.screen.query_one(f"#{pane}").size.height > 0
+        charts, side = app.screen.query_one("#charts"), app.screen.query_one("#side")
+        assert charts.size.width + side.size.width == size[0]
+        await press(pilot, "4", "enter")  # the timeline on the whole page
+        assert app.screen.query_one("#story").size.width == size[0] and not app.screen.query_one("#charts").display
+        assert "XID 79: GPU has fallen" in text(app, "story")  # with its evidence
+        await press(pilot, "escape")
+        assert app.screen.query_one("#charts").display and isinstance(app.screen, RunScreen)
+
+
+async def test_sections_scroll(app: GputuiApp) -> None:
+    async with app.run_test(size=(80, 9)) as pilot:
+        await press(pilot, "enter", "4")
+        assert "lines before" in text(app, "story")
+        await press(pilot, "pageup", "k", "home")
+        assert text(app, "story").startswith(" 00:09:22 queued") and "lines below" in text(app, "story")
+        await press(pilot, "down", "G")
+        assert "attempt 3 from step 8 000" in text(app, "story")
+        await press(pilot, "5", "down", "pagedown")
+        assert "above" in text(app, "params")
+        await press(pilot, "g")
+        assert "batch_size" in text(app, "params")
+
+
+# --- charts
+
+
+async def test_only_what_is_shown_is_asked_for(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.names == ("loss", "samples_per_s", "lr", "grad_norm")
+        assert asked.hardware == ("utilization",) and asked.window is None and asked.bins >= 160
+        await press(pilot, "enter")  # one chart on the whole page
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.names == ("loss",) and not asked.hardware
+        assert "samples" not in text(app, "charts")
+
+
+async def test_charts_are_chosen_paged_and_laid_out(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter")
+        assert "▸loss" in text(app, "charts") and "charts 1–5 of" in head(app)
+        await press(pilot, "down", "j")
+        assert "▸GPU util" in text(app, "charts")
+        await press(pilot, "pagedown")
+        assert "charts 6–10 of" in head(app) and "▸loss" not in text(app, "charts")
+        await press(pilot, "pageup", "up", "k")
+        assert "▸loss" in text(app, "charts")
+        await press(pilot, "v")
+        assert "samples/s" in text(app, "charts") and "gradient" not in text(app, "charts")
+        await press(pilot, "v")
+        assert "samples/s" not in text(app, "charts") and "charts 1–1 of" in head(app)
+        await press(pilot, "v")
+        assert "gradient" in text(app, "charts")
+
+
+async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "left")
+        assert head(app).startswith(" │ step 9 440")
+        for line in (3, 12, 18):
+            assert "│" in text(app, "charts").splitlines()[line][8:]
+        await press(pilot, "h", "left")
+        here = page_of(app).charts.cursor
+        assert here is not None and here < 9440
+        await press(pilot, "l", "right", "right")
+        assert page_of(app).charts.cursor == 9440
+        await press(pilot, "g")
+        assert head(app).startswith(" │ step 0")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and {"utilization", "power", "temperature"} <= set(asked.hardware)
+        await press(pilot, "escape")
+        assert page_of(app).charts.cursor is None and "x step" in head(app)
+        await press(pilot, "left", "G")
+        assert page_of(app).charts.cursor is None
+
+
+async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "plus")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.window is not None
+        start, end = asked.window
+        assert start > 0 and end >= 9440  # the newest stays in sight
+        assert "to" in head(app)
+        await press(pilot, "shift+left")
+        assert page_of(app).charts.viewport.end is not None
+        moved = feed_of(app).interest.charts
+        assert moved is not None and moved.window is not None and moved.window[0] < start
+        await press(pilot, "shift+right", "shift+right", "shift+right")
+        assert page_of(app).charts.viewport.end is None
+        await press(pilot, "minus")
+        assert page_of(app).charts.viewport.span is None
+        await press(pilot, "plus", "equals_sign", "0")
+        reset = feed_of(app).interest.charts
+        assert reset is not None and reset.window is None
+        await press(pilot, "home", "plus", "plus")
+        window = feed_of(app).interest.charts
+        assert window is not None and window.window is not None and window.window[0] <= 0  # around the crosshair
+
+
+async def test_smoothing_axes_logarithm_and_pins_are_kept_while_the_program_runs(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "m", "m", "m", "M")
+        assert "smoothing 0.8" in head(app) and "loss  ~" in text(app, "charts")
+        assert "learning rate  ~" not in text(app, "charts")  # it is set, not measured
+        await press(pilot, "y")
+        assert text(app, "charts").splitlines()[1].rstrip().endswith("log")
+        await press(pilot, "down", "down", "down", "asterisk")
+        assert "*learning rate" in text(app, "charts").splitlines()[1]
+        await press(pilot, "x")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.axis == "time" and "x time" in head(app)
+        await press(pilot, "escape", "enter")
+        assert "smoothing 0.8" in head(app) and "*learning rate" in text(app, "charts") and "x time" in head(app)
+        await press(pilot, "asterisk")
+        assert "*" not in text(app, "charts")
+        await press(pilot, "x", "x")
+        # Nobody wrote an epoch: that axis is passed over.
+        assert "x step" in head(app)
+
+
+async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "slash", "g", "r", "a", "d")
+        assert " filter grad" in head(app) and "1 of" in head(app)
+        assert "gradient norm" in text(app, "charts") and "loss" not in text(app, "charts")
+        await press(pilot, "enter")
+        assert "/grad" in head(app)
+        await press(pilot, "slash", "ctrl+u", "tilde", "left_parenthesis")
+        assert "not a regular expression" in head(app) and "loss" in text(app, "charts")
+        await press(pilot, "ctrl+u", "z", "z", "enter")
+        assert "No metric matches the filter" in text(app, "charts")
+        await press(pilot, "slash", "escape")
+        assert "loss" in text(app, "charts")
+
+
+async def test_a_click_chooses_a_chart_and_a_moment(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "2", "1")
+        await pilot.click("#charts", offset=(60, 18))
+        await pilot.pause()
+        assert "▸gradient norm" in text(app, "charts") and head(app).startswith(" │ step")
+        page = page_of(app)
+        page.wheel(page.charts.pane, -3)
+        assert page.charts.viewport.span is not None
+        assert page.copyable()[0].text.startswith("│ step")
+
+
+# --- the log
+
+
+async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspace: Workspace) -> None:
+    for rank in (0, 1):
+        lines = "".join(f"rank {rank} line {number} \x1b[31mred\x1b[0m\n" for number in range(100))
+        path = write_log(workspace, rank, lines)
+    path = path.parent.parent / "0" / "stdout.log"
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "3")
+        assert text(app, "log").endswith("rank 0 line 99 red") and "following" in text(app, "log")
+        await press(pilot, "up", "k", "pageup")
+        assert "lines below" in text(app, "log") and "line 99" not in text(app, "log")
+        seen = text(app, "log").splitlines()[-1]
+        with path.open("a") as file:
+            file.write("one more\ntwo more\n")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert text(app, "log").splitlines()[-1] == seen  # what is read does not run away
+        await press(pilot, "pagedown", "down", "j")
+        await press(pilot, "f")
+        assert text(app, "log").endswith("two more")
+        await press(pilot, "home")
+        assert "rank 0 line 0 red" in text(app, "log")
+        await press(pilot, "r")
+        assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
+        await press(pilot, "R")
+        assert "LOG rank 0" in text(app, "log")
+
+
+async def test_the_log_is_searched_and_cut_to_what_is_grave(app: GputuiApp, workspace: Workspace) -> None:
+    body = "".join(f"line {n}\n" + (f"WARNING loader {n} is slow\n" if n % 100 == 0 else "") for n in range(400))
+    write_log(workspace, 0, body + "Traceback (most recent call last):\n  File 'x'\nValueError: no\nlast line\n")
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "full_stop")
+        assert "Nothing is searched for yet" in text(app, "message")
+        await press(pilot, "3", "slash", *"loader")
+        assert " search loader" in text(app, "log") and "4 of 4" in text(app, "log")
+        await press(pilot, "enter")
+        assert "/loader: 4 of 4" in text(app, "log") and "▸WARNING loader 300 is slow" in text(app, "log")
+        assert feed_of(app).interest.is_log_deep
+        await press(pilot, "comma")
+        assert "▸WARNING loader 200 is slow" in text(app, "log")
+        await press(pilot, "full_stop", "full_stop")
+        assert "▸WARNING loader 0 is slow" in text(app, "log")  # around the end
+        assert page_of(app).copyable()[0].text == "WARNING loader 0 is slow"
+        await press(pilot, "escape")
+        assert "loader:" not in text(app, "log") and isinstance(app.screen, RunScreen)
+        await press(pilot, "w", "f")
+        lines = text(app, "log").splitlines()
+        assert "warnings and errors only" in lines[0] and lines[-1] == " ValueError: no" and len(lines) == 8
+        await press(pilot, "w")
+        assert text(app, "log").endswith("last line")
+
+
+# --- checkpoints
+
+
+async def test_the_newest_checkpoint_is_checked_when_asked(app: GputuiApp, workspace: Workspace) -> None:
+    folder = workspace.run_dir("vit-b16-1") / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "step_9000.pt").write_bytes(b"no archive at all")
+    feed = feed_of(app)
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "5")
+        feed.wait_for_checkpoints()
+        feed.refresh()
+        await pilot.pause()
+        assert "step 9 000" in text(app, "params") and "✗ has no .sha256" in text(app, "params")
+        await press(pilot, "1", "V")
+        assert feed.interest.checkpoint_to_check == "step_9000.pt" and page_of(app).section == "params"
