@@ -68,6 +68,7 @@ class Feed:
         self._interest_read = Interest()
         self._watched: set[int] = set()
         self._newest = Snapshot(at=wall())
+        self._trouble: str | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._has_looked = threading.Event()
@@ -148,7 +149,7 @@ class Feed:
         try:
             connection = self._open(clock)
             if connection is None:
-                return self._pass_time(now, clock, self._newest.trouble)
+                return self._pass_time(now, clock, self._trouble)
             self._answer(connection)
             version = queries.data_version(connection)
             is_other = interest != self._interest_read
@@ -159,9 +160,9 @@ class Feed:
             if is_news and not self._is_due:
                 self._newest = self._reader.read(connection, now, interest)
                 self._version, self._interest_read, self._read_at = version, interest, clock
-                self._past_read_at = clock
+                self._past_read_at, self._trouble = clock, None
                 return True
-            return self._pass_time(now, clock, self._newest.trouble if is_news else None)
+            return self._pass_time(now, clock, self._trouble if is_news else None)
         except StoreMissingError:
             self._close()
             return self._pass_time(now, clock, None)
@@ -171,10 +172,11 @@ class Feed:
 
     def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
         """The old snapshot at a later time, once a second or when the trouble has changed."""
-        if clock - self._read_at < CLOCK_SECONDS and trouble == self._newest.trouble:
+        if clock - self._read_at < CLOCK_SECONDS and trouble == self._trouble:
             return False
-        self._read_at = clock
-        self._newest = replace(self._reader.later(self._newest, now, self._interest_read), trouble=trouble)
+        self._read_at, self._trouble = clock, trouble
+        later = self._reader.later(self._newest, now, self._interest_read)
+        self._newest = replace(later, trouble=trouble) if trouble is not None else later
         return True
 
     def _open(self, clock: float) -> sqlite3.Connection | None:

@@ -13,6 +13,7 @@ from gputui.curves.past import cut
 from gputui.store import envelopes, past_runs, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
+from gputui.tui.disk_room import full_disk_words
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
 from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints
@@ -95,9 +96,10 @@ class SnapshotReader:
                 return self._read_past(connection, interest.moment, now, interest)
             self._read_history(connection, now)
             runs = self._runs(connection)
+            agent = queries.agent(connection)
             return Snapshot(
                 at=now,
-                agent=queries.agent(connection),
+                agent=agent,
                 gpus=tuple(queries.gpus(connection, now)),
                 gpu_history=self._gpu_history,
                 host=queries.host(connection),
@@ -111,6 +113,7 @@ class SnapshotReader:
                 gpu_page=None
                 if interest.gpu_uuid is None
                 else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
+                trouble=full_disk_words(self._workspace.state, agent, now),
             )
         finally:
             connection.execute("ROLLBACK")
@@ -123,9 +126,14 @@ class SnapshotReader:
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
         if snapshot.past is not None:
-            return replace(snapshot, past=replace(snapshot.past, now=now))
+            return replace(snapshot, past=replace(snapshot.past, now=now), trouble=None)
         stale_after = queries.stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
-        moved = replace(snapshot, at=now, gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus))
+        moved = replace(
+            snapshot,
+            at=now,
+            gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus),
+            trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
+        )
         if snapshot.page is None:
             return moved
         page = snapshot.page

@@ -62,7 +62,8 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
         notices.append(snapshot.trouble)
     notices += past_notices(snapshot)
     silent = driver_silence(snapshot)
-    if silent and not agent_notice and (snapshot.past is None or snapshot.past.gap is None):
+    is_explained = agent_notice or snapshot.trouble or (snapshot.past is not None and snapshot.past.gap is not None)
+    if silent and not is_explained:
         notices.append(silent)
     lines: list[Line] = []
     for text in notices:
@@ -74,6 +75,11 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
 def driver_silence(snapshot: Snapshot) -> str | None:
     """A sentence when the newest samples are stale."""
     agent = snapshot.agent
+    if agent is not None and not snapshot.gpus and snapshot.past is None:
+        silent_for = snapshot.at - agent.heartbeat_at
+        if silent_for <= AGENT_SILENT_SECONDS + agent.interval_seconds:
+            return None
+        return f"no news from the agent for {duration(silent_for)}; what is shown is of {clock(agent.heartbeat_at)}"
     seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
     if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
         return None
