@@ -21,7 +21,7 @@ Activity = Literal[
 """What the ranks do in a stretch of time: `wait`, `spin` and `stopped` are those of a run that hangs."""
 
 LossKind = Literal["language", "classify", "memorise", "reward", "adversarial"]
-LINES_AT_MOST = 20_000
+LINES_AT_MOST = 10_000
 LONGEST_LINE_SECONDS = 300.0
 GIB = 1 << 30
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
 from collections import deque
@@ -46,7 +47,8 @@ class Look:
 @dataclass(slots=True)
 class Watched:
     """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
-    found it stuck; ``worked``: a look since then found it at work."""
+    found it stuck; ``worked``: a look since then found it at work;
+    ``together_at``: the last look that found several ranks at work."""
 
     record: AttemptRecord
     course: Course
@@ -59,6 +61,7 @@ class Watched:
     last: Look | None = None
     stuck_since: float | None = None
     worked: bool = False
+    together_at: float = -math.inf
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     memory_at: float = float("-inf")
     size: int = 1
@@ -109,6 +112,7 @@ class Watched:
         self.progress_at = clock
         self.stuck_since = None
         self.worked = False
+        self.together_at = -math.inf
         self.last = None
 
     def _numbers(self, line: WatchedLine) -> list[Finding | None]:
@@ -141,11 +145,14 @@ class Watched:
         doings = self.doings(look, samples)
         if doings is None:
             return None, False
+        if sum(not what.is_stuck for what in doings.values()) > 1:
+            self.together_at = look.at
         verdict = judge(
             quiet,
             doings,
             launcher_stopped=any(process.state == "T" for process in look.others),
             meets=self.had_lines or look.size > 1,
+            alone_seconds=look.at - self.together_at,
         )
         if verdict is None or not verdict.is_stuck:
             self.stuck_since = None

@@ -83,6 +83,6 @@ def _steady(samples: Sequence[MemorySample]) -> Leak | None:
     full_in = newest.available_bytes / rate
     reachable = newest.held_bytes + newest.available_bytes
     is_near = full_in <= NEAR_SECONDS or newest.available_bytes <= NEAR_SHARE * reachable
-    if full_in > (HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, HORIZON_SHARE * (newest.at - samples[0].at))):
+    if full_in > (HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, HORIZON_SHARE * (newest.at - first.at))):
         return None
     return Leak(rate, full_in, is_near)

@@ -103,8 +103,11 @@ class Spike:
     def add(self, step: int | None, value: float) -> Finding | None:
         if not math.isfinite(value):
             return None
-        if len(self.recent) < LEAST_BASELINE or (self.high == 0 and value <= max(self.recent)):
-            # The common case costs no sorting.
+        recent = self.recent
+        # The common cases cost no sorting, and the most common one no look at every value.
+        if len(recent) < LEAST_BASELINE or (
+            self.high == 0 and (value <= recent[0] or value <= recent[-1] or value <= max(recent))
+        ):
             self._take(value)
             return None
         middle = statistics.median(self.recent)

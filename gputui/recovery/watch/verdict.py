@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -29,13 +30,19 @@ class Verdict:
 
 
 def judge(
-    silence: Silence, ranks: Mapping[int | None, Doing], *, launcher_stopped: bool = False, meets: bool = True
+    silence: Silence,
+    ranks: Mapping[int | None, Doing],
+    *,
+    launcher_stopped: bool = False,
+    meets: bool = True,
+    alone_seconds: float = math.inf,
 ) -> Verdict | None:
     """What an attempt's silence is, or None while it is explained.
 
     ``ranks`` is what each rank does; a run that is one process has the rank None. ``launcher_stopped``: whoever
     started the ranks is stopped too. ``meets``: the run has written metrics before, or its ranks wait for each other,
-    so that doing nothing is known to be wrong; a program that may be meant to wait is only told.
+    so that doing nothing is known to be wrong; a program that may be meant to wait is only told. ``alone_seconds``:
+    since several ranks were last seen at work in this silence, if ever.
     """
     if not silence.is_overdue or not ranks:
         return None
@@ -50,7 +57,7 @@ def judge(
         return _hang(ranks, stopped, said)
     if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
-        if silence.seconds > longest:
+        if min(silence.seconds, alone_seconds) > longest:
             return Verdict("hang", busy[0], f"it computes while all others wait for it, {said}")
     name = "it" if busy[0] is None else f"rank {busy[0]}"
     return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{said}; {name} {ranks[busy[0]]}")

@@ -157,6 +157,8 @@ def test_one_rank_that_computes_alone_is_believed_for_half_an_hour() -> None:
         if (verdict := judge(Silence("steps", seconds, 60.0), {0: C, 1: W})) is not None
     ]
     assert kinds == ["slow", "hang"]
+    lately = judge(Silence("steps", 1e4, 60.0), {0: C, 1: W}, alone_seconds=1700.0)
+    assert lately is not None and lately.kind == "slow"
     reading_alone = judge(Silence("steps", 1e5, 60.0), {0: IO, 1: W})
     assert reading_alone is not None and reading_alone.kind == "slow"
 
