@@ -5,6 +5,7 @@ take none, East Asian wide characters and emoji two, everything else one.
 """
 
 import unicodedata
+from functools import lru_cache
 from typing import Final
 
 _PLAIN_RANGES: Final = (
@@ -33,6 +34,7 @@ PLAIN: Final = frozenset(chr(code) for first, last in _PLAIN_RANGES for code in 
 """Characters that every terminal draws exactly one cell wide and that change nothing around them."""
 
 
+@lru_cache(8192)
 def char_width(char: str) -> int:
     """Cells that one character takes: 0, 1 or 2."""
     if char in PLAIN:
@@ -51,7 +53,8 @@ def cell_width(text: str) -> int:
 
 def clip(text: str, width: int, ellipsis: str = "…") -> str:
     """`text` cut to at most `width` cells; a cut text ends with `ellipsis` where that fits."""
-    if cell_width(text) <= width:
+    # A cell holds four characters at most (`clean` leaves three marks behind one): a long text need not be measured.
+    if len(text) <= 4 * max(0, width) and cell_width(text) <= width:
         return text
     if width <= 0:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gputui.charts.cells import cell_width, clip, fit
+from gputui.charts.cells import cell_width, char_width, clip, fit
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 
@@ -143,22 +143,41 @@ def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     if width < 1 or not text.strip():
         return []
     lines: list[str] = []
-    line = ""
+    line, used = "", 0
+    margin = 0
     for word in _BREAKS.split(" ".join(text.split())):
-        margin = " " * (indent if lines else 0)
-        candidate = f"{line} {word}" if line.strip() else margin + word
-        if cell_width(candidate) <= width or not line.strip():
-            line = candidate
-        else:
+        size = cell_width(word)
+        if used > margin:
+            if used + 1 + size <= width:
+                line += f" {word}"
+                used += 1 + size
+                continue
             lines.append(line)
-            line = " " * min(indent, width - 1) + word
-        while cell_width(line) > width:
-            piece = clip(line, width, "")
-            if not piece.strip():
+            margin = min(indent, width - 1)
+            line, used = " " * margin, margin
+        while used + size > width:
+            piece, taken = _cut(word, width - used)
+            if not piece:
                 break
-            lines.append(piece)
-            line = " " * min(indent, width - 1) + line[len(piece) :]
+            if piece.strip():
+                lines.append(line + piece)
+            word, size = word[len(piece) :], size - taken
+            margin = min(indent, width - 1)
+            line, used = " " * margin, margin
+        line += word
+        used += size
     return [*lines, line] if line.strip() else lines
+
+
+def _cut(word: str, room: int) -> tuple[str, int]:
+    """The beginning of a word that takes at most ``room`` cells, and the cells that it takes."""
+    taken = 0
+    for place, char in enumerate(word):
+        size = char_width(char)
+        if taken + size > room:
+            return word[:place], taken
+        taken += size
+    return word, taken
 
 
 def _needed(columns: Sequence[Column[Row]]) -> int:

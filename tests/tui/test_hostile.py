@@ -1,0 +1,153 @@
+"""Nothing from outside controls the terminal: every page, every key, with text as an enemy would write it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.config import Workspace
+from gputui.tui import terminal
+from gputui.tui.actions import actions_in
+from gputui.tui.app import GputuiApp
+from gputui.tui.screens.base import ActionScreen
+from tests.tui.conftest import MakeApp
+from tests.tui.filling import Filler
+from tests.tui.hostile import CORPUS, MARK, fill
+from tests.tui.terminal import Terminal
+
+# All that the screen itself ever writes beside text: colours, moves (backspace and return are two), "erase display" and
+# the question for the cursor.
+OURS = re.compile(r"\x1b\[[0-9;]*[mHABCDEFGJ]|\x1b\[6n|\x1b\[\?2026[hl]|[\r\x08]")
+
+NOT_PRESSED = {"leave", "suspend"}
+
+
+def check(frame: str) -> None:
+    """Only text that takes room and our own sequences."""
+    text = OURS.sub("", frame)
+    for char in set(text):
+        assert unicodedata.category(char) not in ("Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"), f"{char!r} in {frame!r}"
+
+
+class Watched:
+    """An app whose every frame is looked at."""
+
+    def __init__(self, app: GputuiApp, size: tuple[int, int]) -> None:
+        self.app = app
+        self.terminal = Terminal(*size)
+        self.seen = ""
+        app.write_frame = self._take  # type: ignore[method-assign]
+        app.tell_terminal = check_told  # type: ignore[method-assign]
+        app.repaint_terminal()
+
+    def _take(self, frame: str) -> None:
+        check(frame)
+        self.terminal.feed(frame)
+
+    def look(self) -> None:
+        """What is shown is what was wanted: no text has moved the cursor."""
+        wrong = self.terminal.wrong_cells(self.app._cell_grid)
+        assert not wrong, wrong[:3]
+        self.seen += self.terminal.text
+
+
+def check_told(sequence: str) -> None:
+    """Titles, bells and what is copied: nothing inside of them ends them early."""
+    whole = r"\x1b\](2;[^\x00-\x1f\x7f-\x9f]*\x1b\\|52;c;[A-Za-z0-9+/=]*\x07)|\x07|\x1b\[2[23];2t|\x1b\[\?100[06][hl]"
+    assert re.fullmatch(f"({whole})*", sequence), repr(sequence)
+
+
+async def press_everything(pilot: Pilot[Any], watched: Watched, way: tuple[str, ...]) -> None:
+    """Each action of the page that ``way`` leads to, and back again."""
+    app = watched.app
+    await pilot.press(*way)
+    await pilot.pause()
+    screen = app.screen
+    assert isinstance(screen, ActionScreen), way
+    depth = len(app.screen_stack)
+    watched.look()
+    for action in actions_in(screen.SCOPE):
+        if action.name in NOT_PRESSED:
+            continue
+        await pilot.press(action.keys[0])
+        await pilot.pause()
+        watched.seen += watched.terminal.text
+        for _ in range(3):
+            if len(app.screen_stack) > depth:
+                await pilot.press("escape")
+                await pilot.pause()
+        if app.screen is not screen:
+            while len(app.screen_stack) > 1:
+                app.pop_screen()
+            await pilot.pause()
+            await pilot.press(*way)
+            await pilot.pause()
+            screen = app.screen
+            assert isinstance(screen, ActionScreen)
+    watched.look()
+
+
+WAYS = {
+    "overview": (),
+    "run": ("enter",),
+    "launch": ("n",),
+}  # fmt: skip
+"""How each page is reached from the overview."""
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])
+async def test_no_text_controls_the_terminal(
+    filler: Filler, make_app: MakeApp, size: tuple[int, int], way: tuple[str, ...]
+) -> None:
+    fill(filler)
+    app = make_app()
+    async with app.run_test(size=size) as pilot:
+        watched = Watched(app, size)
+        app.change(title=True, bell=True)
+        await press_everything(pilot, watched, way)
+    assert MARK in watched.seen
+
+
+def test_every_page_is_walked_over() -> None:
+    from typing import get_args
+
+    from gputui.tui.actions import Scope
+
+    assert set(WAYS) == set(get_args(Scope))
+
+
+async def test_markup_is_text(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    for text in CORPUS[:6]:
+        filler.event(text, severity="warning")
+    app = make_app()
+    async with app.run_test(size=(200, 50)) as pilot:
+        watched = Watched(app, (200, 50))
+        await pilot.pause()
+        assert "[bold red]not markup[/]" in watched.terminal.text
+        assert "\u202e" not in watched.terminal.text
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_titles_and_messages_are_harmless(text: str) -> None:
+    check_told(terminal.title_sequence(text))
+    check(terminal.copied_words("x", text, {}))
+
+
+async def test_a_hostile_name_of_the_host_and_a_hostile_setting(
+    filler: Filler, make_app: MakeApp, workspace: Workspace
+) -> None:
+    fill(filler)
+    app = make_app()
+    app.host_name = CORPUS[0]
+    async with app.run_test(size=(100, 30)) as pilot:
+        watched = Watched(app, (100, 30))
+        app.change(title=True)
+        app.say(CORPUS[1] + CORPUS[10], "error")
+        await pilot.pause()
+        watched.look()
