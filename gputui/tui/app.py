@@ -169,10 +169,11 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             self.screen_stack[0].point_at(run_id)
 
     def repaint(self) -> None:
-        """Draw every screen that can be seen."""
-        for screen in self.screen_stack:
+        """Draw the page that can be seen; those under it are drawn when they are back."""
+        for screen in reversed(self.screen_stack):
             if isinstance(screen, ActionScreen) and screen.is_mounted:
                 screen.paint()
+                return
 
     def say(self, text: str, kind: str = "info") -> None:
         """Show a sentence above the footer until the next key or for a while. ``kind``: info, warning or error."""

@@ -44,6 +44,7 @@ def fill(filler: Filler) -> None:
             (text, CORPUS[number + 1], CORPUS[number + 2], CORPUS[number + 3], json.dumps(params), run_id),
         )
     for number, text in enumerate(CORPUS):
+        filler.alert("disk", text, subject=text, subject_id=str(number), run_id=runs[number % len(runs)])
         filler.event(text, subject=text or None, severity="error")
         filler.incident("vit-b16-1", 3, f"kind_{number}", text, evidence=(text, text), actions=(text,), reason=text)
         filler.transition("vit-b16-1", "running", "recovering", text, 100.0)

@@ -71,9 +71,9 @@ async def press_everything(pilot: Pilot[Any], watched: Watched, way: tuple[str, 
     depth = len(app.screen_stack)
     watched.look()
     for action in actions_in(screen.SCOPE):
-        if action.name in NOT_PRESSED:
-            continue
-        await pilot.press(action.keys[0])
+        if action.name in NOT_PRESSED or not action.in_palette:
+            continue  # what the palette leaves out only moves the cursor
+        app.perform(action.name, screen)
         await pilot.pause()
         watched.seen += watched.terminal.text
         for _ in range(3):
@@ -95,16 +95,15 @@ WAYS = {
     "overview": (),
     "run": ("enter",),
     "launch": ("n",),
+    "alerts": ("exclamation_mark",),
 }  # fmt: skip
 """How each page is reached from the overview."""
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])
-async def test_no_text_controls_the_terminal(
-    filler: Filler, make_app: MakeApp, size: tuple[int, int], way: tuple[str, ...]
-) -> None:
+async def test_no_text_controls_the_terminal(filler: Filler, make_app: MakeApp, way: tuple[str, ...]) -> None:
     fill(filler)
+    size = (130, 40)
     app = make_app()
     async with app.run_test(size=size) as pilot:
         watched = Watched(app, size)
