@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gputui.store.alerts import AlertView
-from gputui.store.views import RunView
+from gputui.store.views import GpuView, RunView
 from gputui.tui.render.words import OVER, clock, run_sign
 
-Scope = Literal["overview", "run", "launch", "alerts"]
+Scope = Literal["overview", "run", "launch", "alerts", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
-    wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's."""
+    wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
+    in the overview the cursor is, the GPU in question, which are in quarantine, whether the queue is paused."""
 
     scope: Scope
     run: RunView | None = None
@@ -28,6 +29,10 @@ class Context:
     alert: AlertView | None = None
     is_ascii: bool = False
     line: str | None = None
+    section: str = "runs"
+    gpu: GpuView | None = None
+    quarantined: frozenset[str] = frozenset()
+    is_paused: bool = False
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def keys_of(self, action: Action) -> tuple[str, ...]:
@@ -68,6 +73,34 @@ def refused_here(context: Context) -> str | None:
 
 def _needs_run(context: Context) -> str | None:
     return None if context.run is not None else "There is no run to choose."
+
+
+def _can_open(context: Context) -> str | None:
+    if context.section == "gpus" and context.gpu is not None:
+        return None
+    if context.section == "events" and context.run is None:
+        return "This event is about no run that is still there."
+    return _needs_run(context)
+
+
+def _needs_gpu(context: Context) -> str | None:
+    return None if context.gpu is not None else "There is no GPU."
+
+
+def _can_clear(context: Context) -> str | None:
+    refused = refused_here(context)
+    if refused or not context.quarantined:
+        return refused or "No GPU is in quarantine."
+    if (context.gpu is None or context.gpu.uuid not in context.quarantined) and len(context.quarantined) > 1:
+        return "Several GPUs are in quarantine; choose one with tab and the arrow keys."
+    return None
+
+
+def _can_move(context: Context) -> str | None:
+    problem = _changes_run(context)
+    if problem is None and context.run is not None and context.run.state != "queued":
+        return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a waiting run can move in the queue."
+    return problem
 
 
 def _changes_run(context: Context) -> str | None:
@@ -153,13 +186,17 @@ def _act(
 _OVERVIEW: tuple[Scope, ...] = ("overview",)
 _PAGE: tuple[Scope, ...] = ("run",)
 _BOTH: tuple[Scope, ...] = ("overview", "run")
+_PAGES: tuple[Scope, ...] = ("run", "gpu")
+_TABLES: tuple[Scope, ...] = ("overview",)
+_GPU: tuple[Scope, ...] = ("gpu",)
+_ALL: tuple[Scope, ...] = ("overview", "alerts", *_PAGES)
 _FORM: tuple[Scope, ...] = ("launch",)
 _ALERTS: tuple[Scope, ...] = ("alerts",)
 
 ACTIONS: tuple[Action, ...] = (
-    _act("help", "question_mark f1", "help", "What is possible here, and how", ("overview", "run", "launch", "alerts")),
+    _act("help", "question_mark f1", "help", "What is possible here, and how", (*_ALL, "launch")),
     # the overview
-    _act("open", "enter l right", "open", "Open the page of the run", _OVERVIEW, _needs_run),
+    _act("open", "enter l right", "open", "Open the page of the run or GPU under the cursor", _OVERVIEW, _can_open),
     _act(
         "back",
         "escape backspace",
@@ -171,11 +208,48 @@ ACTIONS: tuple[Action, ...] = (
     _act("launch", "n", "new", "Launch a run from a profile", _BOTH, refused_here),
     _act("stop", "s", "stop", "Stop the run: it checkpoints and leaves", _BOTH, _can_stop),
     _act("fold", "a", "all/each", "All GPUs together with their history, or each in a row", _OVERVIEW),
-    _act("filter", "slash", "filter", "Show only runs in which the words occur", _OVERVIEW),
-    _act("up", "up k", "up", "The run above", _OVERVIEW, _needs_run, shown=False, in_palette=False),
-    _act("down", "down j", "down", "The run below", _OVERVIEW, _needs_run, shown=False, in_palette=False),
-    _act("first", "home g", "first", "The first run", _OVERVIEW, _needs_run, shown=False, in_palette=False),
-    _act("last", "end G", "last", "The last run", _OVERVIEW, _needs_run, shown=False, in_palette=False),
+    _act("filter", "slash", "filter", "Show only rows in which the words occur", _TABLES),
+    _act("up", "up k", "up", "The row above", _TABLES, shown=False, in_palette=False),
+    _act("down", "down j", "down", "The row below", _TABLES, shown=False, in_palette=False),
+    _act("first", "home g", "first", "The first row", _TABLES, shown=False, in_palette=False),
+    _act("last", "end G", "last", "The last row", _TABLES, shown=False, in_palette=False),
+    _act("page_above", "pageup", "page up", "A page of rows up", _TABLES, shown=False, in_palette=False),
+    _act("page_below", "pagedown", "page down", "A page of rows down", _TABLES, shown=False, in_palette=False),
+    _act(
+        "focus_next",
+        "tab",
+        "focus",
+        "From the GPUs to the runs, to the events",
+        _OVERVIEW,
+        shown=False,
+        in_palette=False,
+    ),
+    _act("focus_previous", "shift+tab", "focus before", "The same backwards", _OVERVIEW, shown=False, in_palette=False),
+    _act("gpu_detail", "i", "GPU", "Everything about the GPU under the cursor", _OVERVIEW, _needs_gpu, shown=False),
+    _act("mark", "space", "mark", "Mark the run for a comparison, or unmark it", _OVERVIEW, _needs_run, shown=False),
+    _act("sort", "o", "sort", "Sort the table in another way", _TABLES, shown=False),
+    _act("queue_toggle", "P", "pause", "Pause the queue, or open it again", _OVERVIEW, refused_here, shown=False),
+    _act(
+        "queue_up", "plus", "earlier", "Move a waiting run one place up in the queue", _OVERVIEW, _can_move, shown=False
+    ),
+    _act(
+        "queue_down",
+        "minus",
+        "later",
+        "Move a waiting run one place down in the queue",
+        _OVERVIEW,
+        _can_move,
+        shown=False,
+    ),
+    _act(
+        "clear_gpu",
+        "C",
+        "clear",
+        "Let runs have a GPU again that is in quarantine",
+        ("overview", "gpu"),
+        _can_clear,
+        shown=False,
+    ),
     # a run's page
     _act("section_previous", "shift+tab", "before", "The section before", _PAGE, shown=False, in_palette=False),
     _act("section_charts", "1", "charts", "The charts", _PAGE, shown=False),
@@ -290,6 +364,17 @@ ACTIONS: tuple[Action, ...] = (
         shown=False,
         in_palette=False,
     ),
+    # the page of a GPU
+    _act("open_run", "enter", "run", "Open the page of the run that has this GPU", _GPU, _needs_run),
+    _act("gpu_back", "escape backspace h left", "back", "Back to where you came from", _GPU),
+    _act("gpu_next", "tab", "next GPU", "The next GPU", _GPU, in_palette=False),
+    _act("gpu_previous", "shift+tab", "GPU before", "The GPU before", _GPU, shown=False, in_palette=False),
+    _act("span_longer", "plus", "longer", "Charts that reach further back: 10 min, 1 h, 6 h, a day", _GPU),
+    _act("span_shorter", "minus", "shorter", "Charts of a shorter time", _GPU, shown=False),
+    _act("body_up", "up k", "up", "A line up", _GPU, shown=False, in_palette=False),
+    _act("body_down", "down j", "down", "A line down", _GPU, shown=False, in_palette=False),
+    _act("body_page_up", "pageup", "page up", "A page up", _GPU, shown=False, in_palette=False),
+    _act("body_page_down", "pagedown space", "page down", "A page down", _GPU, shown=False, in_palette=False),
     # what changes a run
     _act("clone", "N", "again", "Launch another run like this one, with changes", _BOTH, _changes_run, shown=False),
     _act("resume", "u", "resume", "Go on from the newest valid checkpoint", _BOTH, _can_go_on, shown=False),
@@ -362,23 +447,9 @@ ACTIONS: tuple[Action, ...] = (
     _act("last_values", "ctrl+r", "as last", "The values of the newest run of this profile", _FORM, shown=False),
     _act("cancel", "escape ctrl+c", "back", "Back without launching", _FORM),
     # everywhere
-    _act(
-        "palette",
-        "ctrl+p colon",
-        "palette",
-        "Find anything by a part of its name",
-        (*_BOTH, *_ALERTS),
-        in_palette=False,
-    ),
-    _act(
-        "copy",
-        "ctrl+y Y",
-        "copy",
-        "Copy what is in focus to the clipboard of your own machine",
-        (*_BOTH, *_ALERTS),
-        shown=False,
-    ),
-    _act("theme", "T", "theme", "The next theme", (*_BOTH, *_ALERTS), shown=False),
+    _act("palette", "ctrl+p colon", "palette", "Find anything by a part of its name", _ALL, in_palette=False),
+    _act("copy", "ctrl+y Y", "copy", "Copy what is in focus to the clipboard of your own machine", _ALL, shown=False),
+    _act("theme", "T", "theme", "The next theme", _ALL, shown=False),
     _act(
         "settings",
         "comma",
@@ -388,8 +459,8 @@ ACTIONS: tuple[Action, ...] = (
         shown=False,
     ),
     _act("mouse", "m", "mouse", "The mouse on or off", _OVERVIEW, shown=False),
-    _act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", _BOTH, shown=False),
-    _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", (*_BOTH, *_ALERTS)),
+    _act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", _ALL, shown=False),
+    _act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", _ALL),
 )
 
 

@@ -20,7 +20,6 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
@@ -29,7 +28,8 @@ from gputui.tui.actions import find
 from gputui.tui.chart_settings import ChartMemory
 from gputui.tui.feed import Feed
 from gputui.tui.keeper import AgentKeeper
-from gputui.tui.render.words import OVER, RUN_SIGNS, run_sign
+from gputui.tui.render.answers import answer_text
+from gputui.tui.render.words import OVER, run_sign
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.confirm import ConfirmScreen
 from gputui.tui.screens.help import HelpScreen
@@ -160,13 +160,9 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             self.say(f"{words}: refused. {answer.reason or ''}", "error")
             return
         result = answer.result or {}
-        if "text" in result:
-            self.say(clean(str(result["text"])))
-            return
-        run_id, state = str(result.get("id", "")), str(result.get("state"))
-        self.say(f"{words}: {clean(run_id)} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}")
+        self.say(answer_text(words, result))
         if words.startswith("Launch") and isinstance(self.screen_stack[0], OverviewScreen):
-            self.screen_stack[0].point_at(run_id)
+            self.screen_stack[0].point_at(str(result.get("id", "")))
 
     def repaint(self) -> None:
         """Draw the page that can be seen; those under it are drawn when they are back."""
@@ -219,6 +215,12 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             self.pop_screen()
         self.push_screen(RunScreen(run_id, self.chart_memory))
 
+    def open_gpu(self, uuid: str) -> None:
+        """Open the page of a GPU."""
+        from gputui.tui.screens.gpu_page import GpuScreen
+
+        self.push_screen(GpuScreen(uuid))
+
     @property
     def _run(self) -> RunView:
         """The run that the action at hand is about; the table of actions has made sure that there is one."""
@@ -233,13 +235,13 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             text = (
                 f"Stop {run.run_id}? It is {run_sign(run.state).word} and has no process now; it will not start again."
             )
-        self._confirmed("Stop", text, lambda: self.ask(f"Stop {run.run_id}", "stop", run.run_id, {"now": False}))
+        self.confirmed("Stop", text, lambda: self.ask(f"Stop {run.run_id}", "stop", run.run_id, {"now": False}))
 
     def do_restart(self) -> None:
         run = self._run
         now = "" if run.state in OVER else " Its processes are stopped first."
         text = f"Begin {run.run_id} again from the start, with the parameters of its launch?{now}"
-        self._confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
+        self.confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
 
     def do_resume(self) -> None:
         run = self._run
@@ -248,9 +250,11 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
     def do_remove(self) -> None:
         run = self._run
         text = f"Remove {run.run_id} with its metrics, logs and checkpoints? This cannot be undone."
-        self._confirmed("Remove", text, lambda: self.ask(f"Remove {run.run_id}", "rm", run.run_id, {}))
+        self.confirmed("Remove", text, lambda: self.ask(f"Remove {run.run_id}", "rm", run.run_id, {}))
 
-    def _confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+    def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+        """Ask a person first, and do it when they are sure."""
+
         def decide(is_sure: bool | None) -> None:
             if is_sure:
                 do()

@@ -108,6 +108,11 @@ class Feed:
         """The page of alerts was opened or closed, above whatever is open."""
         self._turn_to(replace(self._interest, alerts=wanted))
 
+    @property
+    def interest(self) -> Interest:
+        """What the screen looks at now."""
+        return self._interest
+
     def look_away(self, run_id: str) -> None:
         """The page of this run was closed; another may be open by now."""
         if self._interest.run_id == run_id:

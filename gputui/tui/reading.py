@@ -24,7 +24,7 @@ from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Momen
 from gputui.tui.tracking import RunTracker
 
 EVENTS_KEPT = 50
-RUNS_KEPT = 200
+RUNS_KEPT = 500
 
 # Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3

@@ -69,10 +69,6 @@ class StillFeed(Feed):
                     self.watched.discard(command_id)
                     self._tell(answer)
 
-    @property
-    def interest(self) -> Interest:
-        return self._interest
-
     def _turn_to(self, interest: Interest) -> None:
         if interest != self._interest:
             self._interest = interest

@@ -20,6 +20,7 @@ from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.storing import store_batch
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.store import quarantine, queue
 from gputui.store.database import open_writer
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
@@ -116,6 +117,48 @@ class Filler:
             "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 79, ?)",
             (at, uuid(index), "GPU has fallen off the bus"),
         )
+
+    def quarantine(self, index: int, reason: str, *, run_id: str = "vit-b16-1", seconds_ago: float = 700.0) -> None:
+        quarantine.quarantine(
+            self.connection, [uuid(index)], run_id=run_id, attempt=2, reason=reason, now=self.now - seconds_ago
+        )
+
+    def xid(self, index: int, code: int, text: str, *, seconds_ago: float = 100.0) -> None:
+        self.connection.execute(
+            "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', ?, ?)",
+            (self.now - seconds_ago, uuid(index), code, text),
+        )
+
+    def slow(self, index: int, **values: Any) -> None:
+        """Change slow values of a GPU."""
+        held = self.connection.execute("SELECT slow FROM gpus WHERE uuid = ?", (uuid(index),)).fetchone()[0]
+        text = json.dumps(json.loads(held) | values)
+        self.connection.execute("UPDATE gpus SET slow = ? WHERE uuid = ?", (text, uuid(index)))
+
+    def pause_queue(self, actor: str = "ada", *, seconds_ago: float = 700.0) -> None:
+        queue.set_pause(self.connection, actor=actor, now=self.now - seconds_ago)
+
+    def many_gpus(self, count: int) -> None:
+        """So many busy GPUs, the first half of them one run's."""
+        self.agent()
+        self.gpus(count)
+        self.history()
+        self.host()
+        half = tuple(range(max(1, count // 2)))
+        self.run("llama-1", name="llama", gpus=half)
+        self.attempt("llama-1", 1, gpus=half)
+        self.curve("llama-1", 1, 0, 3000, ranks=len(half), total_steps=9000)
+        for index in range(count):
+            self.sample(
+                index,
+                utilization=90 + index % 7,
+                memory_gib=60 + index % 9,
+                temperature=60 + index % 5,
+                power=600 + index,
+            )
+            if index in half:
+                self._rank_process(index, "llama-1", index)
+        self.event("started", subject="llama-1", seconds_ago=9000)
 
     def host(self, at: float | None = None) -> None:
         self.connection.execute(

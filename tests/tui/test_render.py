@@ -16,7 +16,8 @@ from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.render.columns import between, fitting, rule, wrap
 from gputui.tui.render.gpus import gpu_lines
 from gputui.tui.render.overview import share_rows
-from gputui.tui.render.runs import RunsState, events_lines, matching, runs_lines
+from gputui.tui.render.run_order import matching
+from gputui.tui.render.runs import RunsState, Surroundings, events_lines, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
 from gputui.tui.snapshot import Snapshot
 from tests.tui.filling import NOW, Filler
@@ -70,11 +71,13 @@ def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
 
 def test_wide_rows_say_more(snapshot: Snapshot) -> None:
     head, row, *_ = text_of(gpu_lines(snapshot, 200, 9))
-    for word in ("last 10 min", "MHz", "held back by", "PCIe", "NVLink", "processes"):
+    for word in ("rsvd", "ctl", "slows at", "cap", "last 10 min", "MHz", "held back by", "health", "PCIe", "link"):
         assert word in head
-    assert "1980" in row and "↓1.2G ↑400M" in row and "1000 me 40 GiB" in row
-    assert "hardware thermal" in text_of(gpu_lines(snapshot, 200, 9))[4]
-    assert "ECC" in text_of(gpu_lines(snapshot, 240, 9))[0]
+    assert "NVLink" not in head  # no GPU of this machine has it
+    for word in ("1980", "↓1.2G ↑400M", "5×16", " 700 ", "P0"):
+        assert word in row
+    assert "hardware therm" in text_of(gpu_lines(snapshot, 200, 9))[4]
+    assert "1000 me 40 GiB" in text_of(gpu_lines(snapshot, 240, 9))[1]
 
 
 def test_sixteen_gpus_stand_in_two_columns_at_80_by_24(filler: Filler, workspace: Workspace) -> None:
@@ -165,19 +168,19 @@ def test_head_and_host(snapshot: Snapshot) -> None:
 
 
 def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
-    lines = runs_lines(snapshot.runs, RunsState("vit-b16-1"), NOW, 80, 5)
+    lines = runs_lines(snapshot.runs, RunsState("vit-b16-1"), surroundings(snapshot), 80, 5)
     assert widths(lines) == {80}
     text = text_of(lines)
-    assert text[0] == " RUNS " + "─" * 74
+    assert text[0] == " RUNS ────────────────────── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
     assert text[1].startswith("▸● vit-b16-1     running ↻2 step 9 440/90 000   loss 1.9")
     assert text[1].endswith("6 h 43 left")
     assert text[2].startswith(" ● gpt2-124m-1   running    step 4 120/6 000    loss 1.9")
-    assert text[3] == " ◌ lr-sweep-3    queued     waits for 2 GPUs, first in line"
+    assert text[3] == " ◌ lr-sweep-3    queued     #1 · waits for 2 GPUs, first in line"
     assert text[4] == " ✗ resnet50-2    failed     step 12 · 1 h ago · a Python exception on rank 0, t…"
 
 
 def test_a_narrow_table_keeps_what_matters(snapshot: Snapshot) -> None:
-    lines = runs_lines(snapshot.runs, RunsState(), NOW, 60, 5)
+    lines = runs_lines(snapshot.runs, RunsState(), surroundings(snapshot), 60, 5)
     assert widths(lines) == {60}
     assert all(word in text_of(lines)[1] for word in ("vit-b16-1", "running", "9 440"))
 
@@ -186,8 +189,8 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in matching(snapshot.runs, "running vit")] == ["vit-b16-1"]
     assert [row.run.run_id for row in matching(snapshot.runs, "KeyError")] == ["resnet50-2"]
     assert matching(snapshot.runs, "nothing like it") == []
-    assert "No run matches" in text_of(runs_lines([], RunsState(None, 0, "x"), NOW, 80, 3))[1]
-    assert "Press n" in text_of(runs_lines([], RunsState(), NOW, 80, 3))[1]
+    assert "No run matches" in text_of(runs_lines([], RunsState(None, 0, "x"), Surroundings(NOW), 80, 3))[1]
+    assert "Press n" in text_of(runs_lines([], RunsState(), Surroundings(NOW), 80, 3))[1]
 
 
 def test_events_end_with_the_newest(snapshot: Snapshot) -> None:
@@ -215,7 +218,15 @@ def test_what_comes_from_outside_cannot_drive_the_terminal(filler: Filler, works
 @pytest.mark.parametrize(("gpus", "runs", "events"), [(8, 4, 3), (0, 0, 0), (16, 40, 50), (1, 1, 0)])
 def test_the_lines_are_shared_out_without_rest(height: int, gpus: int, runs: int, events: int) -> None:
     for is_folded in (False, True):
-        rows = share_rows(height, gpus=gpus or 2, runs=runs, events=events, has_gpus=gpus > 0, is_folded=is_folded)
+        rows = share_rows(
+            height,
+            gpus=lambda most: min(most, gpus + 1 if gpus else 2),
+            cards=lambda most: 12 if most >= 12 else 0,
+            runs=runs,
+            events=events,
+            has_gpus=gpus > 0,
+            is_folded=is_folded,
+        )
         assert sum(rows) == height
         assert min(rows) >= 0
         if height >= 16:

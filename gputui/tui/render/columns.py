@@ -137,6 +137,21 @@ def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Lin
     return [(head, style), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
 
 
+def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
+    """A heading with several notes at its end, each in its own style: ``RUNS ── paused ─ 3 of 12 ─``. Those that do not
+    fit are left out, the first ones last."""
+    head = clip(f" {title} ", width)
+    room = width - cell_width(head) - 2
+    tail: list[Span] = []
+    for text, style in notes:
+        size = cell_width(text) + 3
+        if size <= room:
+            tail += [(f" {text} ", style), ("─", "rule")]
+            room -= size
+    used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
+    return [(head, "title"), ("─" * (width - used), "rule"), *tail]
+
+
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Words over several lines of at most ``width`` cells, all but the first set in by ``indent``; a word longer than
     a line is cut into pieces."""

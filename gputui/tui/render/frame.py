@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gputui.charts.chart import Line
 from gputui.store.queries import OVER_STATES
 from gputui.tui.render.columns import fit_line, rule
-from gputui.tui.render.gpus import gpu_lines, no_gpu_height
+from gputui.tui.render.gpus import Pointed, gpu_height, gpu_lines
 from gputui.tui.render.moments import time_line
 from gputui.tui.render.overview import share_rows
-from gputui.tui.render.runs import RunsState, events_lines, runs_lines
+from gputui.tui.render.runs import RunsState, events_lines, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_line, head_line, host_line, notice_lines
 from gputui.tui.snapshot import RunRow, Snapshot
 
@@ -18,6 +19,9 @@ OVER_SHOWN = 10
 """Without a height so many runs that are over are shown, the newest."""
 
 EVENTS_SHOWN = 12
+
+LINES_BESIDE_GPUS = 10
+"""Room for a head and for what there is to say about GPUs in quarantine, or of none."""
 
 
 def overview_frame(
@@ -28,18 +32,16 @@ def overview_frame(
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
-    has_gpus = bool(snapshot.gpus)
-    gpus = len(snapshot.gpus) if has_gpus else no_gpu_height(snapshot, width)
     if height is None:
-        return [*head, *_all_of_it(snapshot, width, gpus)]
+        return [*head, *_all_of_it(snapshot, width)]
     rows = share_rows(
-        max(0, height - len(head)), gpus=gpus, runs=len(snapshot.runs), events=len(snapshot.events),
-        has_gpus=has_gpus, is_folded=False,
+        max(0, height - len(head)), gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
+        runs=len(snapshot.runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
     )  # fmt: skip
     return [
         *head,
         *([aggregate_line(snapshot, width)] if rows.aggregate else []),
-        *(gpu_lines(snapshot, width, rows.gpus) if rows.gpus else []),
+        *(gpu_lines(snapshot, width, rows.gpus, Pointed(has_keys=False)) if rows.gpus else []),
         *([host_line(snapshot, width)] if rows.host else []),
         *_runs(snapshot, snapshot.runs, width, rows.runs),
         *events_lines(snapshot.events, snapshot.at, width, rows.events),
@@ -48,12 +50,12 @@ def overview_frame(
 
 def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -> list[Line]:
     if rows:
-        return runs_lines(rows, RunsState(), snapshot.at, width, height)
+        return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
     words = "No run yet; gputui run PROFILE launches one." if snapshot.past is None else "There was no run yet."
     return [rule("RUNS", width), fit_line([("  " + words, "dim")], width)][:height]
 
 
-def _all_of_it(snapshot: Snapshot, width: int, gpus: int) -> list[Line]:
+def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:
     active = [row for row in snapshot.runs if row.run.state not in OVER_STATES]
     over = [row for row in snapshot.runs if row.run.state in OVER_STATES]
     shown = [*active, *over[:OVER_SHOWN]]
@@ -63,7 +65,7 @@ def _all_of_it(snapshot: Snapshot, width: int, gpus: int) -> list[Line]:
     events = snapshot.events[-EVENTS_SHOWN:]
     return [
         *([aggregate_line(snapshot, width)] if snapshot.gpus else []),
-        *gpu_lines(snapshot, width, gpus + 1),
+        *gpu_lines(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS, Pointed(has_keys=False)),
         host_line(snapshot, width),
         *runs,
         *events_lines(events, snapshot.at, width, max(2, len(events) + 1)),

@@ -1,54 +1,64 @@
-"""GPU rows: what each one does and who sits on it."""
+"""The GPU area: what each one does and who sits on it, in rows as the room allows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from gputui.charts.bars import bar, sparkline
 from gputui.charts.chart import Line
-from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, age, byte_rate, bytes_text, gibibytes, percent, short_number
-from gputui.store.views import GpuView, ProcessView
-from gputui.tui.render.columns import Column, Placed, fit_line, head_line, place, row_line, wrap
-from gputui.tui.render.histories import thinned
-from gputui.tui.render.words import clock, is_alarming, is_hot
-from gputui.tui.snapshot import RankRow, Snapshot
-
-FREE_BELOW_BYTES = 2**30
-"""Less memory in use than this and no process: the GPU is free."""
-
-WIDE = 150
-"""From this width on the bars are longer."""
+from gputui.tui.render.columns import Placed, fit_line, head_line, place, row_line, wrap
+from gputui.tui.render.gpu_cells import COLUMNS, NEEDED, SHORT_COLUMNS, WIDE, WIDE_COLUMNS, GpuRow, gpu_row, lost
+from gputui.tui.render.words import clock
+from gputui.tui.snapshot import Snapshot
 
 SHORT_ROW_WIDTH = 38
 """Two columns of short rows need twice this."""
 
-
-@dataclass(frozen=True, slots=True)
-class GpuRow:
-    """A GPU with what its rank tells about itself."""
-
-    gpu: GpuView
-    rank: RankRow | None
-    utilizations: tuple[float | None, ...]
+NARROW = 60
+"""Below this width rows are short, so that who sits there stays in sight."""
 
 
-def gpu_lines(snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """The GPU area: a head and a row per GPU; in two columns when they do not fit below each other.
+class Pointed(NamedTuple):
+    """What the rows need to know beyond the snapshot: the GPU under the cursor while the cursor is among the GPUs, the
+    first one shown where not all fit, and whether there are keys to press."""
+
+    uuid: str | None = None
+    top: int = 0
+    has_keys: bool = True
+
+
+def gpu_lines(snapshot: Snapshot, width: int, height: int, pointed: Pointed = Pointed()) -> list[Line]:  # noqa: B008
+    """The GPU area: a head and a row per GPU; in two columns when they do not fit below each other. Below them which
+    GPUs no run gets, and why.
 
     Without a GPU it says why in one sentence.
     """
     if not snapshot.gpus:
         return no_gpu_lines(snapshot, width, height)
-    rows = [_row(snapshot, gpu) for gpu in snapshot.gpus]
-    if len(rows) > height - 1 and width >= 2 * SHORT_ROW_WIDTH:
-        return _two_columns(rows, snapshot.at, width, height)
-    placed = place(_WIDE_COLUMNS if width >= WIDE else _COLUMNS, width - 1)
+    notes = quarantine_lines(snapshot, width, has_keys=pointed.has_keys)
+    notes = notes[: max(0, height - _least(snapshot, width))]
+    room = height - len(notes)
+    rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
+    if len(rows) > room - 1 and width >= 2 * SHORT_ROW_WIDTH:
+        return [*_two_columns(rows, snapshot.at, width, room, pointed), *notes]
+    columns = WIDE_COLUMNS if width >= WIDE else COLUMNS if width >= NARROW else SHORT_COLUMNS
+    shown = [c for c in columns if c.head not in NEEDED or any(NEEDED[c.head](row) for row in rows)]
+    placed = place(shown, width - 1)
     lines = [_set_in(head_line(placed, width - 1))]
-    lines += [_gpu_line(placed, row, snapshot.at, width) for row in rows]
-    return _cut(lines, len(rows), width, height)
+    lines += [_gpu_line(placed, row, snapshot.at, width, pointed.uuid) for row in rows]
+    return [*_cut(lines, width, room, pointed.top), *notes]
+
+
+def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
+    """How many lines the area takes when it may have ``most``."""
+    if not snapshot.gpus:
+        return min(most, no_gpu_height(snapshot, width))
+    count = len(snapshot.gpus)
+    notes = len(quarantine_lines(snapshot, width))
+    if count + 1 + notes <= most or width < 2 * SHORT_ROW_WIDTH:
+        return min(most, count + 1 + notes)
+    return min(most, (count + 1) // 2 + 1 + notes)
 
 
 def no_gpu_lines(snapshot: Snapshot, width: int, height: int) -> list[Line]:
@@ -71,46 +81,60 @@ def no_gpu_height(snapshot: Snapshot, width: int) -> int:
     return max(1, len(no_gpu_lines(snapshot, width, 10)))
 
 
-def _row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
-    history = snapshot.gpu_history.get(gpu.uuid)
-    rank = None
-    if gpu.run_id is not None and gpu.rank is not None:
-        for candidate in snapshot.runs:
-            if candidate.run.run_id == gpu.run_id:
-                rank = candidate.progress.ranks.get(gpu.rank)
-    return GpuRow(gpu, rank, history.utilization_percent if history else ())
+def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> list[Line]:
+    """A line for each GPU that no run gets before a person clears it; more than two share one."""
+    listed = [(gpu.index, snapshot.machine.quarantined.get(gpu.uuid)) for gpu in snapshot.gpus]
+    held = [(index, failed) for index, failed in listed if failed is not None]
+    if len(held) > 2:
+        names = ", ".join(str(index) for index, _ in held)
+        text = f" ⊘ GPUs {names} are in quarantine: no run gets them"
+        how = "i says why, C clears one" if has_keys else "gputui gpus --clear GPU clears one"
+        return [fit_line([(text, "warn"), (f" · {how}", "dim")], width)]
+    lines = []
+    for index, failed in held:
+        head = f" ⊘ GPU {index} in quarantine since {clock(failed.since)}: "
+        tail = " · C clears it" if has_keys else f" · gputui gpus --clear {index}"
+        reason = clean(failed.reason)
+        room = max(8, width - len(head) - len(tail))
+        cut = reason if len(reason) <= room else reason[: room - 1] + "…"
+        lines.append(fit_line([(head, "warn"), (cut, "text"), (tail, "dim")], width))
+    return lines
 
 
-def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int) -> Line:
+def first_shown(count: int, place_of_cursor: int, top: int, height: int, width: int) -> int:
+    """The first GPU to show so that the one under the cursor is in sight; 0 where all are."""
+    room = height - 1
+    if count <= room or width >= 2 * SHORT_ROW_WIDTH:
+        return 0
+    room = max(1, room - 1)
+    return max(0, min(max(min(top, place_of_cursor), place_of_cursor - room + 1), count - room))
+
+
+def _least(snapshot: Snapshot, width: int) -> int:
+    count = len(snapshot.gpus)
+    return ((count + 1) // 2 if width >= 2 * SHORT_ROW_WIDTH else count) + 1
+
+
+def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
     gpu = row.gpu
+    is_current = gpu.uuid == cursor
     if gpu.state == "lost":
-        return fit_line([(f" {gpu.index:>2} ", "text"), *_lost(gpu, now)], width)
+        return _set_in(fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1), is_current)
     base = "stale" if gpu.state == "stale" else None
-    return _set_in(row_line(placed, row, width - 1, base))
+    return _set_in(row_line(placed, row, width - 1, base), is_current)
 
 
-def _lost(gpu: GpuView, now: float) -> list[Span]:
-    at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
-    words = f"✗ lost {clock(at)}" if now - at < 86_400 else f"✗ lost {age(now - at)} ago"
-    spans: list[Span] = [(words, "bad")]
-    if gpu.event_text:
-        code = f"XID {gpu.event_code}: " if gpu.event_code is not None else ""
-        text = clean(gpu.event_text)
-        spans.append((" · " + (text if text.startswith(code) else code + text), "text"))
-    return spans
-
-
-def _two_columns(rows: Sequence[GpuRow], now: float, width: int, height: int) -> list[Line]:
+def _two_columns(rows: Sequence[GpuRow], now: float, width: int, height: int, pointed: Pointed) -> list[Line]:
     """Short rows, numbered down the left column and on down the right."""
     half = (width - 2) // 2
-    placed = place(_SHORT_COLUMNS, half - 1)
+    placed = place(SHORT_COLUMNS, half - 1)
     head = _set_in(head_line(placed, half - 1))
     lines: list[Line] = [fit_line([*head, ("  ", "text"), *head], width)]
     depth = max(1, min((len(rows) + 1) // 2, height - 1))
     for number in range(depth):
-        left = _gpu_line(placed, rows[number], now, half)
+        left = _gpu_line(placed, rows[number], now, half, pointed.uuid)
         right = rows[number + depth] if number + depth < len(rows) else None
-        line = [*left, ("  ", "text"), *(_gpu_line(placed, right, now, half) if right else [])]
+        line = [*left, ("  ", "text"), *(_gpu_line(placed, right, now, half, pointed.uuid) if right else [])]
         lines.append(fit_line(line, width))
     hidden = len(rows) - 2 * depth
     if hidden > 0:
@@ -118,186 +142,18 @@ def _two_columns(rows: Sequence[GpuRow], now: float, width: int, height: int) ->
     return lines
 
 
-def _cut(lines: list[Line], count: int, width: int, height: int) -> list[Line]:
+def _cut(lines: list[Line], width: int, height: int, top: int) -> list[Line]:
     if len(lines) <= height:
         return lines
-    hidden = count - (height - 2)
-    return [*lines[: height - 1], fit_line([(f"  … {hidden} more GPUs; a shows all together", "dim")], width)]
+    rows = lines[1:]
+    room = max(0, height - 2)
+    hidden = len(rows) - room
+    return [
+        lines[0],
+        *rows[top : top + room],
+        fit_line([(f"  … {hidden} more GPUs; a shows all together", "dim")], width),
+    ]
 
 
-def _set_in(line: Line) -> Line:
-    return [(" ", "text"), *line]
-
-
-# --- cells ----------------------------------------------------------------------------------------------------------
-
-
-def _index(row: GpuRow, width: int) -> list[Span]:
-    return [(f"{row.gpu.index:>{width}}", "text")]
-
-
-def _utilization(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.utilization_percent
-    if value is None:
-        return [(f"{UNKNOWN:>3}", "dim")]
-    return [(f"{value:3.0f} ", "text"), (bar(value / 100, width - 4), "bar")]
-
-
-def _memory(row: GpuRow, width: int) -> list[Span]:
-    used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
-    text = f"{gibibytes(used):>5} "
-    if used is None or not total:
-        return [(text, "text" if used is not None else "dim")]
-    return [(text, "text"), (bar(used / total, width - 6), "bar2")]
-
-
-def _temperature(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.temperature_celsius
-    if value is None:
-        return [(f"{UNKNOWN:>{width}}", "dim")]
-    if is_hot(row.gpu):
-        return [(f"{f'▲{value:.0f}':>{width}}", "warn")]
-    return [(f"{value:{width}.0f}", "text")]
-
-
-def _power(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.power_watts
-    return [(f"{UNKNOWN:>{width}}", "dim")] if value is None else [(f"{value:{width - 2}.0f} W", "text")]
-
-
-def _who(row: GpuRow, width: int) -> list[Span]:
-    """The run and rank on this GPU, or the strangers, or ``free``."""
-    gpu = row.gpu
-    if gpu.state == "error":
-        return [("✗ unreadable", "bad")]
-    slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
-    if gpu.run_id is not None:
-        rank = f" r{gpu.rank}" if gpu.rank is not None else ""
-        name = clean(gpu.run_name or gpu.run_id)
-        room = width - len(rank) - sum(len(text) for text, _ in slow)
-        shown = name if len(name) <= room else name[: max(1, room - 1)] + "…"
-        return [(shown, "accent"), (rank, "text"), *slow]
-    if gpu.processes is None:
-        return [(UNKNOWN, "dim")] if (gpu.memory_used_bytes or 0) >= FREE_BELOW_BYTES else [("free", "dim")]
-    if not gpu.processes:
-        busy = (gpu.memory_used_bytes or 0) >= FREE_BELOW_BYTES
-        return [("no visible process", "warn")] if busy else [("free", "dim")]
-    first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
-    more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
-    return [(f"{_owner(first)} · {_program(first)}{more}", "text")]
-
-
-def _owner(process: ProcessView) -> str:
-    return clean(process.user) if process.user else f"pid {process.pid}"
-
-
-def _program(process: ProcessView) -> str:
-    """The program's name without its path."""
-    if not process.command:
-        return f"pid {process.pid}"
-    words = clean(process.command).split()
-    return words[0].rsplit("/", 1)[-1] if words else f"pid {process.pid}"
-
-
-def _step_rate(row: GpuRow, width: int) -> list[Span]:
-    seconds = row.rank.step_seconds if row.rank else None
-    return [(short_number(1 / seconds), "text")] if seconds else []
-
-
-def _wait(row: GpuRow, width: int) -> list[Span]:
-    share = row.rank.waiting_fraction if row.rank else None
-    if share is None:
-        return []
-    return [(percent(min(share, 1.0) * 100), "warn" if share >= 0.2 else "text")]
-
-
-def _history(row: GpuRow, width: int) -> list[Span]:
-    return [(sparkline(thinned(row.utilizations, width), width, 0.0, 100.0), "bar")]
-
-
-def _clock(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.sm_clock_mhz
-    return [(f"{UNKNOWN if value is None else value:>{width}}", "dim" if value is None else "text")]
-
-
-def _throttle(row: GpuRow, width: int) -> list[Span]:
-    reasons = row.gpu.throttle_reasons
-    if not reasons:
-        return [] if reasons is not None else [(UNKNOWN, "dim")]
-    style = "warn" if any(is_alarming(reason) for reason in reasons) else "dim"
-    return [(", ".join(reasons), style)]
-
-
-def _pcie(row: GpuRow, width: int) -> list[Span]:
-    slow = row.gpu.slow
-    return _link(slow.get("pcie_received_bytes_per_second"), slow.get("pcie_sent_bytes_per_second"))
-
-
-def _nvlink(row: GpuRow, width: int) -> list[Span]:
-    slow = row.gpu.slow
-    return _link(slow.get("nvlink_received_bytes_per_second"), slow.get("nvlink_sent_bytes_per_second"))
-
-
-def _link(received: float | None, sent: float | None) -> list[Span]:
-    if received is None and sent is None:
-        return [(UNKNOWN, "dim")]
-    return [(f"↓{_short_rate(received)} ↑{_short_rate(sent)}", "text")]
-
-
-def _short_rate(rate: float | None) -> str:
-    return byte_rate(rate).replace("B/s", "").replace(" ", "")
-
-
-def _memory_temperature(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.slow.get("memory_temperature_celsius")
-    return [(UNKNOWN if value is None else f"{value:.0f}", "dim" if value is None else "text")]
-
-
-def _errors(row: GpuRow, width: int) -> list[Span]:
-    slow = row.gpu.slow
-    if slow.get("row_remap_failed"):
-        return [("remap failed", "bad")]
-    if slow.get("row_remap_pending"):
-        return [("remap due", "warn")]
-    errors = slow.get("ecc_uncorrected")
-    if errors is None:
-        return [(UNKNOWN, "dim")]
-    return [(f"{errors} uncorr.", "bad")] if errors else [("0", "dim")]
-
-
-def _processes(row: GpuRow, width: int) -> list[Span]:
-    held = sorted(row.gpu.processes or (), key=lambda process: -(process.memory_bytes or 0))
-    words = [f"{process.pid} {_owner(process)} {bytes_text(process.memory_bytes)}" for process in held]
-    return [(" · ".join(words), "dim")]
-
-
-_COLUMNS: tuple[Column[GpuRow], ...] = (
-    Column("#", 2, _index, ">"),
-    Column("util", 10, _utilization, grow=1, most=20),
-    Column("memory GiB", 12, _memory, grow=1, most=22),
-    Column("°C", 4, _temperature, ">", gap=1),
-    Column("power", 6, _power, ">"),
-    Column("who", 14, _who, grow=3, most=28),
-    Column("step/s", 6, _step_rate, ">", importance=1),
-    Column("wait", 4, _wait, ">", importance=2, gap=1),
-    Column("last 10 min", 12, _history, importance=3),
-    Column("MHz", 4, _clock, ">", importance=4),
-    Column("held back by", 16, _throttle, importance=5, grow=1, most=30),
-    Column("PCIe", 13, _pcie, importance=6),
-    Column("NVLink", 13, _nvlink, importance=7),
-    Column("mem °C", 6, _memory_temperature, ">", importance=10),
-    Column("ECC", 10, _errors, importance=9),
-    Column("processes", 24, _processes, importance=8, grow=4),
-)
-
-_WIDE_COLUMNS = tuple(
-    replace(column, width={"util": 18, "memory GiB": 20}.get(column.head, column.width)) for column in _COLUMNS
-)
-
-_SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
-    Column("#", 2, _index, ">", gap=1),
-    Column("util", 8, _utilization, gap=1),
-    Column("GiB", 5, lambda row, width: [(gibibytes(row.gpu.memory_used_bytes), "text")], ">", gap=1),
-    Column("°C", 3, _temperature, ">", gap=1),
-    Column("who", 12, _who, grow=1),
-)
+def _set_in(line: Line, is_current: bool = False) -> Line:
+    return [("▸", "cursor") if is_current else (" ", "text"), *line]

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from gputui.charts.envelope import Bin
+
 History = Sequence[float | None]
 
 
@@ -35,6 +37,27 @@ def _held(history: History) -> list[float | None]:
         last = value if value is not None else last
         held.append(last)
     return held
+
+
+def shares(history: History, whole: float | None) -> list[float | None]:
+    """Each value in percent of a whole; unknown where that is."""
+    return [None if value is None or not whole else value / whole * 100 for value in history]
+
+
+def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0) -> list[Bin]:
+    """The buckets of the last ``span_seconds`` for a chart whose x axis is minutes before now, or
+    another unit."""
+    seconds = span_seconds / max(1, len(history))
+    bins: list[Bin] = []
+    gap = False
+    for number, value in enumerate(history):
+        if value is None:
+            gap = True
+            continue
+        x = ((number + 0.5) * seconds - span_seconds) / unit_seconds
+        bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
+        gap = False
+    return bins
 
 
 def newest(history: History) -> float | None:

@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gputui.charts.bars import sparkline
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, age, count, duration, metric_value
+from gputui.charts.units import UNKNOWN, age, count, duration, metric_value, short_number
+from gputui.recovery.cost import Cost, in_words
+from gputui.store.queue import QueuePause
 from gputui.store.views import EventView
-from gputui.tui.render.columns import Column, Placed, clip_line, fit_line, place, row_line, rule
+from gputui.tui.render.columns import Column, Placed, clip_line, fit_line, place, row_line, rule, styled_rule
 from gputui.tui.render.histories import thinned
-from gputui.tui.render.words import OVER, SEVERITY_GLYPHS, SEVERITY_STYLES, moment, run_sign, run_state_text
-from gputui.tui.snapshot import Progress, RunRow
+from gputui.tui.render.run_order import order_named
+from gputui.tui.render.words import OVER, SEVERITY_GLYPHS, SEVERITY_STYLES, moment, numbers, run_sign, run_state_text
+from gputui.tui.snapshot import Progress, RunRow, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class RunsState:
-    """What the table adds to the snapshot: the row under the cursor, the first row shown, the filter."""
+    """What the table adds to the snapshot: the row under the cursor, the first row shown, the filter, the order (see
+    `run_order.ORDERS`), and the runs marked for a comparison."""
 
     cursor: str | None = None
     top: int = 0
     filter_text: str = ""
+    order: str = "state"
+    marked: frozenset[str] = frozenset()
+    is_focused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause; and
+    whether there are keys to press."""
+
+    now: float
+    gpu_index: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
+    pause: QueuePause | None = None
+    has_keys: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
     row: RunRow
-    now: float
-    is_current: bool
+    around: Surroundings
+    state: RunsState
+
+    @property
+    def is_current(self) -> bool:
+        return self.row.run.run_id == self.state.cursor
 
 
-def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
-    """The rows in which every word of the filter occurs, in id, name, state, profile or reason."""
-    words = filter_text.lower().split()
-    return [row for row in rows if all(word in _haystack(row) for word in words)]
+def surroundings(snapshot: Snapshot) -> Surroundings:
+    """What the rows of a snapshot say beyond their runs."""
+    waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
+    return Surroundings(
+        snapshot.at,
+        {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+        {run_id: number for number, run_id in enumerate(waiting, 1)},
+        snapshot.machine.queue_pause,
+    )
 
 
-def _haystack(row: RunRow) -> str:
-    run = row.run
-    return " ".join(
-        (run.run_id, run.name, run.profile, run_sign(run.state).word, run.reason or "", run.waiting_for or "")
-    ).lower()
-
-
-def runs_lines(rows: Sequence[RunRow], state: RunsState, now: float, width: int, height: int) -> list[Line]:
-    """A heading, then a row per run; ``rows`` are those that match the filter."""
+def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, width: int, height: int) -> list[Line]:
+    """A heading, then a row per run; ``rows`` are those that match the filter, in their order."""
     shown = rows[state.top : state.top + max(0, height - 1)]
-    note = ""
-    if len(rows) > height - 1 and shown:
-        note = f"{state.top + 1}–{state.top + len(shown)} of {len(rows)}"
-    title = f"RUNS /{clean(state.filter_text)}" if state.filter_text else "RUNS"
-    lines = [rule(title, width, note)]
+    placed = place(_COLUMNS, width)
+    lines = [_heading(rows, len(shown), state, around, placed, width, height)]
     if not rows:
         text = (
             "No run matches the filter; esc clears it."
@@ -61,10 +79,43 @@ def runs_lines(rows: Sequence[RunRow], state: RunsState, now: float, width: int,
             else "No run yet. Press n to launch one from a profile."
         )
         return [*lines, fit_line([("  " + text, "dim")], width)][:height]
-    placed = place(_COLUMNS, width)
     for row in shown:
-        lines.append(_row(placed, _Shown(row, now, row.run.run_id == state.cursor), width))
+        lines.append(_row(placed, _Shown(row, around, state), width))
     return lines[:height]
+
+
+def _heading(
+    rows: Sequence[RunRow],
+    shown: int,
+    state: RunsState,
+    around: Surroundings,
+    placed: Placed[_Shown],
+    width: int,
+    height: int,
+) -> Line:
+    """``RUNS ── queue paused ── failures cost … ── 1–5 of 40``: what matters most stands first and stays longest."""
+    order = order_named(state.order).words
+    title = " ".join(
+        part for part in ("RUNS", order, f"/{clean(state.filter_text)}" if state.filter_text else "") if part
+    )
+    notes: list[Span] = []
+    if around.pause is not None:
+        since = (
+            duration(max(0.0, around.now - around.pause.at) // 60 * 60) if around.now - around.pause.at >= 60 else ""
+        )
+        ago = f" {since} ago" if since else ""
+        how = "P opens it" if around.has_keys else "gputui queue resume opens it"
+        notes.append((f"queue paused by {clean(around.pause.actor)}{ago}, {how}", "warn"))
+    current = next((row for row in rows if row.run.run_id == state.cursor), None)
+    if current is not None and current.cost is not None and not any(c.head == "lost" for c, _ in placed):
+        words = in_words(current.cost)
+        if words and current.run.state not in OVER:
+            notes.append((f"failures cost {words}", "dim"))
+    if state.marked:
+        notes.append((f"{len(state.marked)} marked", "accent"))
+    if len(rows) > height - 1 and shown:
+        notes.append((f"{state.top + 1}–{state.top + shown} of {len(rows)}", "dim"))
+    return styled_rule(title, width, notes)
 
 
 def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
@@ -74,17 +125,39 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     head = row_line(placed[:3], shown, sum(room + column.gap for column, room in placed[:3]) - placed[0][0].gap)
     step = shown.row.progress.step
     reached = f"step {count(step)} · " if step is not None and shown.row.run.state in OVER else ""
-    text, style = outlook(shown.row, shown.now)
-    return fit_line([*head, (" ", "text"), (reached, "dim"), (text, style)], width)
+    text, style = outlook(shown.row, shown.around.now)
+    queued = _queue_words(shown)
+    cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
+    return fit_line([*head, (" ", "text"), (queued, "label"), (reached, "dim"), (text, style), (cost, "dim")], width)
+
+
+def _queue_words(shown: _Shown) -> str:
+    place = shown.around.places.get(shown.row.run.run_id)
+    if place is None:
+        return ""
+    priority = shown.row.run.priority
+    return f"#{place} " + (f"priority {priority} " if priority else "") + "· "
+
+
+def lost_words(cost: Cost) -> str:
+    """What failures cost a run in a few cells: ``421 steps 3 min``."""
+    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
+    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
+    return " ".join(part for part in (steps, time) if part)
 
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
     sign = run_sign(shown.row.run.state)
-    return [("▸" if shown.is_current else " ", "cursor"), (sign.glyph, sign.style)]
+    is_marked = shown.row.run.run_id in shown.state.marked
+    if shown.is_current:
+        pointer = "◈" if is_marked else "▸" if shown.state.is_focused else "›"
+    else:
+        pointer = "◆" if is_marked else " "
+    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim"), (sign.glyph, sign.style)]
 
 
 def _name(shown: _Shown, width: int) -> list[Span]:
-    return [(clean(shown.row.run.run_id), "cursor" if shown.is_current else "text")]
+    return [(clean(shown.row.run.run_id), "cursor" if shown.is_current and shown.state.is_focused else "text")]
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
@@ -113,7 +186,34 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
 
 
 def _remark(shown: _Shown, width: int) -> list[Span]:
-    return [outlook(shown.row, shown.now)]
+    return [outlook(shown.row, shown.around.now)]
+
+
+def _gpus(shown: _Shown, width: int) -> list[Span]:
+    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.around.gpu_index.get(uuid)) is not None)
+    return [("GPU ", "dim"), (numbers(indices), "text")] if indices else []
+
+
+def _pace(shown: _Shown, width: int) -> list[Span]:
+    pace = shown.row.progress.steps_per_second
+    return [] if pace is None else [(short_number(pace), "text"), (" step/s", "dim")]
+
+
+def _lost(shown: _Shown, width: int) -> list[Span]:
+    words = "" if shown.row.cost is None else lost_words(shown.row.cost)
+    return [("lost ", "dim"), (words, "warn")] if words else []
+
+
+def _ran(shown: _Shown, width: int) -> list[Span]:
+    started = shown.row.run.started_at
+    if started is None:
+        return []
+    ran = max(0.0, shown.around.now - started)
+    return [("for ", "dim"), (duration(ran if ran < 120 else ran // 60 * 60), "text")]
+
+
+def _profile(shown: _Shown, width: int) -> list[Span]:
+    return [(clean(shown.row.run.profile), "dim")]
 
 
 def outlook(row: RunRow, now: float) -> Span:
@@ -164,6 +264,11 @@ _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("step", 18, _step, gap=1, grow=1, most=24),
     Column("loss", 10, _loss, importance=1, gap=2, most=11, grow=1),
     Column("curve", 7, _curve, importance=2, gap=1, grow=1, most=24),
+    Column("pace", 13, _pace, importance=4, gap=2),
+    Column("gpus", 11, _gpus, importance=5, gap=2, grow=1, most=16),
+    Column("lost", 26, _lost, importance=3, gap=2),
+    Column("ran", 12, _ran, importance=6, gap=2),
+    Column("profile", 12, _profile, importance=7, gap=2, most=24),
     Column("outlook", 12, _remark, gap=2, grow=4),
 )
 
@@ -171,25 +276,34 @@ _COLUMNS: tuple[Column[_Shown], ...] = (
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-def events_lines(events: Sequence[EventView], now: float, width: int, height: int) -> list[Line]:
-    """A heading and the newest events, the newest last."""
-    lines = [rule("EVENTS", width)]
+def events_lines(
+    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
+) -> list[Line]:
+    """A heading and the newest events, the newest last; with a cursor those around the event of that id."""
+    room = max(0, height - 1)
+    listed = list(events)
+    end = len(listed)
+    place = next((number for number, event in enumerate(listed) if event.event_id == cursor), None)
+    if place is not None:
+        end = min(end, max(room, place + room // 2 + 1))
+    shown = listed[max(0, end - room) : end] if room else []
+    note = f"{end - len(shown) + 1}–{end} of {len(listed)}" if place is not None and len(listed) > room else ""
+    lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
-    room = height - 1
-    for event in list(events)[-room:] if room > 0 else []:
-        lines.append(event_line(event, now, width))
+    lines += [event_line(event, now, width, is_current=event.event_id == cursor) for event in shown]
     return lines[:height]
 
 
-def event_line(event: EventView, now: float, width: int) -> Line:
+def event_line(event: EventView, now: float, width: int, *, is_current: bool = False) -> Line:
     """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
     style = SEVERITY_STYLES.get(event.severity, "text")
     subject = event.subject or event.run_id
     return fit_line(
         clip_line(
             [
-                (f" {moment(event.at, now)} ", "dim"),
+                ("▸" if is_current else " ", "cursor"),
+                (f"{moment(event.at, now)} ", "dim"),
                 (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
                 (f"{clean(subject)}  " if subject else "", "label"),
                 (clean(event.message) or UNKNOWN, "text"),

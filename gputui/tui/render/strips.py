@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 from gputui.charts.bars import sparkline
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
-from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
 from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.views import GpuView, HostView
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
-from gputui.tui.render.histories import History, mean_history, newest, peak_history, sum_history
+from gputui.tui.render.histories import mean_history, newest, peak_history, shares, sum_history, time_bins
 from gputui.tui.render.moments import past_notices, right_end
 from gputui.tui.render.words import clock, is_hot, run_sign
-from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Snapshot
+from gputui.tui.snapshot import HISTORY_SECONDS, Snapshot
 
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
@@ -139,22 +138,23 @@ def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     if not histories or width < 30 or height < 3:
         return [fit_line([("  no samples in the last ten minutes", "dim")], width)][:height]
     total = gpu_totals(snapshot.gpus)
-    memory_total = total.memory_total_bytes or 0
     used = sum_history([each.memory_used_bytes for each in histories])
-    full = [None if value is None or not memory_total else value / memory_total * 100 for value in used]
+    full = shares(used, total.memory_total_bytes)
     power = sum_history([each.power_watts for each in histories])
     warm = peak_history([each.temperature_celsius for each in histories])
     axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
     busy = mean_history([each.utilization_percent for each in histories])
     kilowatts = [None if value is None else value / 1000 for value in power]
-    memory = Curve(_bins(full), "series.1", f"memory {percent(newest(full))}")
-    utilization = Curve(_bins(busy), "series.0", f"utilisation {percent(newest(busy))}")
+    memory = Curve(time_bins(full, HISTORY_SECONDS), "series.1", f"memory {percent(newest(full))}")
+    utilization = Curve(time_bins(busy, HISTORY_SECONDS), "series.0", f"utilisation {percent(newest(busy))}")
     panes = [
         ([memory, utilization], YAxis(low=0.0, high=100.0)),
-        ([Curve(_bins(kilowatts), "series.2", f"power {watts(newest(power))}")], YAxis(low=0.0)),
+        ([Curve(time_bins(kilowatts, HISTORY_SECONDS), "series.2", f"power {watts(newest(power))}")], YAxis(low=0.0)),
     ]
     if width >= 110:
-        panes.append(([Curve(_bins(warm), "series.3", f"hottest {celsius(newest(warm))}")], YAxis(low=20.0)))
+        panes.append(
+            ([Curve(time_bins(warm, HISTORY_SECONDS), "series.3", f"hottest {celsius(newest(warm))}")], YAxis(low=20.0))
+        )
     each = (width - 1) // len(panes) - 1
     columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
     return [
@@ -195,20 +195,6 @@ def _traffic(host: HostView) -> list[str]:
     if host.swap_used_bytes:
         words.append(f"  swap {gibibytes(host.swap_used_bytes)} GiB")
     return words
-
-
-def _bins(history: History) -> list[Bin]:
-    seconds = HISTORY_SECONDS / HISTORY_BUCKETS
-    bins: list[Bin] = []
-    gap = False
-    for number, value in enumerate(history):
-        if value is None:
-            gap = True
-            continue
-        x = ((number + 0.5) * seconds - HISTORY_SECONDS) / 60
-        bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
-        gap = False
-    return bins
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
