@@ -1,17 +1,19 @@
-"""Telling somebody about alerts: the machine's command and webhook, bounded in number, and never waited for."""
+"""Who is told about alerts, how many messages that may be, and what they say. Sending them is the outbox's."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.agent.notifying import Notifier
 from gputui.alerts.overrides import Delivery
 from gputui.alerts.rules import SEVERITIES
 from gputui.charts.safe_text import clean
 from gputui.recovery.policies import Notice
+from gputui.runs import notices
+from gputui.runs.notices import Way
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
 
@@ -23,36 +25,39 @@ WITHIN_SECONDS = 300.0
 
 @dataclass(slots=True)
 class AlertDelivery:
-    """``clock`` is monotonic; ``wake`` makes the loop turn, from any thread."""
+    """``clock`` is monotonic."""
 
     clock: Callable[[], float]
-    wake: Callable[[], None]
-    sent: deque[float] = field(default_factory=deque)
+    owed_at: deque[float] = field(default_factory=deque)
     left_out: int = 0
-    notifier: Notifier = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.notifier = Notifier(self.wake)
-
-    def tell(self, delivery: Delivery | None, alert: AlertView, now: float) -> None:
-        """Begin to tell about an alert that was raised or cleared; ``now`` is UTC unix seconds."""
+    def owe(self, connection: sqlite3.Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
+        """Owe the messages about an alert that was raised or cleared; ``now`` is UTC unix seconds. Works inside the
+        caller's transaction."""
         if delivery is None or not is_severe_enough(alert.severity, delivery):
             return
-        while self.sent and self.clock() - self.sent[0] > WITHIN_SECONDS:
-            self.sent.popleft()
-        if len(self.sent) >= MOST_MESSAGES:
+        while self.owed_at and self.clock() - self.owed_at[0] > WITHIN_SECONDS:
+            self.owed_at.popleft()
+        if len(self.owed_at) >= MOST_MESSAGES:
             self.left_out += 1
             return
-        self.sent.append(self.clock())
+        self.owed_at.append(self.clock())
         message = alert_message(alert, now)
         if self.left_out:
             message["text"] += f" (and {self.left_out} more that were not told; gputui alerts lists them)"
             self.left_out = 0
-        self.notifier.tell(f"alert {alert.alert_id}", Notice(delivery.command, delivery.webhook), message)
+        notices.put_of_alert(connection, alert.alert_id, ways_of(delivery), message, now=now)
 
-    def failures(self) -> list[str]:
-        """What could not be told since the last call."""
-        return [f"{subject}: {why}" for subject, why in self.notifier.failures()]
+
+def ways_of(delivery: Delivery) -> list[Way]:
+    """The ways that are configured."""
+    ways: list[tuple[Way, bool]] = [("command", bool(delivery.command)), ("webhook", delivery.webhook is not None)]
+    return [way for way, is_there in ways if is_there]
+
+
+def notice_for(delivery: Delivery | None) -> Notice | None:
+    """The same as the outbox wants it."""
+    return None if delivery is None else Notice(delivery.command, delivery.webhook)
 
 
 def is_severe_enough(severity: str, delivery: Delivery) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from gputui.agent.alert_delivery import AlertDelivery
+from gputui.agent.alert_delivery import AlertDelivery, notice_for
 from gputui.agent.alert_moments import AlertMoments, Training, known_incidents, parse_state
 from gputui.agent.alert_settings import AlertSettings, RunRules
 from gputui.agent.recorder import Recorder
@@ -28,6 +28,7 @@ from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.metrics.report import IngestReport
+from gputui.recovery.policies import Notice
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.states import RunState
@@ -54,7 +55,7 @@ class _Told:
 
 @dataclass(slots=True)
 class Alerting:
-    """All alerts of one state directory. ``living`` gives the attempts that run; ``wake`` makes the loop turn."""
+    """All alerts of one state directory. ``living`` gives the attempts that run."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -62,7 +63,6 @@ class Alerting:
     wall: Callable[[], float]
     clock: Callable[[], float]
     living: Callable[[], Iterable[AttemptRecord]]
-    wake: Callable[[], None]
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
     ids: dict[Key, int] = field(default_factory=dict)
@@ -79,7 +79,11 @@ class Alerting:
     def __post_init__(self) -> None:
         self.moments = AlertMoments(self.connection, self.recorder, self.clock, self.interval_seconds)
         self.settings = AlertSettings(self.workspace.alerts, self._complain)
-        self.delivery = AlertDelivery(self.clock, self.wake)
+        self.delivery = AlertDelivery(self.clock)
+
+    def told_by(self) -> Notice | None:
+        """How alerts are told now."""
+        return notice_for(self.settings.delivery)
 
     # --- what the loop calls
 
@@ -125,8 +129,6 @@ class Alerting:
     # --- one look
 
     def _look(self, now: float) -> None:
-        for why in self.delivery.failures():
-            repository.add_event(self.connection, why, now=self.wall(), severity="warning", subject="alerts")
         self.settings.turn(now)
         elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
@@ -233,7 +235,7 @@ class Alerting:
     # --- what follows
 
     def _write(self) -> None:
-        """Rows, events and the memory in one transaction; then the log and whoever is to be told."""
+        """Rows, events, messages and the memory in one transaction; then the log."""
         now = self.wall()
         told: list[tuple[_Told, alerts.AlertView]] = []
         ids = dict(self.ids)
@@ -243,6 +245,8 @@ class Alerting:
                 view = self._raise(one, ids, silences) if one.change.kind == "raised" else self._clear(one, ids)
                 if view is not None:
                     told.append((one, view))
+                    if not view.is_silenced(now):
+                        self.delivery.owe(connection, self.settings.delivery, view, now)
             if self.unwritten:
                 alerts.forget_old_silences(connection, now)
             self.save()
@@ -250,8 +254,6 @@ class Alerting:
         self.unwritten = []
         for one, view in told:
             log.warning("alert %d %s: %s", view.alert_id, one.change.kind, clean(view.sentence))
-            if not view.is_silenced(now):
-                self.delivery.tell(self.settings.delivery, view, now)
 
     def _raise(
         self, one: _Told, ids: dict[Key, int], silences: dict[tuple[str, str, str], tuple[float, str]]

@@ -106,9 +106,9 @@ class Agent:
             self.wall,
             self.clock,
             self.supervisor.running,
-            self._wake,
             options.interval_seconds,
         )
+        self.supervisor.outbox.alerts_by = self.alerting.told_by
         self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.

@@ -1,13 +1,11 @@
-"""Telling somebody about a decision: a command or a webhook, in a thread each, with a deadline."""
+"""Telling somebody: by a command or a webhook, with a deadline."""
 
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
-import threading
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gputui.recovery.policies import Notice
@@ -15,40 +13,6 @@ from gputui.recovery.policies import Notice
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 LAST_WORDS = 200
-
-Failure = tuple[str, str]
-
-
-class Notifier:
-    """``wake`` makes the loop turn, from any thread."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._failures: queue.SimpleQueue[Failure] = queue.SimpleQueue()
-
-    def tell(self, run_id: str, notice: Notice, message: Mapping[str, Any]) -> None:
-        """Begin to tell; returns at once."""
-        for send in (run_command if notice.command else None, post if notice.webhook else None):
-            if send is not None:
-                threading.Thread(
-                    target=self._send, args=(send, run_id, notice, dict(message)), name=f"notify-{run_id}", daemon=True
-                ).start()
-
-    def failures(self) -> list[Failure]:
-        """(run id, why) of what could not be told since the last call."""
-        found = []
-        while not self._failures.empty():
-            found.append(self._failures.get())
-        return found
-
-    def _send(
-        self, send: Callable[[Notice, Mapping[str, Any]], None], run_id: str, notice: Notice, message: dict[str, Any]
-    ) -> None:
-        try:
-            send(notice, message)
-        except Exception as error:
-            self._failures.put((run_id, f"nobody was told: {describe(error)}"))
-            self._wake()
 
 
 def run_command(notice: Notice, message: Mapping[str, Any]) -> None:

@@ -25,12 +25,14 @@ Result = tuple[Owed, str | None]
 
 @dataclass(slots=True)
 class Outbox:
-    """The messages of one state directory. ``wake`` makes the loop turn, from any thread."""
+    """The messages of one state directory. ``wake`` makes the loop turn, from any thread; ``alerts_by`` says how alerts
+    are told now, None where nobody wants to know."""
 
     connection: sqlite3.Connection
     workspace: Workspace
     wall: Callable[[], float]
     wake: Callable[[], None]
+    alerts_by: Callable[[], Notice | None] = lambda: None
     under_way: set[int] = field(default_factory=set)
     results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
 
@@ -49,13 +51,14 @@ class Outbox:
             # The agents that tried did not live to say how it ended.
             self._give_up(owed, "no agent outlived it")
             return
-        notice = notice_of(self.workspace, owed.run_id)
+        notice = self.alerts_by() if owed.run_id is None else notice_of(self.workspace, owed.run_id)
         if notice is None or not (notice.command if owed.way == "command" else notice.webhook):
-            self._give_up(owed, f"the run's folder no longer says by which {owed.way}")
+            where = "alerts.yaml" if owed.run_id is None else "the run's folder"
+            self._give_up(owed, f"{where} no longer says by which {owed.way}")
             return
         notices.note_try(self.connection, owed.notice_id)
         self.under_way.add(owed.notice_id)
-        threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.run_id}", daemon=True).start()
+        threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.notice_id}", daemon=True).start()
 
     def _send(self, owed: Owed, notice: Notice) -> None:
         trouble = None
@@ -71,7 +74,9 @@ class Outbox:
         if trouble is None:
             with transaction(self.connection):
                 notices.note_sent(self.connection, owed.notice_id, now)
-                self._event(owed, f"told by {owed.way}: {owed.message['text']}", "info")
+                if owed.alert_id is None:
+                    # An alert is an event already.
+                    self._event(owed, f"told by {owed.way}: {owed.message['text']}", "info")
         elif owed.tries >= len(AGAIN_SECONDS):
             self._give_up(owed, trouble)
         else:
@@ -87,6 +92,8 @@ class Outbox:
             self._event(owed, f"nobody was told: {why}; given up", "error")
 
     def _event(self, owed: Owed, text: str, severity: str) -> None:
+        subject = None if owed.alert_id is None else f"alert {owed.alert_id}"
+        now, connection = self.wall(), self.connection
         repository.add_event(
-            self.connection, text, now=self.wall(), severity=severity, run_id=owed.run_id, attempt=owed.attempt
+            connection, text, now=now, severity=severity, subject=subject, run_id=owed.run_id, attempt=owed.attempt
         )

@@ -13,11 +13,13 @@ Way = Literal["command", "webhook"]
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """One message by one way that was not sent yet. ``tries`` have begun so far."""
+    """One message by one way that was not sent yet: about an attempt of a run, or about an alert. ``tries`` have begun
+    so far."""
 
     notice_id: int
-    run_id: str
-    attempt: int
+    run_id: str | None
+    attempt: int | None
+    alert_id: int | None
     way: Way
     message: Mapping[str, Any]
     tries: int
@@ -39,14 +41,24 @@ def put(
     )
 
 
+def put_of_alert(
+    connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
+) -> None:
+    """The same about an alert."""
+    connection.executemany(
+        "INSERT INTO notices (alert_id, at, way, message, due_at) VALUES (?, ?, ?, ?, ?)",
+        [(alert_id, now, way, json.dumps(dict(message)), now) for way in ways],
+    )
+
+
 def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
     """What is to be sent now, the oldest first."""
     rows = connection.execute(
-        "SELECT notice_id, run_id, attempt, way, message, tries FROM notices "
+        "SELECT notice_id, run_id, attempt, alert_id, way, message, tries FROM notices "
         "WHERE sent_at IS NULL AND gave_up_at IS NULL AND due_at <= ? ORDER BY notice_id",
         (now,),
     )
-    return [Owed(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5]) for row in rows]
+    return [Owed(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]), row[6]) for row in rows]
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:

@@ -37,7 +37,6 @@ class Bench:
         self.connection: sqlite3.Connection = open_writer(self.workspace.database)
         self.now = 1000.0
         self.living: list[AttemptRecord] = []
-        self.messages: list[dict[str, Any]] = []
         self.start()
 
     def start(self) -> None:
@@ -45,12 +44,14 @@ class Bench:
         self.recorder = Recorder(self.connection, self.workspace.runs, self.wall)
         self.recorder.take([Inventory(self.wall(), "nvml", "580", (FACTS,))])
         clock, living = lambda: self.now, lambda: self.living
-        self.alerting = Alerting(self.connection, self.workspace, self.recorder, self.wall, clock, living, lambda: None)
-        setattr(self.alerting.delivery.notifier, "tell", self.told)  # noqa: B010
+        self.alerting = Alerting(self.connection, self.workspace, self.recorder, self.wall, clock, living)
         self.alerting.begin()
 
-    def told(self, subject: str, notice: object, message: dict[str, Any]) -> None:
-        self.messages.append(dict(message))
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What is owed to the command."""
+        rows = self.connection.execute("SELECT message FROM notices WHERE way = 'command' ORDER BY notice_id")
+        return [json.loads(row[0]) for row in rows]
 
     def wall(self) -> float:
         return NOW + self.now
@@ -202,7 +203,7 @@ def test_a_wrong_file_is_said_once_and_changes_nothing(bench: Bench) -> None:
     assert len(told) == 1 and "did you mean above_celsius?" in told[0]
 
 
-def test_delivery_is_bounded_and_waits_for_nobody(bench: Bench) -> None:
+def test_messages_are_bounded_in_number(bench: Bench) -> None:
     bench.configure("notify: {command: [mail-me], severity: error}\ngpu_hot: {for: 0, clear_after: 0, cooldown: 0}\n")
     bench.pass_time(10, hot)
     assert bench.messages == [], "a warning is not severe enough"

@@ -14,10 +14,11 @@ import pytest
 
 from gputui.agent.outbox import AGAIN_SECONDS, Outbox
 from gputui.config import Workspace
+from gputui.recovery.policies import Notice
 from gputui.runs import notices
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE
-from gputui.store import queries
+from gputui.store import alerts, queries
 from gputui.store.database import open_writer
 
 # Appends its last argument to a file; fails while there is a file that says so.
@@ -128,3 +129,20 @@ def test_a_run_whose_folder_is_gone_is_told_to_nobody(office: Office) -> None:
     office.turn(sends=False)
     (event,) = office.events()
     assert event.startswith("nobody was told: the run's folder") and not notices.is_owing(office.connection)
+
+
+def test_alerts_are_told_as_the_machine_says_now(office: Office) -> None:
+    alert = {
+        "rule": "disk", "severity": "error", "subject_kind": "host", "subject_id": "", "subject_name": "the host",
+        "raised_at": 1000.0, "unit": "%", "sentence": "The disk is full", "remedy": "remove runs",
+    }  # fmt: skip
+    office.connection.execute("DELETE FROM notices")
+    first = alerts.raise_alert(office.connection, alert)
+    notices.put_of_alert(office.connection, first, ["command"], {"text": "The disk is full"}, now=1000.0)
+    office.outbox.alerts_by = lambda: Notice((sys.executable, "-c", SCRIPT, str(office.folder)))
+    office.turn(sends=True)
+    assert office.told() == ["The disk is full"] and not notices.is_owing(office.connection)
+    assert office.events() == [], "the alert is an event of its own"
+    notices.put_of_alert(office.connection, first, ["webhook"], {"text": "again"}, now=1000.0)
+    office.turn(sends=False)
+    assert office.events() == ["nobody was told: alerts.yaml no longer says by which webhook; given up"]
