@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 PY_SPY_SECONDS = 5.0
 STACKS_SECONDS = 15.0
-ABORT_SECONDS = 3.0
+# Over when all have ended; on a crowded machine a rank with many threads needs some seconds to write their stacks.
+ABORT_SECONDS = 10.0
 # More than is kept, so that what is cut is cut after it was redacted.
 READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05

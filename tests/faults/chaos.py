@@ -28,6 +28,8 @@ from tests.machine import Machine
 OVER = ("succeeded", "failed", "stopped")
 # Ranks that lost another one may need torchrun's 30 s to end (docs/recovery.md, "Known limits").
 END_SECONDS = 240.0
+# What killing and stopping processes may be taken for: never for something that the program did.
+DONE_HERE = {"killed", "shim_lost", "peer_lost"}
 RECOVERY = "recovery: {policy: aggressive, max_attempts: 50, backoff: {base: 0.1, max: 0.5}}\n"
 
 
@@ -176,6 +178,14 @@ class Chaos:
     def check_run(self, run_id: str) -> str:
         ((state, reason),) = self.machine.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id)
         assert state == "succeeded" or reason, f"{run_id} is {state} without a reason"
+        for attempt, kind, summary, evidence in self.machine.rows(
+            "SELECT attempt, kind, summary, evidence FROM incidents WHERE run_id = ?", run_id
+        ):
+            assert kind in DONE_HERE, f"{run_id}, attempt {attempt}: {kind}: {summary}; {evidence}"
+        ((verdict, why),) = self.machine.rows(
+            "SELECT verdict, reason FROM decisions WHERE run_id = ? ORDER BY decision_id DESC LIMIT 1", run_id
+        ) or [(None, None)]
+        assert state == "succeeded" or (verdict == "stop" and reason.endswith(why)), f"{run_id}: {reason}; {why}"
         metrics = self.machine.workspace.run_dir(run_id) / "metrics.jsonl"
         written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         ((stored, rejected),) = self.machine.rows(
