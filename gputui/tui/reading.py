@@ -17,6 +17,7 @@ from gputui.tui.disk_room import full_disk_words
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
 from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints
+from gputui.tui.past_log import past_tail
 from gputui.tui.past_progress import past_progress
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.reading_past import cut_series, read_past, standing
@@ -172,11 +173,12 @@ class SnapshotReader:
         if interest.run_id is None:
             return None
         found = past_runs.run(connection, interest.run_id, at)
-        page = self._page(connection, [], interest)
+        page = None if found is None else self._page(connection, [], interest, log_of=found.view)
         if found is None or page is None:
             return None
         where = standing(connection, interest.run_id, at)
         progress, names = past_progress(connection, found.view, at)
+        met = tuple(past_runs.incidents(connection, interest.run_id, at))
         return replace(
             page,
             run=found.view,
@@ -184,9 +186,10 @@ class SnapshotReader:
             series={name: cut_series(series, where) for name, series in page.series.items()},
             metric_names=names,
             attempts=where.attempts,
-            incidents=tuple(past_runs.incidents(connection, interest.run_id, at)),
+            incidents=met,
             decisions=tuple(past_runs.decisions(connection, interest.run_id, at)),
-            log=self._read_log(found.view, interest),
+            costs={number: cost for number, cost in page.costs.items() if number in {each.incident_id for each in met}},
+            log=past_tail(page.log, at, where.attempts[-1].ended_at if where.attempts else None),
             charts=None if page.charts is None else cut(page.charts, where),
             checkpoints=None if page.checkpoints is None else page.checkpoints.written_by(at),
         )
@@ -246,7 +249,14 @@ class SnapshotReader:
         tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)
 
-    def _page(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> RunPage | None:
+    def _page(
+        self,
+        connection: sqlite3.Connection,
+        runs: list[RunView],
+        interest: Interest,
+        log_of: RunView | None = None,
+    ) -> RunPage | None:
+        """The page that is open; ``log_of`` names another attempt by the run as it was."""
         if interest.run_id is None:
             return None
         run = next((run for run in runs if run.run_id == interest.run_id), None)
@@ -270,7 +280,7 @@ class SnapshotReader:
             attempts=attempts,
             incidents=incidents,
             decisions=decisions,
-            log=self._read_log(run, interest),
+            log=self._read_log(log_of or run, interest),
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
             costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
@@ -288,7 +298,7 @@ class SnapshotReader:
 
     def _read_log(self, run: RunView, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
-        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep)
+        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 
 
 def launched_params(run: RunView) -> Mapping[str, object]:

@@ -142,7 +142,8 @@ class LogTail:
     when this one cannot be read.
 
     ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
-    its number while the log grows. ``is_whole`` says that the file begins with it.
+    its number while the log grows. ``is_whole`` says that the file begins with it. ``past_note`` says how the log of a
+    past moment is to be read.
     """
 
     label: str | None = None
@@ -152,6 +153,7 @@ class LogTail:
     levels: bytes = b""
     first: int = 0
     is_whole: bool = True
+    past_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,21 @@ async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
         assert isinstance(app.screen, OverviewScreen)
 
 
+async def test_the_log_ends_where_it_did(app: GputuiApp) -> None:
+    folder = app.workspace.run_dir("gpt2-124m-1") / "attempts" / "1" / "ranks" / "0"
+    folder.mkdir(parents=True)
+    lines = [f"2026-11-21 03:{minute:02}:00,000 INFO minute {minute}" for minute in range(13)]
+    (folder / "stdout.log").write_text("\n".join(lines) + "\n")
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("j", "enter")
+        assert "minute 12" in text(app, "log") and "following" in text(app, "log")
+        await pilot.press("t", *"3:07", "enter")
+        assert "minute 7" in text(app, "log") and "minute 8" not in text(app, "log")
+        assert "as far as it was written then" in text(app, "log")
+        await pilot.press("L")
+        assert "minute 12" in text(app, "log") and "written then" not in text(app, "log")
+
+
 async def test_a_moment_before_a_run_was_launched_has_no_page_of_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("j", "j", "enter")

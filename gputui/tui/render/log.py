@@ -44,6 +44,8 @@ def _note(view: LogView) -> str:
         words.append("warnings and errors only")
     if view.is_at_top and not view.tail.is_whole and not view.is_following:
         words.append("older lines: gputui logs")
+    if view.tail.past_note:
+        words.append(view.tail.past_note)
     words.append("following" if view.is_following else f"{count(view.lines_below)} lines below, f follows")
     return ", ".join(words)
 
