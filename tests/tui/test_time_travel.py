@@ -154,7 +154,7 @@ async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
 
 
 async def test_the_log_ends_where_it_did(app: GputuiApp) -> None:
-    folder = app.workspace.run_dir("gpt2-124m-1") / "attempts" / "1" / "ranks" / "0"
+    folder = app.workspace.run_dir("gpt2-124m-1") / "attempts" / "1" / "ranks" / "x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
     lines = [f"2026-11-21 03:{minute:02}:00,000 INFO minute {minute}" for minute in range(13)]
     (folder / "stdout.log").write_text("\n".join(lines) + "\n")
