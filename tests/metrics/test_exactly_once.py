@@ -34,7 +34,7 @@ WRITE = r"""
 import json, os, random, sys, time
 path, seed, count, rotate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "rotate"
 dice = random.Random(seed)
-step, renamed, pending, rotated = 0, 0, b"", time.time() + 1
+step, renamed, pending, rotated, begun = 0, 0, b"", 0.0, sys.argv[5]
 file = open(path, "ab", 0)
 while step < count or pending:
     if len(pending) < 4000 and step < count:
@@ -44,7 +44,8 @@ while step < count or pending:
         if dice.random() < 0.2:
             pending += b"broken\n" + b"x" * dice.choice([10, 3_000_000]) + b"\n"
     size = dice.randint(1, 30_000)
-    rotating = rotate and time.time() - rotated > 0.03
+    # A file that is put aside before anything of it was read is nobody's: which attempt wrote it cannot be known.
+    rotating = rotate and time.time() - rotated > 0.03 and os.path.exists(begun)
     if rotating:
         size = pending.find(b"\n", size) + 1 or len(pending)
     file.write(pending[:size])
@@ -77,7 +78,9 @@ def test_no_line_is_lost_or_doubled(tmp_path: Path, seed: int, how: str) -> None
     bench.ingest.close()
     bench.connection.close()
     database = tmp_path / "gputui.db"
-    writer = start(WRITE, bench.file, seed, lines, how)
+    begun = tmp_path / "begun"
+    writer = start(WRITE, bench.file, seed, lines, how, begun)
+    looking = sqlite3.connect(database)
     kills = 0
     try:
         while writer.poll() is None or kills < 6:
@@ -86,11 +89,14 @@ def test_no_line_is_lost_or_doubled(tmp_path: Path, seed: int, how: str) -> None
                 assert ingest.stdout is not None
                 assert ingest.stdout.readline() == "up\n"
                 time.sleep(dice.random() * 0.15)
+                if looking.execute("SELECT EXISTS (SELECT 1 FROM metrics)").fetchone() == (1,):
+                    begun.touch()
             finally:
                 ingest.send_signal(signal.SIGKILL)
                 ingest.communicate()
             kills += 1
     finally:
+        looking.close()
         writer.kill()
         writer.communicate()
     assert writer.returncode == 0
