@@ -58,8 +58,8 @@ def chart(
         return []
     x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
     bins = [each for curve in curves for each in curve.bins]
-    y_scale, as_asked = _y_scale(bins, y_axis)
-    x_scale = _x_scale(bins, x_axis)
+    y_scale, as_asked = y_scale_of(bins, y_axis)
+    x_scale = x_scale_of(bins, x_axis)
 
     has_legend = bool(title) or any(curve.label or curve.value is not None for curve in curves)
     axis_rows = 1 if height >= 4 else 0
@@ -109,7 +109,7 @@ def plain_text(lines: Sequence[Line]) -> str:
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
-def _y_scale(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
+def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
     """The value scale, and whether it is of the kind that was asked for."""
     as_asked = True
     if axis.kind == "log":
@@ -135,7 +135,8 @@ def _y_scale(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
     return LinearScale(start, end), as_asked
 
 
-def _x_scale(bins: Sequence[Bin], axis: XAxis) -> Scale:
+def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
+    """The x axis; ends that are not given are those of the bins."""
     start, end = x_bounds(bins)
     start = start if axis.start is None else axis.start
     end = end if axis.end is None else axis.end

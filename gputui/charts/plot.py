@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gputui.charts.axes import AxisKind, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
-from gputui.charts.envelope import Bin, reduce
+from gputui.charts.envelope import Bin
 
 _MARKERS: Final = ("braille", "*", "o", "+", "x", "#")
 _SHOWN_MARKERS: Final = ("⠿", "*", "o", "+", "x", "#")
 
 
 def plot_text(
-    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    series: Sequence[tuple[str, Sequence[Bin]]],
     width: int,
     height: int,
     *,
@@ -27,8 +27,9 @@ def plot_text(
     """A framed plot of several series as text without colours.
 
     Args:
-        series: pairs of a label and points (x, value). Values that cannot be drawn (not finite, or for `log_y` not
-            above 0) are left out and counted in the line above the plot.
+        series: pairs of a label and a reduced series; twice as many bins as the width show all there is. What cannot be
+            drawn (not finite, or for `log_y` not above 0) is left out and, as far as bins tell, counted in the line
+            above the plot.
         width, height: size in cells, of the whole text; plotext needs about 20 × 8 for something readable.
         title: first words of the line above the plot. Like labels, it must be harmless text.
         x_label: name of the x axis.
@@ -39,13 +40,14 @@ def plot_text(
     """
     heading = [title] if title else []
     curves: list[tuple[str, list[tuple[float, float]]]] = []
-    for number, (label, points) in enumerate(series):
+    for number, (label, bins) in enumerate(series):
         marker = number % len(_MARKERS)
-        drawable = [(x, value) for x, value in points if not log_y or not value <= 0]
-        bins = reduce(drawable, 2 * max(1, width))
-        path = list(_path(bins))
+        path = [(x, value) for x, value in _path(bins) if not log_y or value > 0]
         words = [_SHOWN_MARKERS[marker], label] if len(series) > 1 else [label]
-        left_out = len(points) - sum(each.points - each.non_finite for each in bins)
+        left_out = sum(each.non_finite for each in bins)
+        if log_y:
+            below = (each for each in bins if each.high is not None and each.high <= 0)
+            left_out += sum(each.points - each.non_finite for each in below)
         if left_out:
             words.append(f"({left_out} left out)")
         heading.append(" ".join(filter(None, words)))

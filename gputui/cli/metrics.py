@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 
 import click
 
+from gputui.charts import export as files
 from gputui.charts import units
+from gputui.charts.chart import Curve as DrawnCurve
+from gputui.charts.chart import Marker, XAxis, YAxis
+from gputui.charts.picture import Drawing
 from gputui.charts.safe_text import clean
-from gputui.cli.context import EXIT_REFUSED, Session, fail, print_json_list, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, say
 from gputui.cli.table import columns
+from gputui.curves.following import RunCurves
+from gputui.curves.model import AXES, ChartData, ChartRequest, Curve
 from gputui.profiles.nearest import nearest
-from gputui.store import metric_queries
+from gputui.store import metric_queries, queries
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
+FILE_BINS = 2000
+_COLOURS = 6
+_AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
+_FILE_AXES = {
+    "step": XAxis("step"),
+    "time": XAxis("time since the start", kind="time"),
+    "trained": XAxis("time of training", kind="time"),
+    "epoch": XAxis("epoch"),
+}
 
 
 @click.command("metrics")
@@ -23,9 +41,24 @@ PLOT_WIDTH = 80
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")
 @click.option("--plot", is_flag=True, help="Draw it.")
-@click.option("--log-y", is_flag=True, help="Logarithmic values (--plot).")
+@click.option("--export", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write .csv, .svg or .png.")
+@click.option(
+    "--axis", type=click.Choice(AXES), default="step", show_default=True, help="Over what (--plot, --export)."
+)
+@click.option("--smoothing", type=click.FloatRange(0.0, 0.999), default=0.0, help="Weight of the past in an average.")
+@click.option("--log-y", is_flag=True, help="Logarithmic values (--plot, --export).")
 @click.pass_obj
-def command(session: Session, run: str, names: tuple[str, ...], as_json: bool, plot: bool, log_y: bool) -> None:
+def command(
+    session: Session,
+    run: str,
+    names: tuple[str, ...],
+    as_json: bool,
+    plot: bool,
+    file: Path | None,
+    axis: str,
+    smoothing: float,
+    log_y: bool,
+) -> None:
     """What a run measured: the newest value of each metric, or every point of those named."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
@@ -38,16 +71,16 @@ def command(session: Session, run: str, names: tuple[str, ...], as_json: bool, p
         if as_json:
             print_json_list(metric_queries.points_json(connection, view.run_id, names or known))
             return
-        if plot:
-            draw(
-                [
-                    (name, [(float(point.step), point.value) for point in points if point.step is not None])
-                    for name in names or known[:1]
-                    for points in [metric_queries.series(connection, view.run_id, name)[0]]
-                ],
-                clean(view.run_id),
-                log_y,
-            )
+        if plot or file is not None:
+            width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
+            chosen = next(each for each in AXES if each == axis)
+            bins = FILE_BINS if file is not None else 4 * width
+            request = ChartRequest(names or tuple(known[:1]), chosen, bins=bins, smoothing=smoothing)
+            data = read_charts(connection, view.run_id, request)
+            if file is not None:
+                write_file(file, data, clean(view.run_id), log_y=log_y)
+            if plot:
+                draw(data, clean(view.run_id), width, log_y=log_y)
             return
         latest = metric_queries.latest(connection, view.run_id)
         if not latest:
@@ -58,9 +91,52 @@ def command(session: Session, run: str, names: tuple[str, ...], as_json: bool, p
             say(line)
 
 
-def draw(series: list[tuple[str, list[tuple[float, float]]]], title: str, log_y: bool) -> None:
+def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
+    """The same curves as the screen shows. Raises sqlite3.Error."""
+    connection.execute("BEGIN")
+    try:
+        return RunCurves(run_id).read(connection, queries.attempts(connection, run_id), request)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
+    """Plot the curves on standard output."""
     from gputui.charts.plot import plot_text
 
-    width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
-    labelled = [(clean(name), points) for name, points in series]
-    click.echo(plot_text(labelled, width, PLOT_HEIGHT, title=title, x_label="step", log_y=log_y))
+    series = [(curve.name, curve.smooth or curve.bins) for curve in data.curves.values()]
+    label = _AXIS_NAMES[data.request.axis]
+    click.echo(plot_text(series, width, PLOT_HEIGHT, title=title, x_label=label, log_y=log_y))
+
+
+def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
+    """Write the curves into a file of the kind that its ending says."""
+    drawing = Drawing(
+        drawn_curves(data.curves),
+        title,
+        _FILE_AXES[data.request.axis],
+        YAxis("log" if log_y else "linear"),
+        [Marker(marker.x, marker.word) for marker in data.markers if marker.kind in ("restart", "incident")],
+    )
+    try:
+        content = files.export(files.kind_of(file.name), drawing)
+    except files.ExportError as error:
+        fail(str(error), EXIT_USAGE)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}", EXIT_REFUSED)
+    say(f"wrote {file}")
+
+
+def drawn_curves(curves: Mapping[str, Curve]) -> Sequence[DrawnCurve]:
+    """Curves with colours: behind each what was done again, and what was measured behind its average."""
+    drawn = []
+    for number, curve in enumerate(curves.values()):
+        style = f"series.{number % _COLOURS}"
+        if curve.redone:
+            drawn.append(DrawnCurve(curve.redone, "dim", f"{curve.name} (done again)"))
+        if curve.smooth:
+            drawn.append(DrawnCurve(curve.bins, "dim", f"{curve.name} (measured)"))
+        drawn.append(DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last))
+    return drawn

@@ -19,10 +19,11 @@ _RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 
 class Followed:
     """A metric, fed in the order its lines were written. ``cuts`` is for each attempt the first step that a later one
-    did again."""
+    did again; bins are at least ``resolution`` wide."""
 
-    def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float]) -> None:
+    def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float], resolution: float = 0.0) -> None:
         self.name = name
+        self._resolution = resolution
         self._request = request
         self._cuts = cuts
         self._kept: dict[int, Buckets] = {}
@@ -118,9 +119,9 @@ class Followed:
     def _new_buckets(self) -> Buckets:
         bins, window = max(2, self._request.bins), self._request.window
         if window is None or not window[1] > window[0]:
-            return Buckets(_RESOLUTION[self._request.axis], 2 * bins)
+            return Buckets(max(_RESOLUTION[self._request.axis], self._resolution), 2 * bins)
         # As many as were asked for lie in the window; what reaches over its ends has room beside them.
-        return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
+        return Buckets(max((window[1] - window[0]) / max(1, bins - 2), self._resolution), 4 * bins)
 
 
 def broken_off(bins: Sequence[Bin]) -> list[Bin]:

@@ -190,19 +190,33 @@ class RunCurves:
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
         """Read metrics that were not followed yet, up to where the others are."""
-        new = [Followed(name, request, self._cuts) for name in names]
-        self._followed |= {each.name: each for each in new}
         parts = reading.parts(found.stretches, self._map, request.window, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many suffice: an entry has four values to draw, and a level below is sixteen times as long to read.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= reading.LINES_IN_FULL
+        # What is read line by line beside entries is to look like them.
+        resolution = 0.0 if in_full else self._entry_width(parts, level)
+        new = [Followed(name, request, self._cuts, resolution) for name in names]
+        self._followed |= {each.name: each for each in new}
         for part in parts:
             if in_full or part.share == "mixed":
                 self._read_lines(reading.lines(connection, *part.place), new)
             else:
                 self._read_part(connection, part, level, new)
         self._read_lines(_unreduced(connection, found), new)
+
+    def _entry_width(self, parts: Sequence[Part], level: int) -> float:
+        """How far an entry reaches on the axis, on average."""
+        span, entries = 0.0, 0.0
+        for part in parts:
+            first, last = part.stretches[0], part.stretches[-1]
+            start = self._map.place(first.attempt, first.min_step, first.min_at)
+            end = self._map.place(last.attempt, last.max_step, last.max_at)
+            if start is not None and end is not None and end > start:
+                span += end - start
+                entries += part.line_count / (envelopes.BLOCK_LINES * envelopes.FAN**level)
+        return span / entries if entries else 0.0
 
     def _read_lines(self, lines: Iterable[Line], followed: Sequence[Followed]) -> None:
         place = self._map.place

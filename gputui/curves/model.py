@@ -65,9 +65,9 @@ class Curve:
 
     Over steps and epochs an attempt that goes on from an older step does some steps again: ``bins`` hold what the
     newest attempt that did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
-    Over time nothing is done twice and ``redone`` is empty. ``smooth`` is the moving average of ``bins``, one flat bin
-    for each that has a finite value; empty when none was asked for, or when the metric is set rather than measured
-    (a learning rate). ``last`` is the newest value, finite or not, whatever the window.
+    Over time nothing is done twice and ``redone`` is empty. ``smooth`` is the moving average of ``bins``, a place in
+    the middle of each that has a finite value; empty when none was asked for, or when the metric is set rather than
+    measured (a learning rate). ``last`` is the newest value, finite or not, whatever the window.
     """
 
     name: str

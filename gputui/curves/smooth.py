@@ -20,7 +20,7 @@ def is_set(name: str) -> bool:
 
 
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
-    """The debiased exponential average after each bin's mean of first and last value, as flat bins in the same places.
+    """The debiased exponential average after each bin's mean of first and last value, as a place in each bin's middle.
 
     A bin without a finite value neither moves the average nor gets one; the curve goes on behind it. ``weight`` is how
     much of the past is kept from bin to bin, from 0 to below 1; a gap in the curve does not forget.
@@ -32,7 +32,6 @@ def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
             continue
         value = average.push(each.first / 2 + each.last / 2)
         if value is not None:
-            smoothed.append(
-                Bin(each.first_x, each.last_x, value, value, value, value, each.points, gap_before=each.gap_before)
-            )
+            middle = each.first_x / 2 + each.last_x / 2
+            smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
     return smoothed

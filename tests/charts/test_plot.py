@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputui.charts.envelope import reduce
 from gputui.charts.plot import plot_text
 
 
@@ -19,7 +20,9 @@ from gputui.charts.plot import plot_text
     st.booleans(),
 )
 def test_any_series_fits(points: list[tuple[float, float]], width: int, height: int, log_y: bool) -> None:
-    text = plot_text([("loss", points), ("val", points[:3])], width, height, title="run", log_y=log_y)
+    text = plot_text(
+        [("loss", reduce(points, 2 * width)), ("val", reduce(points[:3], 9))], width, height, title="run", log_y=log_y
+    )
     lines = text.split("\n")
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -32,12 +35,13 @@ def test_values_at_the_ends_of_what_a_float_can_be(log_y: bool) -> None:
     extremes = [5e-324, 2.2e-308, 1e-300, 1.0, 1e300, 1.7976931348623157e308]
     for first in extremes:
         for second in (*extremes, *(-value for value in extremes)):
-            assert plot_text([("a", [(0.0, first), (1e-300, second), (1e9, first)])], 60, 12, log_y=log_y)
+            bins = reduce([(0.0, first), (1e-300, second), (1e9, first)], 120)
+            assert plot_text([("a", bins)], 60, 12, log_y=log_y)
 
 
 def test_a_curve_with_its_labels() -> None:
     points = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
-    text = plot_text([("loss", points)], 100, 20, title="run", x_label="step")
+    text = plot_text([("loss", reduce(points, 200))], 100, 20, title="run", x_label="step")
     lines = text.split("\n")
     assert lines[0] == "run  loss"
     assert "step" in lines[-1]
@@ -46,7 +50,8 @@ def test_a_curve_with_its_labels() -> None:
 
 
 def test_what_cannot_be_drawn_is_counted() -> None:
-    text = plot_text([("a", [(0.0, 1.0), (1.0, math.nan)]), ("b", [(0.0, -1.0), (1.0, 2.0)])], 60, 12, log_y=True)
+    one, other = reduce([(0.0, 1.0), (1.0, math.nan)], 9), reduce([(0.0, -1.0), (1.0, 2.0)], 9)
+    text = plot_text([("a", one), ("b", other)], 60, 12, log_y=True)
     assert text.split("\n")[0] == "⠿ a (1 left out)  * b (1 left out)"
 
 

@@ -1,0 +1,217 @@
+"""A chart as shapes on a white sheet, for files: the same curves, axes and markers as in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gputui.charts.axes import LogScale, Scale, linear_ticks, log_ticks, tick_labels, time_labels, time_ticks
+from gputui.charts.chart import Curve, Marker, XAxis, YAxis, x_scale_of, y_scale_of
+from gputui.charts.envelope import Bin
+from gputui.charts.units import metric_value, short_number
+
+WIDTH, HEIGHT = 1200, 600
+_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 20, 50, 60
+_TEXT_SIZE, _TITLE_SIZE = 14, 18
+_LEGEND_APART = 18
+
+# Okabe and Ito's colours, which the colour-blind tell apart (jfly.uni-koeln.de/color).
+COLOURS: Mapping[str, str] = {
+    "series.0": "#0072b2",
+    "series.1": "#d55e00",
+    "series.2": "#009e73",
+    "series.3": "#cc79a7",
+    "series.4": "#e69f00",
+    "series.5": "#56b4e9",
+    "dim": "#b0b0b0",
+    "marker": "#707070",
+    "bad": "#c00000",
+    "axis": "#505050",
+    "text": "#202020",
+    "grid": "#e4e4e4",
+}
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A line through points; `is_area` fills what they enclose, faintly."""
+
+    points: tuple[Point, ...]
+    colour: str
+    width: float = 1.5
+    is_area: bool = False
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text whose baseline begins, ends or has its middle at a point."""
+
+    at: Point
+    text: str
+    colour: str
+    size: int = _TEXT_SIZE
+    anchor: Literal["start", "middle", "end"] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a chart shows, wherever it is drawn; a curve of style "dim" stays out of the legend. Titles, labels and
+    names must be harmless text."""
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x_axis: XAxis = field(default_factory=XAxis)
+    y_axis: YAxis = field(default_factory=YAxis)
+    markers: Sequence[Marker] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Shapes in the order in which they are drawn, in a coordinate system that grows down from the upper left."""
+
+    width: int
+    height: int
+    shapes: tuple[Path | Label, ...]
+
+
+def picture(drawing: Drawing, width: int = WIDTH, height: int = HEIGHT) -> Picture:
+    """Lay a chart out on a sheet of at least 200 × 150."""
+    sheet = _Sheet(drawing, max(200, width), max(150, height))
+    return Picture(sheet.width, sheet.height, tuple(sheet.shapes()))
+
+
+class _Sheet:
+    def __init__(self, drawing: Drawing, width: int, height: int) -> None:
+        self.drawing = drawing
+        self.width, self.height = width, height
+        bins = [each for curve in drawing.curves for each in curve.bins]
+        self.is_empty = not bins
+        self.y, self.as_asked = y_scale_of(bins, drawing.y_axis)
+        self.x = x_scale_of(bins, drawing.x_axis)
+
+    def shapes(self) -> Iterator[Path | Label]:
+        yield from self._grid()
+        for marker in self.drawing.markers:
+            yield from self._marker(marker)
+        for curve in self.drawing.curves:
+            yield from self._curve(curve)
+        yield from self._legend()
+        if self.is_empty:
+            middle = ((_LEFT + self.width - _RIGHT) / 2, self.height / 2)
+            yield Label(middle, "no data yet", COLOURS["axis"], _TITLE_SIZE, "middle")
+
+    def _across(self, x: float) -> float | None:
+        return _on(self.x, x, _LEFT, self.width - _RIGHT)
+
+    def _down(self, value: float) -> float | None:
+        return _on(self.y, value, self.height - _BOTTOM, _TOP)
+
+    def _grid(self) -> Iterator[Path | Label]:
+        axis, bottom, right = COLOURS["axis"], self.height - _BOTTOM, self.width - _RIGHT
+        y_axis = self.drawing.y_axis
+        ticks = (log_ticks if isinstance(self.y, LogScale) else linear_ticks)(self.y.low, self.y.high, 8)
+        labels = [y_axis.label(tick) for tick in ticks] if y_axis.label else tick_labels(ticks)
+        for tick, text in zip(ticks, labels, strict=True):
+            if (y := self._down(tick)) is not None:
+                yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)
+                yield Label((_LEFT - 8, y + _TEXT_SIZE / 3), text, axis, anchor="end")
+        is_time = self.drawing.x_axis.kind == "time"
+        most = max(2, (right - _LEFT) // 110)
+        ticks = (time_ticks if is_time else linear_ticks)(self.x.low, self.x.high, most)
+        for tick, text in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
+            if (x := self._across(tick)) is not None:
+                yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
+                yield Label((x, bottom + 22), text, axis, anchor="middle")
+        yield Path(((_LEFT, _TOP), (_LEFT, bottom), (right, bottom)), axis, 1.0)
+        if self.drawing.x_axis.name:
+            yield Label((right, bottom + 44), self.drawing.x_axis.name, axis, anchor="end")
+
+    def _marker(self, marker: Marker) -> Iterator[Path | Label]:
+        x = self._across(marker.x)
+        if x is None:
+            return
+        colour = COLOURS.get(marker.style, COLOURS["marker"])
+        bottom = self.height - _BOTTOM
+        yield Path(((x, _TOP), (x, bottom)), colour, 1.0, is_dashed=True)
+        if marker.label:
+            yield Label((x, bottom + 40), marker.label, colour, anchor="middle")
+
+    def _curve(self, curve: Curve) -> Iterator[Path]:
+        colour = COLOURS.get(curve.style, COLOURS["text"])
+        for stretch in _stretches(curve.bins):
+            upper: list[Point] = []
+            lower: list[Point] = []
+            line: list[Point] = []
+            for each in stretch:
+                for x, value, into in (
+                    (each.first_x, each.high, upper), (each.last_x, each.high, upper),
+                    (each.first_x, each.low, lower), (each.last_x, each.low, lower),
+                    (each.first_x, each.first, line), (each.last_x, each.last, line),
+                ):  # fmt: skip
+                    point = None if value is None else self._point(x, value)
+                    if point is not None:
+                        into.append(point)
+            if upper != lower and len(upper) == len(lower):
+                yield Path((*upper, *reversed(lower)), colour, is_area=True)
+            if line:
+                # A single place is a dot: a line of no length with a round end.
+                yield Path(tuple(dict.fromkeys(line)) if len(line) > 2 else tuple(line), colour)
+        for each in curve.bins:
+            place = self._across(each.first_x) if each.non_finite else None
+            if place is not None:
+                yield Path(((place, _TOP), (place, _TOP + 10)), COLOURS["bad"], 2.0)
+
+    def _point(self, x: float, value: float) -> Point | None:
+        across, down = self._across(min(max(x, self.x.low), self.x.high)), self._down(value)
+        return None if across is None or down is None else (across, down)
+
+    def _legend(self) -> Iterator[Label]:
+        right = float(self.width - _RIGHT)
+        non_finite = sum(each.non_finite for curve in self.drawing.curves for each in curve.bins)
+        notes = [(f"{short_number(non_finite)} not finite", "bad")] if non_finite else []
+        if self.drawing.y_axis.kind == "log":
+            notes.append(("log" if self.as_asked else "nothing above 0: linear", "axis"))
+        for text, key in notes:
+            yield Label((right, 30), text, COLOURS[key], anchor="end")
+            right -= _width(text) + _LEGEND_APART
+        x = float(_LEFT)
+        if self.drawing.title:
+            yield Label((x, 30), self.drawing.title, COLOURS["text"], _TITLE_SIZE)
+            x += _width(self.drawing.title, _TITLE_SIZE) + _LEGEND_APART
+        for curve in self.drawing.curves:
+            words = " ".join(filter(None, [curve.label, "" if curve.value is None else metric_value(curve.value)]))
+            if not words or curve.style == "dim" or x + _width(words) > right:
+                continue
+            yield Label((x, 30), words, COLOURS.get(curve.style, COLOURS["text"]))
+            x += _width(words) + _LEGEND_APART
+
+
+def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
+    """A value as a place between two ends; None for one beyond them."""
+    place = scale.place(value)
+    if place is None or not -1e-9 <= place <= 1 + 1e-9:
+        return None
+    return round(start + (end - start) * place, 2)
+
+
+def _stretches(bins: Sequence[Bin]) -> Iterator[list[Bin]]:
+    """The bins between gaps; what is not finite breaks a curve too."""
+    stretch: list[Bin] = []
+    for each in bins:
+        if each.gap_before or each.low is None:
+            if stretch:
+                yield stretch
+            stretch = []
+        if each.low is not None:
+            stretch.append(each)
+    if stretch:
+        yield stretch
+
+
+def _width(text: str, size: int = _TEXT_SIZE) -> float:
+    """About how wide text is in a common typeface."""
+    return len(text) * size * 0.6
