@@ -72,10 +72,11 @@ def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[Ale
 
 def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:
     """The newest that are over, those raised last first; ``before`` leaves out what was cleared after that moment."""
+    until = float("inf") if before is None else before
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at IS NOT NULL AND cleared_at <= ? "  # noqa: S608 - fixed names
+        f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at <= ? AND raised_at <= ? "  # noqa: S608 - fixed names
         "ORDER BY raised_at DESC, alert_id DESC LIMIT ?",
-        (float("inf") if before is None else before, limit),
+        (until, until, limit),
     )
     return [AlertView(*row) for row in rows]
 

@@ -1,0 +1,155 @@
+"""What is remembered between moments, and across agents."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gputui.alerts.run_trends import RunTrend
+from gputui.alerts.schedules import Schedule, expected_rate
+from gputui.alerts.trends import GpuTrend, Growth, Mean
+from gputui.gpu.model import GpuFacts, GpuSample
+
+FACTS = GpuFacts("GPU-a", 0, "x")
+
+
+def test_a_mean_is_known_once_it_holds_enough() -> None:
+    mean = Mean(60.0)
+    for _ in range(50):
+        mean.add(40.0, 1.0)
+    assert mean.value is None
+    for _ in range(20):
+        mean.add(None, 1.0)
+        mean.add(40.0, 1.0)
+    assert mean.value == pytest.approx(40.0)
+    mean.add(math.nan, 1.0)
+    assert mean.value == pytest.approx(40.0)
+
+
+def test_a_gpu_that_works_in_bursts_is_judged_by_its_mean() -> None:
+    trend = GpuTrend()
+    for second in range(300):
+        sample = GpuSample(
+            "GPU-a", utilization_percent=100.0 if second % 10 < 8 else 0.0, throttle_reasons=("power cap",)
+        )
+        moment = trend.moment(sample, FACTS, 1.0, training=("r", 1), holder=None)
+    assert moment.busy_percent == pytest.approx(80.0, abs=6.0)
+    assert moment.throttled_percent == 0.0, "a power cap is no trouble"
+
+
+def test_power_is_compared_under_one_attempt_only() -> None:
+    trend = GpuTrend()
+    for _ in range(4000):
+        moment = trend.moment(GpuSample("GPU-a", power_watts=600.0), FACTS, 1.0, training=("r", 1), holder=None)
+    assert moment.power_before_watts == pytest.approx(600.0)
+    for _ in range(600):
+        moment = trend.moment(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 1), holder=None)
+    assert moment.power_watts is not None and moment.power_watts < 350 and moment.power_before_watts is not None
+    assert moment.power_before_watts > 500
+    moment = trend.moment(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 2), holder=None)
+    assert moment.power_watts is None and moment.power_before_watts is None
+
+
+def test_counted_errors_tell_only_what_is_new() -> None:
+    trend = GpuTrend()
+    sample = GpuSample("GPU-a")
+    counts = [7, 7, None, 9, 9, 2, 3]
+    found = [
+        trend.moment(sample, FACTS, 1.0, training=None, holder=None, ecc_uncorrected=count).ecc_uncorrected_new
+        for count in counts
+    ]
+    assert found == [0, 0, None, 2, 0, 0, 1], "a smaller count is a driver that began anew"
+
+
+def test_growth_is_the_slower_of_both_halves() -> None:
+    ramp, step = Growth(), Growth()
+    for second in range(1900):
+        ramp.add(second * 1e6, 1.0)
+        step.add(5e10 if second > 400 else 1e10, 1.0)
+    assert ramp.per_hour == pytest.approx(3.6e9)
+    assert step.per_hour == pytest.approx(0.0, abs=1.0)
+
+
+def test_growth_goes_on_after_a_short_gap_only() -> None:
+    growth = Growth()
+    for second in range(1900):
+        growth.add(second * 1e6, 1.0)
+    stored = json.loads(json.dumps(growth.to_json()))
+    after = Growth.from_json(stored, 10.0)
+    for second in range(1910, 2000):
+        after.add(second * 1e6, 1.0)
+    assert after.per_hour == pytest.approx(3.6e9, rel=0.02)
+    assert Growth.from_json(stored, 3600.0).per_hour is None
+    assert Growth.from_json(stored, -5.0).per_hour is None, "the wall clock was set back"
+
+
+def test_everything_remembered_can_be_stored() -> None:
+    run = RunTrend(3)
+    for step in range(100):
+        run.take(step, {"loss": 5.0 / (step + 1), "step_time": 0.3, "epoch": 2.0, "cache_hit_rate": 0.9,
+                        "val/loss": 3.0, "samples": 32.0 * step, "grad_norm": math.nan}, 1, 1.0)  # fmt: skip
+    again = RunTrend.from_json(json.loads(json.dumps(run.to_json())))
+    assert again.best_loss == run.best_loss and again.median_step_seconds == 0.3 and again.skipped == 100
+    assert again.moment("r", 1.0, is_training=True).values == {}, "what was measured before says nothing of now"
+    gpu = GpuTrend()
+    gpu.moment(GpuSample("GPU-a", utilization_percent=5.0), FACTS, 1.0, training=("r", 1), holder=None)
+    assert GpuTrend.from_json(json.loads(json.dumps(gpu.to_json()))) == gpu
+
+
+def test_a_slow_fall_is_an_improvement_and_noise_is_none() -> None:
+    falls, noise = RunTrend(1), RunTrend(1)
+    for step in range(5000):
+        falls.take(step, {"loss": 4.0 * math.exp(-step / 20_000)}, 0, 1.0)
+        noise.take(step, {"loss": 2.0 + (0.1 if step % 2 else -0.1)}, 0, 1.0)
+    steady = falls.moment("r", 1.0, is_training=True).stagnation[0]
+    stuck = noise.moment("r", 1.0, is_training=True).stagnation[0]
+    assert steady.steps is not None and steady.steps < 100
+    assert stuck.steps is not None and stuck.steps > 4000
+
+
+def test_going_back_to_a_checkpoint_begins_anew() -> None:
+    trend = RunTrend(1)
+    trend.take(1000, {"loss": 1.0}, 0, 1.0)
+    trend.take(500, {"loss": 3.0}, 0, 1.0)
+    assert trend.moment("r", 1.0, is_training=True).stagnation[0].best == 3.0
+
+
+def test_metrics_grow_old() -> None:
+    trend = RunTrend(1)
+    trend.take(1, {"grad_norm": 99.0}, 0, 1.0)
+    assert trend.moment("r", 100.0, is_training=True).values
+    assert not trend.moment("r", 300.0, is_training=True).values
+
+
+def test_the_usual_step_time_is_not_moved_by_slow_steps() -> None:
+    trend = RunTrend(1)
+    for step in range(300):
+        trend.take(step, {"step_time": 0.3 if step < 20 else 3.0}, 0, 1.0)
+    assert trend.median_step_seconds == 0.3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "expected"),
+    [
+        (Schedule("constant"), 500, 0.1),
+        (Schedule("constant", warmup_steps=100), 49, 0.05),
+        (Schedule("linear", total_steps=1000), 250, 0.075),
+        (Schedule("cosine", total_steps=1000), 500, 0.05),
+        (Schedule("cosine", total_steps=1100, warmup_steps=100, final=0.01), 1100, 0.01),
+        (Schedule("cosine", peak=0.2, total_steps=1000), 0, 0.2),
+    ],
+)
+def test_schedules(schedule: Schedule, step: int, expected: float) -> None:
+    assert schedule.at(step, peak=0.1, total_steps=None) == pytest.approx(expected)
+    allowed = expected_rate(schedule, step, {}, 0.1)
+    assert allowed is not None and allowed[0] - 1e-12 <= expected <= allowed[1] + 1e-12
+
+
+def test_what_the_script_says_counts_first() -> None:
+    assert expected_rate(Schedule("constant"), 5, {"lr_expected": 0.3}, 0.1) == (0.3, 0.3)
+    assert expected_rate(None, 5, {"lr": 0.3}, 0.1) is None
+    assert expected_rate(Schedule("linear"), 5, {}, 0.1) is None, "nobody says how many steps there are"
+    assert expected_rate(Schedule("linear"), 5, {"total_steps": 10.0}, 0.1) is not None
+    assert expected_rate(Schedule("constant"), 5, {}, None) is None
