@@ -1,0 +1,211 @@
+"""Several runs beside each other: what they differ in, how well each did, in what order and groups. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gputui.charts.envelope import Bin
+from gputui.charts.safe_text import clean
+from gputui.charts.units import metric_value
+from gputui.curves.model import ChartData
+from gputui.runs.command import format_value
+from gputui.tui.reading import launched_params
+from gputui.tui.snapshot import RunRow
+
+MOST_RUNS = 6
+"""Curves beyond this cannot be told apart; there are as many colours."""
+
+SortKey = Literal["chosen", "best", "last", "step", "hours"]
+SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
+
+_MORE_IS_BETTER = frozenset(
+    {
+        "accuracy", "acc", "f1", "auc", "bleu", "rouge", "map", "iou", "precision", "recall", "reward", "score", "mfu",
+        "samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s", "throughput", "retrieval", "hit",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the page is looked at. ``hidden`` runs stay in the table; ``group`` is a parameter's name."""
+
+    run_ids: tuple[str, ...]
+    metric: str | None = None
+    sort: SortKey = "chosen"
+    is_reversed: bool = False
+    group: str | None = None
+    hidden: frozenset[str] = frozenset()
+    cursor: int = 0
+
+    def sorted_next(self) -> Comparison:
+        """The next order."""
+        return replace(self, sort=SORT_KEYS[(SORT_KEYS.index(self.sort) + 1) % len(SORT_KEYS)])
+
+    def toggled(self, run_id: str) -> Comparison:
+        """A run shown or hidden."""
+        return replace(self, hidden=self.hidden ^ {run_id})
+
+    def without(self, run_id: str) -> Comparison:
+        """One run less."""
+        left = tuple(each for each in self.run_ids if each != run_id)
+        return replace(
+            self, run_ids=left, hidden=self.hidden - {run_id}, cursor=max(0, min(self.cursor, len(left) - 1))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """A run in the table. ``colour`` is its curve's, whatever the order; ``params`` are those in which the runs differ,
+    as text; ``best`` is the best value of the metric and ``best_x`` where on the axis it was. ``seconds`` is how long
+    the run took until now."""
+
+    row: RunRow
+    colour: int
+    is_hidden: bool
+    params: Mapping[str, str] = field(default_factory=dict)
+    last: float | None = None
+    best: float | None = None
+    best_x: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that have one parameter in common; ``value`` is None where nothing is grouped."""
+
+    value: str | None
+    runs: tuple[ComparedRun, ...]
+
+
+def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
+    """What any of the runs measured: what all of them have first, each kind in the order of its first appearance."""
+    counts: dict[str, int] = {}
+    for each in data.values():
+        for name in each.names:
+            counts[name] = counts.get(name, 0) + 1
+    most = max(counts.values(), default=0)
+    common = [name for name, number in counts.items() if number == most]
+    leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]
+    rest = [name for name in counts if name not in common]
+    return (*leading, *(name for name in common if name not in leading), *rest)
+
+
+def is_more_better(metric: str) -> bool:
+    """Whether a larger value of this metric is the better one, told by the words in its name."""
+    words = metric.lower().replace("/", "_").replace("-", "_")
+    parts = set(words.split("_"))
+    if not parts.isdisjoint({"loss", "error", "err", "perplexity", "ppl", "time", "wer", "mse", "mae"}):
+        return False
+    return not parts.isdisjoint(_MORE_IS_BETTER) or any(name in words for name in _MORE_IS_BETTER if "_" in name)
+
+
+def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:
+    """The launch parameters in which runs differ, each with its value per run as text; None where a run has none."""
+    launched = [launched_params(row.run) for row in rows]
+    names = dict.fromkeys(name for params in launched for name in params)
+    found = {}
+    for name in names:
+        values = tuple(_text(params[name]) if name in params else None for params in launched)
+        if len(set(values)) > 1:
+            found[clean(name)] = values
+    return found
+
+
+def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, now: float) -> list[Group]:
+    """The table: runs in order, in groups. Unknown values come last, whatever the order."""
+    by_id = {row.run.run_id: row for row in rows}
+    chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
+    params = differing(chosen)
+    runs = []
+    for number, row in enumerate(chosen):
+        run_id = row.run.run_id
+        own = {name: values[number] or "–" for name, values in params.items()}
+        curve = None
+        if comparison.metric is not None and run_id in data:
+            curve = data[run_id].curves.get(comparison.metric)
+        best, best_x = _best(curve.bins, is_more_better(curve.name)) if curve is not None else (None, None)
+        started, ended = row.run.started_at, row.run.ended_at
+        runs.append(
+            ComparedRun(
+                row,
+                comparison.run_ids.index(run_id) % MOST_RUNS,
+                run_id in comparison.hidden,
+                own,
+                curve.last if curve is not None else None,
+                best,
+                best_x,
+                None if started is None else max(0.0, (now if ended is None else ended) - started),
+            )
+        )
+    runs = _ordered(runs, comparison)
+    if comparison.group is None or comparison.group not in params:
+        return [Group(None, tuple(runs))]
+    values = dict.fromkeys(run.params[comparison.group] for run in runs)
+    return [Group(value, tuple(run for run in runs if run.params[comparison.group] == value)) for value in values]
+
+
+def group_next(comparison: Comparison, rows: Sequence[RunRow]) -> Comparison:
+    """Grouped by the next parameter in which the runs differ; after the last, not at all."""
+    by_id = {row.run.run_id: row for row in rows}
+    names = list(differing([by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]))
+    if comparison.group not in names:
+        return replace(comparison, group=names[0] if names else None)
+    place = names.index(comparison.group) + 1
+    return replace(comparison, group=names[place] if place < len(names) else None)
+
+
+def in_order(groups: Sequence[Group]) -> list[ComparedRun]:
+    """All runs as they stand below each other."""
+    return [run for group in groups for run in group.runs]
+
+
+def best_words(groups: Sequence[Group], metric: str) -> str:
+    """The best value of a group in words: "best 0.31"."""
+    values = [run.best for group in groups for run in group.runs if run.best is not None]
+    if not values:
+        return "nothing measured"
+    return f"best {metric_value(max(values) if is_more_better(metric) else min(values))}"
+
+
+def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRun]:
+    sort = comparison.sort
+    if sort == "chosen":
+        return runs[::-1] if comparison.is_reversed else runs
+    more_first = comparison.metric is not None and is_more_better(comparison.metric)
+    if sort in ("step", "hours"):
+        more_first = True
+    keys: dict[str, float | None] = {}
+    for run in runs:
+        step = run.row.progress.step
+        keys[run.row.run.run_id] = {
+            "best": run.best, "last": run.last, "step": None if step is None else float(step), "hours": run.seconds,
+        }[sort]  # fmt: skip
+    known = [run for run in runs if _is_finite(keys[run.row.run.run_id])]
+    rest = [run for run in runs if not _is_finite(keys[run.row.run.run_id])]
+    known.sort(key=lambda run: keys[run.row.run.run_id] or 0.0, reverse=more_first != comparison.is_reversed)
+    return [*known, *rest]
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _best(bins: Sequence[Bin], is_more: bool) -> tuple[float | None, float | None]:
+    """The extreme of a curve and where it was."""
+    best: float | None = None
+    place: float | None = None
+    for each in bins:
+        value = each.high if is_more else each.low
+        if value is not None and (best is None or (value > best if is_more else value < best)):
+            best, place = value, each.last_x
+    return best, place
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, (str, int, float)):
+        return clean(format_value(value)) or "empty"
+    return clean(str(value))
