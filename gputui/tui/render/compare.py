@@ -1,0 +1,169 @@
+"""The compare page as lines: one chart with a curve per run, and the table that explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count, duration, metric_value, short_number
+from gputui.curves.crosshair import values_at
+from gputui.curves.model import Axis, ChartData
+from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words, is_more_better
+from gputui.tui.render.charts import AXIS_NAMES, GUTTER, within
+from gputui.tui.render.charts_head import place_words
+from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule
+from gputui.tui.render.words import run_sign, run_state_text
+
+_MARKS = "●■▲◆✚✖"
+"""A run's sign in the table and in the legend: told apart without colour too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareLook:
+    """How the chart is looked at: the axis, its window, the crosshair, the smoothing and whether values are on a
+    logarithmic axis."""
+
+    axis: Axis
+    window: tuple[float, float] | None
+    cursor: float | None
+    smoothing: float
+    is_log: bool
+
+
+def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
+    """What is compared, and how."""
+    runs = "1 run" if len(comparison.run_ids) == 1 else f"{len(comparison.run_ids)} runs"
+    parts: list[list[Span]] = [
+        [(" Compare ", "title"), (runs, "text")],
+        [(" · ", "dim"), (clean(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
+    ]
+    if number:
+        parts.append([(f" · {number} metrics", "dim")])
+    if look.smoothing:
+        parts.append([(f" · smoothing {look.smoothing:g}", "accent")])
+    if look.is_log:
+        parts.append([(" · log y", "accent")])
+    order = "" if comparison.sort == "chosen" else f" · by {comparison.sort}"
+    if order or comparison.is_reversed:
+        parts.append([((order or " · ") + (" reversed" if comparison.is_reversed else ""), "dim")])
+    if comparison.group is not None:
+        parts.append([(f" · grouped by {clean(comparison.group)}", "accent")])
+    return fitting(parts, width)
+
+
+def overlay_lines(
+    runs: Sequence[ComparedRun],
+    data: Mapping[str, ChartData],
+    comparison: Comparison,
+    look: CompareLook,
+    width: int,
+    height: int,
+) -> list[Line]:
+    """The metric of every run that is not hidden, over each other; the run under the cursor on top."""
+    metric = comparison.metric
+    shown = [run for run in runs if not run.is_hidden]
+    current = runs[comparison.cursor].row.run.run_id if comparison.cursor < len(runs) else None
+    shown.sort(key=lambda run: run.row.run.run_id == current)
+    curves: list[Curve] = []
+    problem = None
+    for run in shown:
+        found = data.get(run.row.run.run_id)
+        curve = found.curves.get(metric) if found is not None and metric is not None else None
+        if curve is None or not curve.bins:
+            problem = curve.problem if curve is not None else problem
+            continue
+        bins, smooth = within(curve.bins, look.window), within(curve.smooth, look.window)
+        style = f"series.{run.colour}"
+        value = curve.last
+        if look.cursor is not None:
+            [at] = values_at([smooth or bins], look.cursor)
+            value = at.value
+        if smooth:
+            curves.append(Curve(bins, "shadow", is_shadow=True))
+        curves.append(Curve(smooth or bins, style, _MARKS[run.colour % len(_MARKS)], value))
+    start, end = look.window or (None, None)
+    is_time = look.axis in ("time", "trained")
+    where = f" at {place_words(look.axis, look.cursor, None)}" if look.cursor is not None else ""
+    return chart(
+        curves,
+        width=width,
+        height=height,
+        title=f" {clean(metric or '')}{where}",
+        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, "time" if is_time else "number"),
+        y_axis=YAxis("log" if look.is_log else "linear"),
+        cursor=look.cursor,
+        least_gutter=GUTTER,
+        empty_text=problem or ("all runs are hidden" if runs and not shown else "none of the runs measured it"),
+    )
+
+
+def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
+    """A row per run with what differs; groups have a heading each. The row under the cursor stays in sight."""
+    metric = comparison.metric or ""
+    placed = place(_columns(groups, metric), width - 2)
+    lines: list[Line] = []
+    at = number = 0
+    for group in groups:
+        if group.value is not None:
+            runs = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
+            title = f"{clean(comparison.group or '')} {group.value}"
+            lines.append(fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([group], metric)}", "dim")], width))
+        for run in group.runs:
+            if number == comparison.cursor:
+                at = len(lines)
+            mark: Span = ("▸ " if number == comparison.cursor else "  ", "cursor")
+            lines.append([mark, *row_line(placed, run, width - 2, "dim" if run.is_hidden else None)])
+            number += 1
+    if not number:
+        return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
+    room = max(1, height - 2)
+    top = min(max(0, at - room + 1), max(0, len(lines) - room))
+    note = f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}" if len(lines) > room else ""
+    head: Line = [("  ", "text"), *head_line(placed, width - 2)]
+    return [rule("RUNS", width, note), head, *lines[top : top + room]][:height]
+
+
+def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
+    best = "most" if is_more_better(metric) else "least"
+    columns: list[Column[ComparedRun]] = [
+        Column("", 1, _mark),
+        Column("run", 16, lambda run, _: [(clean(run.row.run.run_id), "text")], grow=2, most=40),
+        Column(best, 9, lambda run, _: [(metric_value(run.best), "accent")], align=">"),
+        Column("at", 8, _best_place, align=">", importance=3),
+        Column("last", 9, lambda run, _: [(metric_value(run.last), "text")], align=">", importance=1),
+        Column("step", 9, _step, align=">", importance=2),
+        Column("state", 12, _state, importance=4),
+        Column("took", 9, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
+    ]
+    names = next((tuple(run.params) for group in groups for run in group.runs), ())
+    for number, name in enumerate(names):
+        columns.append(_parameter(name, groups, 3 + number))
+    return columns
+
+
+def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[ComparedRun]:
+    widest = max(len(run.params.get(name, "")) for group in groups for run in group.runs)
+    width = min(max(len(name), widest, 3), 18)
+    return Column(name, width, lambda run, _: [(run.params.get(name, "–"), "text")], align=">", importance=importance)
+
+
+def _mark(run: ComparedRun, _: int) -> list[Span]:
+    if run.is_hidden:
+        return [("·", "dim")]
+    return [(_MARKS[run.colour % len(_MARKS)], f"series.{run.colour}")]
+
+
+def _best_place(run: ComparedRun, _: int) -> list[Span]:
+    return [("–" if run.best_x is None else short_number(run.best_x), "dim")]
+
+
+def _step(run: ComparedRun, _: int) -> list[Span]:
+    step = run.row.progress.step
+    return [("–" if step is None else count(step), "text")]
+
+
+def _state(run: ComparedRun, _: int) -> list[Span]:
+    return [(run_state_text(run.row.run), run_sign(run.row.run.state).style)]
