@@ -11,7 +11,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.views import GpuView, RunView
 from gputui.tui.render.words import OVER, clock, run_sign
 
-Scope = Literal["overview", "run", "launch", "alerts", "gpu"]
+Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,11 @@ _BOTH: tuple[Scope, ...] = ("overview", "run")
 _PAGES: tuple[Scope, ...] = ("run", "gpu")
 _TABLES: tuple[Scope, ...] = ("overview",)
 _GPU: tuple[Scope, ...] = ("gpu",)
-_ALL: tuple[Scope, ...] = ("overview", "alerts", *_PAGES)
+_ALL: tuple[Scope, ...] = ("overview", "alerts", "compare", *_PAGES)
 _FORM: tuple[Scope, ...] = ("launch",)
 _ALERTS: tuple[Scope, ...] = ("alerts",)
+_COMPARE: tuple[Scope, ...] = ("compare",)
+_CHARTS: tuple[Scope, ...] = ("run", "compare")
 
 ACTIONS: tuple[Action, ...] = (
     _act("help", "question_mark f1", "help", "What is possible here, and how", (*_ALL, "launch")),
@@ -209,10 +211,10 @@ ACTIONS: tuple[Action, ...] = (
     _act("stop", "s", "stop", "Stop the run: it checkpoints and leaves", _BOTH, _can_stop),
     _act("fold", "a", "all/each", "All GPUs together with their history, or each in a row", _OVERVIEW),
     _act("filter", "slash", "filter", "Show only rows in which the words occur", _TABLES),
-    _act("up", "up k", "up", "The row above", _TABLES, shown=False, in_palette=False),
-    _act("down", "down j", "down", "The row below", _TABLES, shown=False, in_palette=False),
-    _act("first", "home g", "first", "The first row", _TABLES, shown=False, in_palette=False),
-    _act("last", "end G", "last", "The last row", _TABLES, shown=False, in_palette=False),
+    _act("up", "up k", "up", "The row above", (*_TABLES, *_COMPARE), shown=False, in_palette=False),
+    _act("down", "down j", "down", "The row below", (*_TABLES, *_COMPARE), shown=False, in_palette=False),
+    _act("first", "home g", "first", "The first row", (*_TABLES, *_COMPARE), shown=False, in_palette=False),
+    _act("last", "end G", "last", "The last row", (*_TABLES, *_COMPARE), shown=False, in_palette=False),
     _act("page_above", "pageup", "page up", "A page of rows up", _TABLES, shown=False, in_palette=False),
     _act("page_below", "pagedown", "page down", "A page of rows down", _TABLES, shown=False, in_palette=False),
     _act(
@@ -265,18 +267,18 @@ ACTIONS: tuple[Action, ...] = (
         shown=False,
     ),
     _act("find", "slash", "find", "Filter the charts by words, globs or ~expressions; in the log: search", _PAGE),
-    _act("cursor_right", "right l", "crosshair", "The crosshair over all charts: right", _PAGE),
-    _act("cursor_left", "left h", "left", "The crosshair over all charts: left", _PAGE, shown=False),
-    _act("zoom_in", "plus equals_sign", "zoom", "Zoom in, around the crosshair or towards the newest", _PAGE),
-    _act("zoom_out", "minus", "zoom out", "Zoom out", _PAGE, shown=False),
-    _act("zoom_all", "0", "all", "The whole run", _PAGE, shown=False),
-    _act("pan_left", "shift+left", "pan left", "Move the zoomed charts left", _PAGE, shown=False),
+    _act("cursor_right", "right l", "crosshair", "The crosshair over all charts: right", _CHARTS),
+    _act("cursor_left", "left h", "left", "The crosshair over all charts: left", _CHARTS, shown=False),
+    _act("zoom_in", "plus equals_sign", "zoom", "Zoom in, around the crosshair or towards the newest", _CHARTS),
+    _act("zoom_out", "minus", "zoom out", "Zoom out", _CHARTS, shown=False),
+    _act("zoom_all", "0", "all", "The whole run", _CHARTS, shown=False),
+    _act("pan_left", "shift+left", "pan left", "Move the zoomed charts left", _CHARTS, shown=False),
     _act(
         "pan_right",
         "shift+right",
         "pan right",
         "Move them right; at the end they follow the newest point",
-        _PAGE,
+        _CHARTS,
         shown=False,
     ),
     _act(
@@ -295,14 +297,14 @@ ACTIONS: tuple[Action, ...] = (
         _PAGE,
         shown=False,
     ),
-    _act("smoothing_next", "m", "smooth", "Smooth the curves more, the measured ones behind; then not at all", _PAGE),
-    _act("smoothing_previous", "M", "less", "Smooth the curves less", _PAGE, shown=False),
+    _act("smoothing_next", "m", "smooth", "Smooth the curves more, the measured ones behind; then not at all", _CHARTS),
+    _act("smoothing_previous", "M", "less", "Smooth the curves less", _CHARTS, shown=False),
     _act(
         "maximise", "enter", "full", "The section in focus, or one chart, on the whole page; again: all of them", _PAGE
     ),
     _act("layout", "v", "layout", "Charts in a grid, two at once, or one", _PAGE, shown=False),
-    _act("x_axis", "x", "x axis", "Charts over steps, time, time trained, or epochs", _PAGE, shown=False),
-    _act("log_axis", "y", "log y", "The chart in focus on a logarithmic or a linear axis", _PAGE, shown=False),
+    _act("x_axis", "x", "x axis", "Charts over steps, time, time trained, or epochs", _CHARTS, shown=False),
+    _act("log_axis", "y", "log y", "The chart in focus on a logarithmic or a linear axis", _CHARTS, shown=False),
     _act("pin", "asterisk", "pin", "Keep the chart in focus first, whatever the filter", _PAGE, shown=False),
     _act("log_next", "r", "next log", "The log of the next rank", _PAGE, shown=False),
     _act("log_previous", "R", "log before", "The log of the rank before", _PAGE, shown=False),
@@ -375,6 +377,26 @@ ACTIONS: tuple[Action, ...] = (
     _act("body_down", "down j", "down", "A line down", _GPU, shown=False, in_palette=False),
     _act("body_page_up", "pageup", "page up", "A page up", _GPU, shown=False, in_palette=False),
     _act("body_page_down", "pagedown space", "page down", "A page down", _GPU, shown=False, in_palette=False),
+    # the comparison
+    _act(
+        "compare",
+        "c",
+        "compare",
+        "Marked runs over each other, or this one and its like",
+        _OVERVIEW,
+        _needs_run,
+        shown=False,
+    ),
+    _act("compare_open", "enter", "open", "Open the page of the run", _COMPARE, _needs_run),
+    _act("compare_back", "escape backspace", "back", "Back: out of the crosshair; then home", _COMPARE),
+    _act("metric_next", "tab full_stop", "metric", "The next metric", _COMPARE),
+    _act("metric_previous", "shift+tab comma", "metric before", "The metric before", _COMPARE, shown=False),
+    _act("metric_find", "slash", "find", "Choose the metric by a part of its name", _COMPARE),
+    _act("hide", "space", "hide", "Hide the run's curve, or show it again", _COMPARE, _needs_run),
+    _act("leave_out", "d delete", "leave out", "Take the run out of the comparison", _COMPARE, _needs_run, shown=False),
+    _act("order", "o", "sort", "Sort by the best value, the last, steps, time; or as chosen", _COMPARE),
+    _act("reverse", "O", "reverse", "The other way round", _COMPARE, shown=False),
+    _act("group", "b", "group", "Group by a parameter in which the runs differ", _COMPARE),
     # what changes a run
     _act("clone", "N", "again", "Launch another run like this one, with changes", _BOTH, _changes_run, shown=False),
     _act("resume", "u", "resume", "Go on from the newest valid checkpoint", _BOTH, _can_go_on, shown=False),

@@ -14,6 +14,7 @@ from gputui.tui.app import GputuiApp
 from gputui.tui.render.keys import footer_line, help_lines, message_lines
 from gputui.tui.screens.alerts import AlertsScreen
 from gputui.tui.screens.base import ActionScreen
+from gputui.tui.screens.compare import CompareScreen
 from gputui.tui.screens.gpu_page import GpuScreen
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.overview import OverviewScreen
@@ -26,6 +27,7 @@ SCREENS: dict[Scope, type[ActionScreen]] = {
     "launch": LaunchScreen,
     "alerts": AlertsScreen,
     "gpu": GpuScreen,
+    "compare": CompareScreen,
 }
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 

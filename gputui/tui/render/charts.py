@@ -108,20 +108,22 @@ def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
     found = data.curves.get(panel.key)
     if found is None:
         return []
-    bins, smooth = _within(found.bins, look.window), _within(found.smooth, look.window)
+    bins, smooth = within(found.bins, look.window), within(found.smooth, look.window)
     value, average = found.last, smooth[-1].last if smooth else None
     if look.cursor is not None:
         at, smooth_at = values_at((found.bins, found.smooth), look.cursor)
         value, average = at.value, smooth_at.value
     style = f"series.{panel.colour}"
-    redone = Curve(_within(found.redone, look.window), "shadow", is_shadow=True)
+    redone = Curve(within(found.redone, look.window), "shadow", is_shadow=True)
     if not smooth:
         return [redone, Curve(bins, style, "", value)]
     return [redone, Curve(smooth, style, "~", average), Curve(bins, "shadow", "", value, is_shadow=True)]
 
 
-def _within(bins: Sequence[Bin], window: tuple[float, float]) -> Sequence[Bin]:
+def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:
     """The bins that can be seen: what lies outside must not stretch the value axis."""
+    if window is None:
+        return bins
     start, end = window
     if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
         return bins
@@ -157,7 +159,7 @@ def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: Look) -
         reach = (look.window[1] - look.window[0]) / 20
         found_at = values_at([curve.bins for curve in ordered], look.cursor)
         values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
-    drawn = [_within(curve.bins, look.window) for curve in ordered]
+    drawn = [within(curve.bins, look.window) for curve in ordered]
     if len(ordered) > MOST_GPU_LINES:
         style = f"series.{panel.colour}"
         known = [(value, curve) for value, curve in zip(values, ordered, strict=True) if value is not None]

@@ -110,7 +110,9 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
         if group.value is not None:
             runs = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
             title = f"{clean(comparison.group or '')} {group.value}"
-            lines.append(fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([group], metric)}", "dim")], width))
+            lines.append(
+                fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([group], metric)}", "dim")], width)
+            )
         for run in group.runs:
             if number == comparison.cursor:
                 at = len(lines)

@@ -65,7 +65,9 @@ class CompareScreen(ActionScreen):
         self._look()
 
     def on_unmount(self) -> None:
-        self.gputui.feed.look_at(Interest())
+        feed = self.gputui.feed
+        if feed.interest.compared == self.comparison.run_ids:
+            feed.look_at(Interest(alerts=feed.interest.alerts))
 
     def _look(self) -> None:
         """Tell the feed what is looked at here, unless something else lies above."""
@@ -76,6 +78,7 @@ class CompareScreen(ActionScreen):
         window = self.viewport.window(extent) if self.viewport.span is not None and extent is not None else None
         self.gputui.feed.look_at(
             Interest(
+                alerts=self.gputui.feed.interest.alerts,
                 compared=self.comparison.run_ids,
                 charts=ChartRequest(
                     names, self.settings.axis, window, 2 * max(64, self._columns), self.settings.smoothing
@@ -172,12 +175,12 @@ class CompareScreen(ActionScreen):
     def do_last(self) -> None:
         self._move(len(self._shown))
 
-    def do_open(self) -> None:
+    def do_compare_open(self) -> None:
         run = self.run_in_question
         if run is not None:
             self.gputui.open_run(run.run_id)
 
-    def do_back(self) -> None:
+    def do_compare_back(self) -> None:
         if self.cursor is not None:
             self.cursor = None
         else:
@@ -295,7 +298,7 @@ class CompareScreen(ActionScreen):
 
     # --- choosing a metric by its name
 
-    def do_find(self) -> None:
+    def do_metric_find(self) -> None:
         self.edit = LineEdit()
 
     def on_key(self, event: events.Key) -> None:

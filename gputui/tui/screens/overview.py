@@ -11,6 +11,7 @@ from textual.binding import BindingType
 
 from gputui.store.views import EventView, GpuView, RunView
 from gputui.tui.actions import Context, Scope
+from gputui.tui.comparing import MOST_RUNS
 from gputui.tui.overview_focus import Focus, Section, kept, moved, next_section
 from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.gpu_cards import card_grid, card_lines
@@ -20,6 +21,7 @@ from gputui.tui.render.run_order import in_order, matching, next_order
 from gputui.tui.render.runs import RunsState, events_lines, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, head_line, host_line
 from gputui.tui.screens.base import bindings_for
+from gputui.tui.screens.compare import CompareScreen
 from gputui.tui.screens.filtering import FilterScreen
 from gputui.tui.screens.machine_actions import MachineActions
 from gputui.tui.snapshot import RunRow
@@ -292,6 +294,17 @@ class OverviewScreen(FilterScreen, MachineActions):
         gpu = self.gpu_in_question
         if gpu is not None:
             self.gputui.open_gpu(gpu.uuid)
+
+    def do_compare(self) -> None:
+        """The marked runs; with fewer than two marked, the run under the cursor with the newest of its profile."""
+        run = self.run_in_question
+        chosen = self.marked_runs
+        if len(chosen) < 2 and run is not None:
+            alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
+            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))
+        if len(chosen) > MOST_RUNS:
+            self.gputui.say(f"The first {MOST_RUNS} of {len(chosen)} runs; more curves cannot be told apart.")
+        self.gputui.push_screen(CompareScreen(chosen[:MOST_RUNS], self.gputui.chart_memory.usual))
 
     def do_mark(self) -> None:
         run = self.run_in_question

@@ -1,0 +1,150 @@
+"""The compare page, driven by keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gputui.tui.app import GputuiApp
+from gputui.tui.screens.compare import CompareScreen
+from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.run_page import RunScreen
+from tests.tui.conftest import MakeApp
+from tests.tui.filling import Filler
+from tests.tui.test_screens import overview, text
+from tests.tui.test_snapshots import Compare
+
+RATES = (0.1, 0.03, 0.01)
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.agent()
+    for number, rate in enumerate(RATES, 1):
+        run = f"sweep-{number}"
+        filler.run(
+            run, "running" if number == 1 else "succeeded", name="sweep",
+            params={"lr": rate, "batch_size": 64 if number < 3 else 32, "depth": 12},
+            ended_ago=None if number == 1 else 60.0 * number,
+        )  # fmt: skip
+        filler.attempt(run, 1, "running" if number == 1 else "succeeded")
+        filler.metrics(
+            run, 1,
+            [{"step": step, "time": filler.now - 1000 + step, "loss": 8.0 / (1 + step * rate),
+              "val/accuracy": step * rate / 100, "epoch": step / 100} for step in range(0, 400, 4)],
+        )  # fmt: skip
+    return make_app()
+
+
+def compared(app: GputuiApp) -> CompareScreen:
+    assert isinstance(app.screen, CompareScreen)
+    return app.screen
+
+
+async def opened(app: GputuiApp, pilot: Any) -> CompareScreen:
+    await pilot.press("c")
+    await pilot.pause()
+    return compared(app)
+
+
+async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(app, pilot)
+        assert "3 runs" in text(app, "head") and "loss by step" in text(app, "head")
+        table = text(app, "runs")
+        assert "lr" in table and "batch_size" in table and "depth" not in table
+        assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
+        assert "0.1970" in table  # 8 / (1 + 396 × 0.1)
+        legend = text(app, "charts").splitlines()[0]
+        assert all(mark in legend for mark in "●■▲")
+
+
+async def test_marked_runs_only(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        overview(app).point_at("sweep-1")
+        await pilot.press("space")
+        overview(app).point_at("sweep-3")
+        await pilot.press("space")
+        page = await opened(app, pilot)
+        assert set(page.comparison.run_ids) == {"sweep-1", "sweep-3"}
+
+
+async def test_order_group_hide_and_leave_out(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.press("o")
+        assert page.comparison.sort == "best"
+        places = [text(app, "runs").index(f"sweep-{number}") for number in (1, 2, 3)]
+        assert places == sorted(places)
+        await pilot.press("O")
+        places = [text(app, "runs").index(f"sweep-{number}") for number in (1, 2, 3)]
+        assert places == sorted(places, reverse=True)
+        await pilot.press("b", "b")
+        assert "batch_size 64 · 2 runs · best 0.1970" in text(app, "runs")
+        await pilot.press("b")
+        assert page.comparison.group is None
+        await pilot.press("home", "space")
+        hidden = page.comparison.hidden
+        assert len(hidden) == 1 and "●" not in text(app, "runs").splitlines()[2][:6]
+        await pilot.press("d")
+        assert len(page.comparison.run_ids) == 2 and not page.comparison.hidden
+
+
+async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.press("tab")
+        assert page.comparison.metric == "val/accuracy"
+        await pilot.pause()
+        assert "most" in text(app, "runs")
+        await pilot.press("shift+tab", "m", "y")
+        await pilot.pause()
+        assert "smoothing 0.6" in text(app, "head") and "log y" in text(app, "head")
+        await pilot.press("slash", *"acc")
+        assert "val/accuracy" in text(app, "head")
+        await pilot.press("enter")
+        assert page.comparison.metric == "val/accuracy"
+        await pilot.press("left")
+        assert page.cursor is not None and " at step " in text(app, "charts").splitlines()[0]
+        before = page.cursor
+        await pilot.press("left")
+        assert page.cursor < before
+        await pilot.press("plus")
+        assert page.viewport.span is not None
+        await pilot.press("shift+left", "shift+right", "minus", "0", "escape")
+        assert page.cursor is None and page.viewport.span is None
+        await pilot.press("x")
+        await pilot.pause()
+        assert "by time" in text(app, "head")
+        assert any(char in text(app, "charts") for char in "⣀⠤⠒⠉⡠⠔")
+
+
+async def test_to_a_run_and_back_home(app: GputuiApp) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.press("down", "enter")
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape")
+        assert app.screen is page
+        await pilot.pause()
+        assert app.feed.interest.compared == page.comparison.run_ids
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen) and app.feed.interest.compared == ()
+
+
+async def test_runs_that_are_gone(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        page = await opened(app, pilot)
+        filler.connection.execute("DELETE FROM attempts")
+        filler.connection.execute("DELETE FROM runs")
+        app.feed.refresh()  # type: ignore[attr-defined]
+        await pilot.pause()
+        assert "None of these runs is there any more" in text(app, "runs")
+        await pilot.press("o", "b", "space", "enter", "right", "plus", "tab", "down")
+        assert app.screen is page
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_picture(snap_compare: Compare, app: GputuiApp, size: tuple[int, int]) -> None:
+    assert snap_compare(app, press=["c", "o", "m"], terminal_size=size)
