@@ -9,10 +9,11 @@ from typing import Any, Literal
 Results = Mapping[str, Mapping[str, Any] | None]
 """Name of a benchmark → what its ``measure`` returned; None where it failed. One that was not asked for is missing."""
 
-Unit = Literal["%", "MB", "bytes/s", "/s", "s", "ms", "µs", "×", "% of peak"]
+Unit = Literal["%", "MB", "kB", "bytes/s", "/s", "s", "ms", "µs", "×", "% of peak"]
 _FORMATS: Mapping[Unit, tuple[float, str]] = {
     "%": (1.0, "{:.2f}"),
     "MB": (1e-6, "{:.1f}"),
+    "kB": (1e-3, "{:.1f}"),
     "bytes/s": (1.0, "{:,.0f}"),
     "/s": (1.0, "{:,.0f}"),
     "s": (1.0, "{:.3f}"),

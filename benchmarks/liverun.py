@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -61,6 +63,23 @@ class LiveRun:
         at = time.monotonic()
         os.write(self._metrics, text.encode())
         return at
+
+    @contextmanager
+    def going_on(self, seconds_per_line: float) -> Iterator[None]:
+        """A line every so often from a thread, as long as the context lasts."""
+        end = threading.Event()
+
+        def tell() -> None:
+            while not end.wait(seconds_per_line):
+                self.write([{"loss": 2.0 + 0.2 * math.sin(self._step * 12.9898)}])
+
+        thread = threading.Thread(target=tell, name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
 
     @property
     def step(self) -> int:

@@ -34,19 +34,20 @@ _LIBRARIES = Path(tempfile.gettempdir()) / f"gputui-benchmarks-{os.getuid()}"
 class Scene:
     """Everything that a measurement needs; ``with`` ends whatever was started in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int = GPUS, processes: int = GPUS * PROCESSES_EACH) -> None:
+        """``processes`` are shared out among the GPUs."""
         _LIBRARIES.mkdir(mode=0o700, exist_ok=True)
         library = build(_LIBRARIES)
         self.folder = Path(tempfile.mkdtemp(prefix="gputui-bench-"))
         self.workspace: Workspace = locate(self.folder / "home", {})
         self.workspace.create()
-        self._workers = [_worker(number) for number in range(GPUS * PROCESSES_EACH)]
+        self._workers = [_worker(number) for number in range(processes)]
         self.nvml = FakeNvml(library, self.folder / "nvml")
         self.nvml.configure(
             [
-                f"gpus {GPUS}",
+                f"gpus {gpus}",
                 *(
-                    f"process {number // PROCESSES_EACH} {worker.pid} {PROCESS_MIB} C {PROCESS_SM_PERCENT}"
+                    f"process {number * gpus // processes} {worker.pid} {PROCESS_MIB} C {PROCESS_SM_PERCENT}"
                     for number, worker in enumerate(self._workers)
                 ),
             ]

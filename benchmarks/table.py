@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks import figures
 from benchmarks.figures import NOTHING, Figure, Results, Unit
 from benchmarks.trainer.rows import TRAINER_FIGURES
+from benchmarks.tui import GPU_COUNTS
 from benchmarks.watching import SIZES, size_word
 
 
@@ -26,7 +27,34 @@ def _screen(columns: int, rows: int, bytes_aim: float) -> list[Figure]:
         figure("memory (RSS)", "MB", "rss_bytes"),
         figure("memory (PSS)", "MB", "pss_bytes"),
         figure("calls to NVML", "/s", "idle", "nvml_calls_per_second", aim=70.0),
+        Figure("tui", f"screen {size}, key to paint, p50", "s", (size, "key_to_paint", "p50_seconds")),
+        Figure("tui", f"screen {size}, key to paint, p99", "s", (size, "key_to_paint", "p99_seconds"), 0.05),
     ]
+
+
+def _gpus(count: int) -> list[Figure]:
+    where, text = f"gpus_{count}", f"{count} GPU{'s' if count > 1 else ''}"
+    return [
+        Figure("tui", f"{text}, CPU of a core", "%", (where, "idle", "cpu_percent")),
+        Figure("tui", f"{text}, to the terminal", "bytes/s", (where, "idle", "bytes_per_second")),
+        Figure("tui", f"{text}, key to paint, p99", "s", (where, "key_to_paint", "p99_seconds"), 0.05),
+    ]
+
+
+CROWD: tuple[Figure, ...] = (
+    Figure("tui", "crowd, start to first full frame", "s", ("crowd", "first_frame_seconds"), 0.35),
+    Figure("tui", "crowd, key to paint, p50", "s", ("crowd", "key_to_paint", "p50_seconds")),
+    Figure("tui", "crowd, key to paint, p99", "s", ("crowd", "key_to_paint", "p99_seconds"), 0.05),
+    Figure("tui", "a run of 1 M values opened, first time", "s", ("crowd", "open_page", "first_seconds"), 0.3),
+    Figure("tui", "a run of 1 M values opened again", "s", ("crowd", "open_page", "median_seconds"), 0.3),
+    Figure("tui", "its live page at 1 Hz, CPU of a core", "%", ("crowd", "live_page", "idle", "cpu_percent"), 1.6),
+    Figure(
+        "tui", "its live page, to the terminal", "bytes/s", ("crowd", "live_page", "idle", "bytes_per_second"), 2000
+    ),
+    Figure("tui", "terminal read nothing for 10 s, then a key", "s", ("crowd", "stalled", "caught_up_seconds"), 0.5),
+    Figure("tui", "what had piled up meanwhile", "kB", ("crowd", "stalled", "bytes_after")),
+)
+"""Eight GPUs, 300 processes, 100 runs in history, 1 M values in the open chart."""
 
 
 FIGURES: tuple[Figure, ...] = (
@@ -35,6 +63,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("record", "record, memory (PSS)", "MB", ("pss_bytes",)),
     Figure("record", "record, calls to NVML", "/s", ("nvml_calls_per_second",), 70.0),
     *(figure for size, aim in zip(SIZES, (1500.0, 2000.0), strict=True) for figure in _screen(*size, aim)),
+    *(figure for count in GPU_COUNTS for figure in _gpus(count)),
+    *CROWD,
     *(
         Figure(
             "start",

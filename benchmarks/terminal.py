@@ -55,6 +55,8 @@ class Terminal:
         self._arrival = threading.Event()
         self._bytes = 0
         self._unanswered = b""
+        self._may_read = threading.Event()
+        self._may_read.set()
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             list(argv),
@@ -137,8 +139,21 @@ class Terminal:
             self._arrived.clear()
         return taken
 
+    def take_shown(self) -> None:
+        """Bring the emulated screen up to date with all that has arrived."""
+        self.when(lambda _lines: False)
+
+    def pause(self) -> None:
+        """Read nothing any more; what is being read still arrives."""
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._may_read.set()
+
     def close(self) -> None:
         """End the program: politely, as a closed window does, then not."""
+        self._may_read.set()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGHUP)
             try:
@@ -159,6 +174,7 @@ class Terminal:
 
     def _read(self) -> None:
         while True:
+            self._may_read.wait()
             try:
                 data = os.read(self._master, 1 << 16)
             except OSError:  # the program has closed its side

@@ -24,7 +24,16 @@ def test_record() -> None:
 
 
 def test_screen() -> None:
-    found = tui.measure(spans=BRIEF, sizes=SMALL)["80x24"]
+    load = tui.Load(history_runs=6, crowd=24, points=4000, keys=4, stall_seconds=1.0, gpu_counts=(1,))
+    all_found = tui.measure(spans=BRIEF, sizes=SMALL, load=load)
+    for part in (all_found["80x24"], all_found["gpus_1"], all_found["crowd"]):
+        assert 0 < part["key_to_paint"]["p50_seconds"] <= part["key_to_paint"]["p99_seconds"] < 5
+    crowd = all_found["crowd"]
+    assert 0.02 < crowd["first_frame_seconds"] < 20
+    assert 0 < crowd["open_page"]["median_seconds"] < 10
+    assert 0 < crowd["stalled"]["caught_up_seconds"] < 10
+    assert crowd["live_page"]["idle"]["bytes_per_second"] > 0
+    found = all_found["80x24"]
     assert found["idle"]["bytes_per_second"] > 0
     assert 0 < found["idle"]["cpu_percent_screen"] < found["idle"]["cpu_percent"]
     assert found["keys"]["cpu_percent"] > 0
