@@ -83,9 +83,18 @@ class AlertMoments:
             self.lines_at[progress.run_id] = now
             trend.take(progress.last_step, progress.values, progress.events.get(SKIPPED_EVENT, 0), waited)
 
-    def run_moments(self, training: Iterable[Training], known: Iterable[str], elapsed: float) -> list[RunMoment]:
-        """Every run that trains, and of those that do not the ``known`` ones and those that met an NCCL error."""
+    def run_moments(
+        self,
+        training: Iterable[Training],
+        known: Iterable[str],
+        elapsed: float,
+        logged: Mapping[str, list[str]] | None = None,
+    ) -> list[RunMoment]:
+        """Every run that trains, and of those that do not the ``known`` ones and those that met an NCCL error;
+        ``logged`` are errors that stood in logs."""
         errors = self._nccl_errors()
+        for run_id, lines in (logged or {}).items():
+            errors.setdefault(run_id, []).extend(lines)
         by_id = {one.record.run_id: one for one in training}
         for gone in [run_id for run_id in self.runs if run_id not in by_id]:
             # Between two attempts nothing is lost: an attempt has a memory of its own.

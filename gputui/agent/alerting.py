@@ -18,6 +18,7 @@ from typing import Any, cast
 from gputui.agent.alert_delivery import AlertDelivery, notice_for
 from gputui.agent.alert_moments import AlertMoments, Training, known_incidents, parse_state
 from gputui.agent.alert_settings import AlertSettings, RunRules
+from gputui.agent.nccl_logs import NcclLogs
 from gputui.agent.recorder import Recorder
 from gputui.alerts.engine import Change, Engine, Key
 from gputui.alerts.in_force import InForce, RuleSet
@@ -74,12 +75,14 @@ class Alerting:
     moments: AlertMoments = field(init=False)
     settings: AlertSettings = field(init=False)
     delivery: AlertDelivery = field(init=False)
+    nccl_logs: NcclLogs = field(init=False)
     _by_kind: dict[int, tuple[RuleSet, dict[SubjectKind, list[InForce]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.moments = AlertMoments(self.connection, self.recorder, self.clock, self.interval_seconds)
         self.settings = AlertSettings(self.workspace.alerts, self._complain)
         self.delivery = AlertDelivery(self.clock)
+        self.nccl_logs = NcclLogs(self.workspace)
 
     def told_by(self) -> Notice | None:
         """How alerts are told now."""
@@ -147,7 +150,8 @@ class Alerting:
             own = rules.get(gpu.training_run or "")
             found += self._judge("gpu", gpu.uuid, f"GPU {gpu.index}", gpu, own, elapsed, gpu.training_run)
         found += self._judge("host", "", "the host", self.moments.host_moment(elapsed), None, elapsed, None)
-        runs = self.moments.run_moments(training, known, elapsed)
+        logged = self.nccl_logs.turn(self.clock(), [one.record for one in training])
+        runs = self.moments.run_moments(training, known, elapsed, logged)
         for run in runs:
             own = rules.get(run.run_id) or self._rules_of(run.run_id)
             found += self._judge("run", run.run_id, run.run_id, run, own, elapsed, run.run_id)

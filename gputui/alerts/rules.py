@@ -183,7 +183,7 @@ _RULES: tuple[Rule, ...] = (
         "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
         "{subject}: {detail}",
         "gputui explain says which rank; NCCL_DEBUG=INFO and gputui doctor say more",
-        clear_seconds=900.0, cooldown_seconds=0.0, of_run=True, is_reported=True,
+        clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
     ),
     Rule(
         "no_improvement", "run", "no improvement", "warning", run_measures.no_improvement,

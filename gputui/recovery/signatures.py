@@ -247,6 +247,14 @@ LINES: tuple[Signature, ...] = (
     _prints("import_error", r"\S*python[\d.]*: (?:No module named \S+|Error while finding module specification for )"),
 )
 
+# What NCCL and the watchdog of torch's process group write of a communication in trouble, before or without an end.
+# NCCL also warns of what it does without (a library, a plugin): only words of failure count.
+_NCCL_TROUBLE = (
+    re.compile(_NCCL_LOG + r"(?i:error|fail(?:ed|ure)|timed out|timeout|aborted|closed by remote peer)"),
+    re.compile(_TORCH_LOG + r"(?i:error|timeout|timed out|got stuck|exception|aborted)"),
+)
+_WITHOUT = re.compile(r"(?i:failed to (?:open|find|load)|could not (?:open|find|load)|no plugin|not supported)")
+
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
 
@@ -301,6 +309,14 @@ def match_lines(text: str) -> list[tuple[Signature, str]]:
                 found.append((signature, line))
                 break
     return found
+
+
+def nccl_trouble(text: str) -> list[str]:
+    """The lines of a log in which NCCL, or torch's watchdog over it, tells of a communication in trouble."""
+    if "NCCL" not in text:
+        return []
+    lines = (bare(line) for line in lines_of(text) if "NCCL" in line)
+    return [line for line in lines if any(one.match(line) for one in _NCCL_TROUBLE) and not _WITHOUT.search(line)]
 
 
 def terminate_message(text: str) -> Raised | None:
