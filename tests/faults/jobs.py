@@ -61,8 +61,11 @@ def ranks(
     )
 
 
-def leaks(machine: Machine, name: str, keep: str, recovery: str = "standard") -> str:
+def leaks(
+    machine: Machine, name: str, keep: str, recovery: str = "standard", resume: str = "--resume {checkpoint}"
+) -> str:
     """The profile of a job that keeps something of each step: ``all``, ``the page cache``, ``a cache for a while``."""
+    resumes = f', resume: "{resume}"' if resume else ""
     shutil.copy(SCRIPTS / "leaks.py", machine.folder)
     return machine.profile(
         name,
@@ -74,14 +77,14 @@ def leaks(machine: Machine, name: str, keep: str, recovery: str = "standard") ->
         gpus: 0
         params: {{keep: {keep}, num_workers: 4}}
         metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
-        checkpoints: {{pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+        checkpoints: {{pattern: "step_*.pt"{resumes}}}
         recovery: {recovery}
         """,
     )
 
 
 def impatient_agent(machine: Machine) -> subprocess.Popen[bytes]:
-    """An agent for which a leak lasts a second and a half, on a host of 400 MiB. The machine ends it."""
+    """An agent for which a leak lasts a second and a half, on a host with little memory left. The machine ends it."""
     words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
     return subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *words])
 

@@ -130,7 +130,7 @@ def stop_rank(machine: Machine) -> Provoked:
 
 
 def leak(machine: Machine) -> Provoked:
-    """A script that keeps 3 MiB of each step."""
+    """A script that keeps 2 MiB of each step."""
     impatient_agent(machine)
     machine.gputui("run", leaks(machine, "leaks", "all"))
     return Provoked("leaks-1")

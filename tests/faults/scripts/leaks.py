@@ -23,14 +23,14 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 held, done, emptied = [], begin, time.monotonic()
 if options.keep == "the page cache":
     big = run_dir / "data"
-    big.write_bytes(bytes(300 << 20))
+    big.write_bytes(bytes(480 << 20))
     view = mmap.mmap(os.open(big, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 if not begin:
     (run_dir / "failed-at").write_text(repr(time.time()))
-while done < (begin + 20 if begin else 160) and not asked:
+while done < (begin + 20 if begin else 240) and not asked:
     if options.keep == "all" and not begin:
-        held.append(b"x" * (3 << 20))
+        held.append(b"x" * (2 << 20))
     elif options.keep == "the page cache":
         sum(view[done * (2 << 20) : (done + 1) * (2 << 20) : 4096])
     elif options.keep == "a cache for a while":
