@@ -92,27 +92,32 @@ def axis_line(
             chars[column : column + 1 + len(label)] = glyphs.x_tick + label
             next_free = column + 2 + len(label)
     for column, marker in sorted(markers, key=lambda each: each[1].is_line):
-        if marker.is_line or chars[column] == glyphs.horizontal:
-            chars[column], styles[column] = glyphs.marker if marker.is_line else glyphs.note, marker.style
-    if cursor is not None:
+        if column >= free:
+            continue
+        if marker.is_line:
+            chars[column] = glyphs.marker
+        elif chars[column] == glyphs.horizontal:
+            chars[column] = glyphs.note
+        styles[column] = marker.style
+    if cursor is not None and cursor < free:
         chars[cursor], styles[cursor] = glyphs.vertical, CURSOR_STYLE
     edge: Line = [(" " * gutter_width + glyphs.corner, "axis")] if gutter_width >= 0 else []
     return [*edge, *spans(chars, styles)]
 
 
 def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:
-    """The labels of markers below them, each where it does not touch the one before; of several in one column that of
-    the last."""
+    """The labels of markers below them. Where two would touch the later marker has the room."""
+    taken: dict[int, tuple[int, Marker]] = {}
+    for column, marker in reversed(markers):
+        size = cell_width(marker.label) if marker.is_line else 0
+        start = min(max(0, column - size // 2), width - size)
+        around = range(start - 1, start + size + 1)
+        if size and start >= 0 and not any(at in around or at + used in around or at < start < at + used
+                                           for at, (used, _) in taken.items()):  # fmt: skip
+            taken[start] = (size, marker)
     line: Line = [(" " * indent, "dim")] if indent else []
     at = 0
-    for column, marker in sorted(dict(markers).items(), key=lambda each: each[0]):
-        label_width = cell_width(marker.label) if marker.is_line else 0
-        start = min(max(at, column - label_width // 2), width - label_width)
-        if not label_width or start < at or start > column:
-            continue
+    for start, (size, marker) in sorted(taken.items(), key=lambda each: each[0]):
         line.append((" " * (start - at) + marker.label, marker.style))
-        at = start + label_width + 1
-        if at <= width:
-            line.append((" ", marker.style))
-    used = sum(cell_width(text) for text, _ in line)
-    return [piece for piece in [*line, (" " * (width + indent - used), "dim")] if piece[0]]
+        at = start + size
+    return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gputui.charts.bars import bar, sparkline
 from gputui.charts.cells import cell_width
-from gputui.charts.chart import Curve, Marker, XAxis, YAxis, chart, plain_text
+from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart, plain_text
 from gputui.charts.envelope import reduce
 from gputui.charts.glyphs import ASCII, BLOCK, BRAILLE, GLYPH_SETS, Glyphs
 
@@ -255,3 +255,51 @@ def test_sparklines() -> None:
     assert sparkline([1], 0) == ""
     assert sparkline([0, 5], 2, glyphs=ASCII) == "_#"
     assert sparkline([None, None], 2) == "  "
+
+
+def test_a_crosshair_stands_over_the_whole_height_and_does_not_hide_the_curve() -> None:
+    lines = chart([Curve(reduce(ramp(), 100))], width=40, height=8, cursor=18.0)
+    column = plain_text(lines).split("\n")[0].index("│", 7)
+    cells = ["".join(text for text, _ in line)[column] for line in lines]
+    assert cells.count("│") >= 6 and any(0x2800 < ord(cell) < 0x2900 for cell in cells)
+    assert sum(style == "cursor" for line in lines for _, style in line) >= 7
+    outside = chart([Curve(reduce(ramp(), 100))], width=40, height=8, cursor=1e6)
+    assert not any(style == "cursor" for line in outside for _, style in line)
+
+
+def test_a_shadow_is_drawn_only_where_no_other_curve_is() -> None:
+    flat = [(float(x), 50.0) for x in range(100)]
+    noise = [(float(x), 50.0 + 49 * (x % 2)) for x in range(100)]
+    lines = chart(
+        [Curve(reduce(flat, 80), "series.1"), Curve(reduce(noise, 80), "shadow", is_shadow=True)],
+        width=48, height=10, y_axis=YAxis(low=0.0, high=100.0),
+    )  # fmt: skip
+    alone = chart([Curve(reduce(flat, 80), "series.1")], width=48, height=10, y_axis=YAxis(low=0.0, high=100.0))
+
+    def drawn(found: list[Line], style: str) -> str:
+        return "".join(text for line in found for text, own in line if own == style).strip()
+
+    assert drawn(lines, "series.1") == drawn(alone, "series.1")  # its own dots, none of the shadow's
+    assert drawn(lines, "shadow")
+
+
+def test_a_note_is_a_notch_in_the_axis_and_a_marker_a_line() -> None:
+    curve = Curve(reduce(ramp(), 100))
+    markers = [Marker(5.0, "never shown", "good", is_line=False), Marker(25.0, "↻1")]
+    lines = chart([curve], width=60, height=10, markers=markers)
+    text = plain_text(lines)
+    assert text.count("┴") == 1 and "never shown" not in text
+    assert text.count("┊") >= 5 and text.split("\n")[-1].strip() == "↻1"
+
+
+def test_of_labels_that_would_touch_the_later_one_has_the_room() -> None:
+    curve = Curve(reduce(ramp(), 100))
+    markers = [Marker(20.0, "restart"), Marker(21.0, "out of memory", "bad")]
+    assert plain_text(chart([curve], width=60, height=10, markers=markers)).split("\n")[-1].strip() == "out of memory"
+
+
+def test_charts_below_each_other_have_the_same_place_for_the_same_x() -> None:
+    small = chart([Curve(reduce([(0.0, 1.0), (9.0, 2.0)], 10))], width=60, height=8, least_gutter=6)
+    large = chart([Curve(reduce([(0.0, 1e5), (9.0, 2e5)], 10))], width=60, height=8, least_gutter=6)
+    edges = {line.index("└") for lines in (small, large) for line in plain_text(lines).split("\n") if "└" in line}
+    assert edges == {7}

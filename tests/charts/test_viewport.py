@@ -1,0 +1,79 @@
+"""The stretch of the x axis that is looked at, moved by keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputui.charts.envelope import Bin
+from gputui.charts.viewport import Extent, Viewport, stepped
+
+RUN = Extent(0.0, 9440.0)
+
+
+def bins(*xs: float) -> list[Bin]:
+    return [Bin(x, x, 1.0, 1.0, 1.0, 1.0, 1) for x in xs]
+
+
+def test_everything_is_shown_from_the_beginning_to_a_round_end() -> None:
+    assert Viewport().window(RUN) == (0.0, 10_000.0)
+    assert Viewport().window(Extent(8000.0, 9440.0)) == (8000.0, 10_000.0)
+    start, end = Viewport().window(Extent(0.0, 0.0))
+    assert end > start
+
+
+def test_zooming_in_follows_the_newest_point_and_zooming_out_comes_back() -> None:
+    near = Viewport().zoomed_in(RUN, None)
+    start, end = near.window(RUN)
+    assert end - start == 5000 and start < 9440 <= end and near.end is None
+    later = Extent(0.0, 9500.0)
+    assert near.window(later) == (start, end)  # it does not move with every point
+    assert near.window(Extent(0.0, 12_000.0))[1] > end
+    assert near.zoomed_out(RUN, None) == Viewport()
+    assert Viewport().zoomed_out(RUN, None) == Viewport()
+
+
+@pytest.mark.parametrize("about", [0.0, 2500.0, 7777.0])
+def test_what_is_under_the_crosshair_stays_in_its_place(about: float) -> None:
+    def share(view: Viewport) -> float:
+        start, end = view.window(RUN)
+        return (about - start) / (end - start)
+
+    once = Viewport().zoomed_in(RUN, about)
+    twice = once.zoomed_in(RUN, about)
+    assert share(Viewport()) == pytest.approx(share(once)) == pytest.approx(share(twice))
+    start, end = twice.window(RUN)
+    assert end - start == pytest.approx(2500)
+
+
+def test_there_is_an_end_to_zooming() -> None:
+    view = Viewport()
+    for _ in range(100):
+        view = view.zoomed_in(RUN, None)
+    start, end = view.window(RUN)
+    assert 4 <= end - start < 10
+
+
+def test_panning_stays_within_the_run_and_follows_at_its_end() -> None:
+    view = Viewport(1000.0)
+    left = view.panned(RUN, -1)
+    assert left.window(RUN)[1] == view.window(RUN)[1] - 250
+    for _ in range(100):
+        left = left.panned(RUN, -1)
+    assert left.window(RUN) == (0.0, 1000.0)
+    right = left
+    for _ in range(100):
+        right = right.panned(RUN, 1)
+    assert right.end is None and right.window(RUN)[1] >= 9440
+    assert Viewport().panned(RUN, 1) == Viewport()
+
+
+def test_the_crosshair_steps_from_point_to_point() -> None:
+    points = bins(0, 10, 20, 30, 100)
+    assert stepped(points, 0.0, 1, 1.0) == 10
+    assert stepped(points, 0.0, 1, 15.0) == 20  # at least so far
+    assert stepped(points, 30.0, 1, 5.0) == 100  # over a stretch without points
+    assert stepped(points, 100.0, 1, 5.0) == 100
+    assert stepped(points, 100.0, -1, 5.0) == 30
+    assert stepped(points, 10.0, -1, 50.0) == 0
+    assert stepped(points, 0.0, -1, 1.0) == 0
+    assert stepped([], 5.0, 1, 1.0) == 5.0

@@ -1,0 +1,188 @@
+"""The log of a run's page: reading it piece by piece, and looking at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputui.runs.log_levels import Level
+from gputui.tui import log_tail
+from gputui.tui.log_tail import LogReader
+from gputui.tui.log_view import LogView, Search
+from gputui.tui.snapshot import LogTail
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "output.log"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a size that a test can fill."""
+    monkeypatch.setattr(log_tail, "TAIL_BYTES", 100)
+    monkeypatch.setattr(log_tail, "DEEP_BYTES", 1000)
+    monkeypatch.setattr(log_tail, "MOST_LINES", 60)
+
+
+def numbers(tail: LogTail) -> list[int]:
+    return list(range(tail.first, tail.first + len(tail.lines)))
+
+
+def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
+    reader = LogReader()
+    log.write_text("one\ntwo\nhal")
+    first = reader.read(log.parent, None)
+    assert first.lines == ("one", "two", "hal") and first.is_whole and first.label == "launcher"
+    assert reader.read(log.parent, None) is first  # nothing new: nothing is read
+    with log.open("a") as file:
+        file.write("f\nERROR three\n")
+    second = reader.read(log.parent, None)
+    assert second.lines == ("one", "two", "half", "ERROR three") and second.first == first.first
+    assert list(second.levels) == [0, 0, 0, Level.ERROR]
+
+
+def test_only_the_end_of_a_long_log_is_read_until_more_is_wanted(log: Path, small: None) -> None:
+    log.write_text("".join(f"line {n:03}\n" for n in range(100)))
+    reader = LogReader()
+    tail = reader.read(log.parent, None)
+    assert tail.lines[-1] == "line 099" and 5 < len(tail.lines) < 15 and not tail.is_whole
+    deep = reader.read(log.parent, None, deep=True)
+    assert len(deep.lines) == 60 and deep.lines[-1] == "line 099" and not deep.is_whole
+    place = dict(zip(numbers(deep), deep.lines, strict=True))
+    assert all(place[number] == line for number, line in zip(numbers(tail), tail.lines, strict=True))
+    with log.open("a") as file:
+        file.write("the newest\n")
+    newer = reader.read(log.parent, None, deep=True)
+    assert newer.lines[-1] == "the newest" and newer.first == deep.first + 1
+
+
+def test_a_short_log_is_whole_when_more_is_wanted(log: Path, small: None) -> None:
+    log.write_text("".join(f"line {n:03}\n" for n in range(30)))
+    reader = LogReader()
+    assert not reader.read(log.parent, None).is_whole
+    deep = reader.read(log.parent, None, deep=True)
+    assert deep.is_whole and deep.lines[0] == "line 000" and len(deep.lines) == 30
+
+
+def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
+    reader = LogReader()
+    log.write_text("old\n")
+    before = reader.read(log.parent, None)
+    log.write_text("old\n" + "".join(f"flood {n:04}\n" for n in range(1000)))
+    flooded = reader.read(log.parent, None)
+    assert flooded.lines[-1] == "flood 0999" and len(flooded.lines) < 20 and flooded.first > before.first
+    log.write_text("again\n")
+    assert reader.read(log.parent, None).lines == ("again",)
+
+
+def test_what_drives_terminals_is_taken_out(log: Path) -> None:
+    log.write_bytes(b"a\x1b]0;title\x07b \x1b[31mred\x1b[0m \xff\n")
+    assert "\x1b" not in LogReader().read(log.parent, None).lines[0]
+
+
+def test_a_log_that_cannot_be_read_says_so(log: Path) -> None:
+    log.write_text("x\n")
+    reader = LogReader()
+    reader.read(log.parent, None)
+    log.unlink()
+    log.mkdir()
+    assert "Cannot read" in str(reader.read(log.parent, None).problem)
+
+
+# --- looking at it
+
+
+def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
+    lines = tuple(f"WARNING {n}" if n % 10 == 0 else f"line {n}" for n in range(first, first + count))
+    levels = bytes(int(Level.WARNING) if line.startswith("W") else 0 for line in lines)
+    return LogTail(label, (label,), lines, None, levels, first)
+
+
+def shown(view: LogView) -> list[str]:
+    return [view.line(number)[0] for number in view.line_numbers]
+
+
+def view_of(count: int = 50, height: int = 4) -> LogView:
+    view = LogView()
+    view.update(tail_of(count), height)
+    return view
+
+
+def test_the_end_is_followed_until_somebody_scrolls() -> None:
+    view = view_of()
+    assert shown(view) == ["line 46", "line 47", "line 48", "line 49"] and view.is_following
+    view.scroll(-2)
+    seen = shown(view)
+    assert seen[-1] == "line 47" and view.lines_below == 2
+    view.update(tail_of(80), 4)
+    assert shown(view) == seen and view.lines_below == 32
+    view.update(tail_of(60, first=30), 4)  # the oldest are dropped, what is read stays
+    assert shown(view) == seen
+    view.scroll(1000)
+    assert view.is_following and shown(view)[-1] == "line 89"
+    view.to_top()
+    assert shown(view)[0] == "WARNING 30" and view.is_at_top
+    view.follow()
+    assert shown(view)[-1] == "line 89"
+
+
+def test_another_log_begins_at_its_end() -> None:
+    view = view_of()
+    view.look_for("warning")
+    view.update(tail_of(20, label="rank 1"), 4)
+    assert view.is_following and view.current_hit is None and view.hits == [0, 10]
+
+
+def test_hits_are_found_as_lines_come_and_walked_through() -> None:
+    view = view_of()
+    view.look_for("warn")
+    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hit_place == 5
+    assert 40 in view.line_numbers
+    view.next_hit(-1)
+    assert view.current_hit == 30 and 30 in view.line_numbers
+    view.update(tail_of(70), 4)
+    assert view.hits[-2:] == [50, 60] and 30 in view.line_numbers
+    view.next_hit(1)
+    view.next_hit(1)
+    assert view.current_hit == 50
+    for _ in range(2):
+        view.next_hit(1)
+    assert view.current_hit == 0  # around the end
+    view.look_for("")
+    assert view.hits == [] and view.current_hit is None
+
+
+def test_a_search_minds_capitals_only_when_there_are_some() -> None:
+    assert Search.of("loss").pattern is not None
+    assert bool(Search.of("loss").pattern and Search.of("loss").pattern.search("LOSS"))  # type: ignore[union-attr]
+    assert not Search.of("Loss").pattern.search("loss")  # type: ignore[union-attr]
+    assert Search.of("a.c").pattern.search("abc") is None  # type: ignore[union-attr]
+    assert Search.of("~a.c").pattern.search("xABC") is not None  # type: ignore[union-attr]
+    assert "not a regular expression" in str(Search.of("~(").problem)
+    assert Search.of("~").pattern is None
+
+
+def test_only_what_is_grave_is_shown_and_searched() -> None:
+    view = view_of()
+    view.only_grave()
+    assert shown(view) == ["WARNING 10", "WARNING 20", "WARNING 30", "WARNING 40"]
+    view.update(tail_of(70), 4)
+    assert shown(view)[-1] == "WARNING 60"
+    view.look_for("line")
+    assert view.hits == []
+    view.only_grave()
+    assert len(view.hits) == 63 and shown(view)[-1] in {"line 69", "line 68", "line 67", "line 66"}
+
+
+@pytest.mark.parametrize("height", [1, 3, 200])
+def test_an_empty_and_a_short_log(height: int) -> None:
+    view = LogView()
+    view.update(LogTail(), height)
+    view.scroll(-3)
+    view.to_top()
+    view.next_hit(1)
+    assert shown(view) == []
+    view.update(tail_of(2), height)
+    assert len(shown(view)) == min(2, height)
