@@ -24,7 +24,7 @@ COLOURS: Mapping[str, str] = {
     "series.3": "#cc79a7",
     "series.4": "#e69f00",
     "series.5": "#56b4e9",
-    "dim": "#b0b0b0",
+    "shadow": "#b0b0b0",
     "marker": "#707070",
     "bad": "#c00000",
     "axis": "#505050",
@@ -59,7 +59,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What a chart shows, wherever it is drawn; a curve of style "dim" stays out of the legend. Titles, labels and
+    """What a chart shows, wherever it is drawn; a shadow is grey and stays out of the legend. Titles, labels and
     names must be harmless text."""
 
     curves: Sequence[Curve]
@@ -136,12 +136,15 @@ class _Sheet:
             return
         colour = COLOURS.get(marker.style, COLOURS["marker"])
         bottom = self.height - _BOTTOM
+        if not marker.is_line:
+            yield Path(((x, bottom - 6), (x, bottom)), colour, 2.0)
+            return
         yield Path(((x, _TOP), (x, bottom)), colour, 1.0, is_dashed=True)
         if marker.label:
             yield Label((x, bottom + 40), marker.label, colour, anchor="middle")
 
     def _curve(self, curve: Curve) -> Iterator[Path]:
-        colour = COLOURS.get(curve.style, COLOURS["text"])
+        colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])
         for stretch in _stretches(curve.bins):
             upper: list[Point] = []
             lower: list[Point] = []
@@ -184,7 +187,7 @@ class _Sheet:
             x += _width(self.drawing.title, _TITLE_SIZE) + _LEGEND_APART
         for curve in self.drawing.curves:
             words = " ".join(filter(None, [curve.label, "" if curve.value is None else metric_value(curve.value)]))
-            if not words or curve.style == "dim" or x + _width(words) > right:
+            if not words or curve.is_shadow or x + _width(words) > right:
                 continue
             yield Label((x, 30), words, COLOURS.get(curve.style, COLOURS["text"]))
             x += _width(words) + _LEGEND_APART

@@ -135,8 +135,8 @@ def drawn_curves(curves: Mapping[str, Curve]) -> Sequence[DrawnCurve]:
     for number, curve in enumerate(curves.values()):
         style = f"series.{number % _COLOURS}"
         if curve.redone:
-            drawn.append(DrawnCurve(curve.redone, "dim", f"{curve.name} (done again)"))
+            drawn.append(DrawnCurve(curve.redone, style, f"{curve.name} (done again)", is_shadow=True))
         if curve.smooth:
-            drawn.append(DrawnCurve(curve.bins, "dim", f"{curve.name} (measured)"))
+            drawn.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
         drawn.append(DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last))
     return drawn
