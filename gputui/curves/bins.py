@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gputui.charts.envelope import Bin, Buckets
 from gputui.charts.safe_text import clean
@@ -49,24 +49,29 @@ class Followed:
         self._buckets(line.attempt, is_redone=is_redone).append(x, value)
         self._has_changed = True
 
-    def take_entry(self, attempt: int, entry: Entry, axis_map: AxisMap, *, is_redone: bool) -> None:
+    def take_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add what was reduced already."""
-        self._was_seen = True
-        first_at = entry.first_at if entry.first_at == entry.first_at else None
-        last_at = entry.last_at if entry.last_at == entry.last_at else None
-        start = axis_map.place(attempt, entry.first_step, first_at)
-        end = axis_map.place(attempt, entry.last_step, last_at)
-        if start is None or end is None:
-            return
-        self._was_placed = True
-        window = self._request.window
-        if window is not None and (end < window[0] or start > window[1]):
-            return
-        found = Bin(start, end if entry.has_finite else start, None, None, None, None, *entry[1:5])
-        if entry.has_finite:
-            found.low, found.high, found.first, found.last = entry[5:9]
-        self._buckets(attempt, is_redone=is_redone).take(found)
-        self._has_changed = True
+        place = axis_map.place
+        low, high = self._request.window or (-math.inf, math.inf)
+        buckets: Buckets | None = None
+        for entry in entries:
+            self._was_seen = True
+            first_at, last_at = entry[11], entry[12]
+            start = place(attempt, entry[9], first_at if first_at == first_at else None)
+            end = place(attempt, entry[10], last_at if last_at == last_at else None)
+            if start is None or end is None:
+                continue
+            self._was_placed = True
+            if end < low or start > high:
+                continue
+            if entry.low == entry.low:
+                found = Bin(start, end, *entry[5:9], *entry[1:5])
+            else:
+                found = Bin(start, start, None, None, None, None, *entry[1:5])
+            if buckets is None:
+                buckets = self._buckets(attempt, is_redone=is_redone)
+                self._has_changed = True
+            buckets.take(found)
 
     def curve(self, request: ChartRequest, last: float | None) -> Curve:
         """What is known now; the same value as before where nothing came and nothing else is asked for. ``last`` is the

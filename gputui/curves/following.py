@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gputui.charts.safe_text import clean
 from gputui.curves import reading
@@ -13,7 +14,7 @@ from gputui.curves.bins import Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, TrainingEvent, event_of, markers, training_events
-from gputui.curves.model import Axis, ChartData, ChartRequest, Curve, Frame, Window
+from gputui.curves.model import ChartData, ChartRequest, Curve, Frame, Window
 from gputui.curves.reading import Layout, Line, Part, Place
 from gputui.store import envelopes, metric_queries
 from gputui.store.views import AttemptView
@@ -21,15 +22,14 @@ from gputui.store.views import AttemptView
 LINES_AT_ONCE = 8192
 """When more lines than these came since the last look, beginning anew is quicker than following."""
 
-_Asked = tuple[Axis, Window | None, int]
-
 
 class RunCurves:
     """What is known of one run's curves. One per reader; not for several threads at once."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._asked: _Asked | None = None
+        self._shown: tuple[Window | None, int] | None = None
+        self._layout: Layout | None = None
         self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", Timeline(None))
         self._epochs = Epochs()
@@ -79,13 +79,15 @@ class RunCurves:
         self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
     ) -> dict[str, Curve]:
         """The metrics alone, by the names that were asked for. Raises sqlite3.Error."""
-        found = self._advance(connection, attempts, request)
+        self._advance(connection, attempts, request)
         wanted = {asked: self._written_as(asked) for asked in request.names}
         for name in [name for name in self._followed if name not in wanted.values()]:
             del self._followed[name]
         new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
         if new:
-            self._begin(connection, new, request, found or reading.layout(connection, self.run_id))
+            if self._layout is None or self._layout.until != self._until:
+                self._layout = reading.layout(connection, self.run_id)
+            self._begin(connection, new, request, self._layout)
         curves: dict[str, Curve] = {}
         for asked, name in wanted.items():
             curves[asked] = self._followed[name].curve(request, self._newest.get(name))
@@ -99,32 +101,34 @@ class RunCurves:
 
     # --- what came since
 
-    def _advance(
-        self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
-    ) -> Layout | None:
+    def _advance(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> None:
         """Take in new lines. Begin anew where what was read lies elsewhere on the axis by now, or where that is
-        quicker; then answers where the lines are."""
-        asked: _Asked = (request.axis, request.window, request.bins)
+        quicker."""
         timeline = Timeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
         until, line_count = reading.sources(connection, self.run_id)
+        if until != self._until:
+            self._newest = metric_queries.latest(connection, self.run_id)
+            self._names = tuple(clean(name) for name in metric_queries.metric_names(connection, self.run_id))
         is_same = (
-            asked == self._asked
+            self._layout is not None
+            and request.axis == self._map.axis
             and cuts == self._cuts
             and timeline.is_like(self._map.timeline)
             and until.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
         )
-        if until != self._until:
-            self._newest = metric_queries.latest(connection, self.run_id)
-            self._names = tuple(clean(name) for name in metric_queries.metric_names(connection, self.run_id))
+        if (request.window, request.bins) != self._shown:
+            self._shown = (request.window, request.bins)
+            self._followed.clear()
         if is_same and until != self._until:
             new = self._lines_between(connection, self._until, until)
             self._until, self._line_count = until, line_count
             is_same = self._take(new)
         if is_same:
-            return None
-        return self._start_over(connection, asked, timeline, cuts)
+            self._map = replace(self._map, timeline=timeline)
+        else:
+            self._start_over(connection, request, timeline, cuts)
 
     def _lines_between(
         self, connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
@@ -157,21 +161,21 @@ class RunCurves:
     # --- from the beginning
 
     def _start_over(
-        self, connection: sqlite3.Connection, asked: _Asked, timeline: Timeline, cuts: Mapping[int, float]
-    ) -> Layout:
-        self._asked, self._cuts = asked, cuts
+        self, connection: sqlite3.Connection, request: ChartRequest, timeline: Timeline, cuts: Mapping[int, float]
+    ) -> None:
+        self._cuts = cuts
         self._followed.clear()
         self._paces = Paces()
         self._epochs = Epochs()
         self._start, self._end = math.inf, -math.inf
-        found = reading.layout(connection, self.run_id)
+        found = self._layout = reading.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
         self._events = training_events(connection, self.run_id)
-        axis = asked[0]
+        axis = request.axis
         for stretch in found.stretches:
             self._paces.add_stretch(stretch)
         if axis == EPOCH:
-            for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, asked[2]):
+            for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, request.bins):
                 self._epochs.add_pair(attempt, step, epoch)
         tail = list(_unreduced(connection, found))
         for line in tail:
@@ -184,7 +188,6 @@ class RunCurves:
             self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
         for line in tail:
             self._place(line)
-        return found
 
     def _begin(
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
@@ -228,8 +231,8 @@ class RunCurves:
     def _read_part(self, connection: sqlite3.Connection, part: Part, level: int, followed: Sequence[Followed]) -> None:
         attempt = part.stretches[0].attempt
         for each in followed:
-            for entry in part.entries(connection, each.name, level):
-                each.take_entry(attempt, entry, self._map, is_redone=part.share == "redone")
+            entries = part.entries(connection, each.name, level)
+            each.take_entries(attempt, entries, self._map, is_redone=part.share == "redone")
 
 
 def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
