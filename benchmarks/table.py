@@ -77,6 +77,9 @@ FIGURES: tuple[Figure, ...] = (
         for size in SIZES
     ),
     Figure("ingest", "metrics lines stored", "/s", ("lines_per_second",), 100_000.0, "at least"),
+    Figure("curves", "four charts of a run of 1 M lines opened", "s", ("open_seconds",), 0.3),
+    Figure("curves", "the same zoomed into, the slowest width", "s", ("zoom_seconds",), 0.05),
+    Figure("curves", "envelopes, of what the lines take", "%", ("envelope_percent",), 15.0),
     Figure("latency", "line written to stored, p50", "s", ("stored_p50_seconds",)),
     Figure("latency", "line written to stored, p99", "s", ("stored_p99_seconds",)),
     Figure("latency", "line written to visible, p50", "s", ("visible_p50_seconds",)),

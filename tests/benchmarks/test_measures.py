@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import death, ingest, latency, peers, record, start, tui
+from benchmarks import curves, death, ingest, latency, peers, record, start, tui
 from benchmarks.watching import Spans
 
 BRIEF = Spans(warm_seconds=1.5, idle_seconds=1.2, keys_seconds=1.2)
@@ -47,6 +47,13 @@ def test_start() -> None:
 
 def test_ingest() -> None:
     assert ingest.measure(lines=2000, rounds=1)["lines_per_second"] > 0
+
+
+def test_curves() -> None:
+    found = curves.measure(lines=6000)
+    assert 0 < found["open_seconds"] < 30 and 0 < found["zoom_seconds"] < 30
+    assert set(found["open_by_axis_seconds"]) == {"step", "time", "trained", "epoch"}
+    assert 0 < found["envelope_percent"] < 100
 
 
 def test_latency() -> None:
