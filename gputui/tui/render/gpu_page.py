@@ -13,7 +13,8 @@ from gputui.store.views import GpuView, ProcessView
 from gputui.tui.render.columns import between, fit_line, rule, wrap
 from gputui.tui.render.gpu_cells import GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.tui.render.histories import newest, shares, time_bins
-from gputui.tui.render.words import clock, is_hot, moment
+from gputui.tui.render.moments import right_end
+from gputui.tui.render.words import is_hot, moment
 from gputui.tui.snapshot import GpuPage, Snapshot
 
 LABEL_WIDTH = 13
@@ -35,7 +36,7 @@ def page_head(snapshot: Snapshot, gpu: GpuView, width: int) -> Line:
         gpu.state, ("✗ unreadable", "bad")
     )
     left: list[Span] = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
-    return between(left, [(clock(snapshot.at) + " ", "text")], width)
+    return between(left, right_end(snapshot.at, snapshot.past), width)
 
 
 def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:

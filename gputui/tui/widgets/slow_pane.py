@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from gputui.charts.chart import Line
 from gputui.tui.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from gputui.tui.app import GputuiApp
 
 REDRAW_SECONDS = 0.9
 
@@ -23,14 +27,20 @@ class SlowPane(Pane):
         self, shape: Hashable, news: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
     ) -> None:
         """Show what ``draw`` makes, if ``shape`` (size, settings) is another, or one of the values in ``news`` (the
-        data) is another and it is time."""
+        data) is another and it is time. Another moment that is looked back at is another shape: it is seen at once."""
         now = time.monotonic()
+        shape = (shape, self._moment)
         self.set_height(height)
         is_same = len(news) == len(self._news) and all(a is b or a == b for a, b in zip(news, self._news, strict=True))
         if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
             return
         self._shape, self._news, self._drawn_at = shape, news, now
         self.show(draw())
+
+    @property
+    def _moment(self) -> float | None:
+        snapshot = cast("GputuiApp", self.app).snapshot
+        return snapshot.at if snapshot.past is not None else None
 
     def clear(self) -> None:
         self._shape = None
