@@ -5,6 +5,7 @@ python -m benchmarks.tui [SECONDS]
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ POINTS = 1_000_000
 KEYS = 150
 STALL_SECONDS = 10.0
 OPENINGS = 5
+STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ def _crowd(spans: Spans, load: Load, size: tuple[int, int]) -> dict[str, Any]:
         with LiveRun(scene) as run:
             long_curve(scene.workspace, run, load.points)
             time.sleep(spans.warm_seconds)
-            with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
-                first = first_frame_seconds(terminal, ("8 GPUs", "RUNS", run.run_id))
+            firsts = []
+            for _ in range(STARTS):
+                with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
+                    firsts.append(first_frame_seconds(terminal, ("8 GPUs", "RUNS", run.run_id)))
             with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
                 terminal.wait(lambda lines: any(run.run_id in line for line in lines), LONGEST_START_SECONDS)
                 time.sleep(spans.warm_seconds)
@@ -107,7 +111,7 @@ def _crowd(spans: Spans, load: Load, size: tuple[int, int]) -> dict[str, Any]:
                 with run.going_on(seconds_per_line=1.0):
                     page = watch(terminal, scene, _groups(terminal, agent), spans)
     return {
-        "first_frame_seconds": first,
+        "first_frame_seconds": statistics.median(firsts),
         "key_to_paint": overview,
         "open_page": opening,
         "stalled": stalled,

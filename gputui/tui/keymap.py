@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
@@ -71,6 +70,8 @@ def resolve(wanted: Mapping[str, str]) -> Keys:
     for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
         places = _places(name)
         if not places:
+            import difflib
+
             near = difflib.get_close_matches(name.rpartition(".")[2], [action.name for action in ACTIONS], 1)
             hint = f"; the nearest is {near[0]}" if near else ""
             refused.append(f"keys: no action is named {name}{hint}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -91,6 +90,8 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
     Returns a sentence when the old file was broken and had to be set aside. Raises OSError.
     """
+    import tempfile
+
     said = None
     try:
         known = _read(path)
