@@ -28,8 +28,6 @@ CROWD = 300
 POINTS = 1_000_000
 KEYS = 150
 STALL_SECONDS = 10.0
-OPENINGS = 5
-STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,8 @@ class Load:
     keys: int = KEYS
     stall_seconds: float = STALL_SECONDS
     gpu_counts: tuple[int, ...] = GPU_COUNTS
+    starts: int = 3
+    openings: int = 5
 
 
 def measure(
@@ -97,14 +97,14 @@ def _crowd(spans: Spans, load: Load, size: tuple[int, int]) -> dict[str, Any]:
             long_curve(scene.workspace, run, load.points)
             time.sleep(spans.warm_seconds)
             firsts = []
-            for _ in range(STARTS):
+            for _ in range(load.starts):
                 with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
                     firsts.append(first_frame_seconds(terminal, ("8 GPUs", "RUNS", run.run_id)))
             with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
                 terminal.wait(lambda lines: any(run.run_id in line for line in lines), LONGEST_START_SECONDS)
                 time.sleep(spans.warm_seconds)
                 overview = key_to_paint(terminal, load.keys)
-                opening = open_page(terminal, run.run_id, OPENINGS)
+                opening = open_page(terminal, run.run_id, load.openings)
                 stalled = stall(terminal, load.stall_seconds)
                 terminal.press(ENTER)
                 terminal.wait(lambda lines: run.run_id in lines[0], LONGEST_START_SECONDS)

@@ -24,7 +24,8 @@ def test_record() -> None:
 
 
 def test_screen() -> None:
-    load = tui.Load(history_runs=6, crowd=24, points=4000, keys=4, stall_seconds=1.0, gpu_counts=(1,))
+    load = tui.Load(history_runs=6, crowd=24, points=4000, keys=4, stall_seconds=0.5, gpu_counts=(1,), starts=1,
+                    openings=1)  # fmt: skip
     all_found = tui.measure(spans=BRIEF, sizes=SMALL, load=load)
     for part in (all_found["80x24"], all_found["gpus_1"], all_found["crowd"]):
         assert 0 < part["key_to_paint"]["p50_seconds"] <= part["key_to_paint"]["p99_seconds"] < 5
