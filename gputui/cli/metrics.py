@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,28 +11,19 @@ import click
 
 from gputui.charts import export as files
 from gputui.charts import units
-from gputui.charts.chart import Curve as DrawnCurve
-from gputui.charts.chart import Marker, XAxis, YAxis
-from gputui.charts.picture import Drawing
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, say
 from gputui.cli.table import columns
+from gputui.curves.drawing import drawing
 from gputui.curves.following import RunCurves
-from gputui.curves.model import AXES, ChartData, ChartRequest, Curve
+from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.profiles.nearest import nearest
 from gputui.store import metric_queries, queries
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
 FILE_BINS = 2000
-_COLOURS = 6
 _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
-_FILE_AXES = {
-    "step": XAxis("step"),
-    "time": XAxis("time since the start", kind="time"),
-    "trained": XAxis("time of training", kind="time"),
-    "epoch": XAxis("epoch"),
-}
 
 
 @click.command("metrics")
@@ -111,15 +101,8 @@ def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
 
 def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     """Write the curves into a file of the kind that its ending says."""
-    drawing = Drawing(
-        drawn_curves(data.curves),
-        title,
-        _FILE_AXES[data.request.axis],
-        YAxis("log" if log_y else "linear"),
-        [Marker(marker.x, marker.word) for marker in data.markers if marker.kind in ("restart", "incident")],
-    )
     try:
-        content = files.export(files.kind_of(file.name), drawing)
+        content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
     except files.ExportError as error:
         fail(str(error), EXIT_USAGE)
     try:
@@ -127,16 +110,3 @@ def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}", EXIT_REFUSED)
     say(f"wrote {file}")
-
-
-def drawn_curves(curves: Mapping[str, Curve]) -> Sequence[DrawnCurve]:
-    """Curves with colours: behind each what was done again, and what was measured behind its average."""
-    drawn = []
-    for number, curve in enumerate(curves.values()):
-        style = f"series.{number % _COLOURS}"
-        if curve.redone:
-            drawn.append(DrawnCurve(curve.redone, style, f"{curve.name} (done again)", is_shadow=True))
-        if curve.smooth:
-            drawn.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
-        drawn.append(DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last))
-    return drawn

@@ -1,0 +1,66 @@
+"""Curves as a drawing for a file: colours, axes and what is marked, the same for the screen and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gputui.charts.parts import Curve as DrawnCurve
+from gputui.charts.parts import Marker, XAxis, YAxis
+from gputui.charts.picture import Drawing
+from gputui.curves.model import Axis, ChartData, ChartMarker, Curve, HardwareCurve, MarkerKind
+
+COLOURS = 6
+
+X_AXES: Mapping[Axis, XAxis] = {
+    "step": XAxis("step"),
+    "time": XAxis("time since the start", kind="time"),
+    "trained": XAxis("time of training", kind="time"),
+    "epoch": XAxis("epoch"),
+}
+
+_LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
+"""What is drawn as a line with a word; the rest are notches."""
+
+
+def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
+    """The curves of ``names``, or all, over each other. ``title`` is harmless text."""
+    wanted = [curve for name, curve in data.curves.items() if names is None or name in names]
+    return Drawing(
+        [drawn for number, curve in enumerate(wanted) for drawn in _drawn(curve, f"series.{number % COLOURS}")],
+        title,
+        _axis(data),
+        YAxis("log" if is_log else "linear"),
+        _markers(data),
+    )
+
+
+def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve], labels: Sequence[str]) -> Drawing:
+    """Hardware curves of one field over each other, each with its label."""
+    drawn = [
+        DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)
+        for number, (curve, label) in enumerate(zip(curves, labels, strict=True))
+    ]
+    return Drawing(drawn, title, _axis(data), YAxis(), _markers(data))
+
+
+def _drawn(curve: Curve, style: str) -> list[DrawnCurve]:
+    """A curve, and behind it what was done again and what its average was made of."""
+    shadows = []
+    if curve.redone:
+        shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (done again)", is_shadow=True))
+    if curve.smooth:
+        shadows.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
+    return [*shadows, DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last)]
+
+
+def _axis(data: ChartData) -> XAxis:
+    axis, window = X_AXES[data.request.axis], data.request.window
+    return axis if window is None else XAxis(axis.name, *window, axis.kind)
+
+
+def _markers(data: ChartData) -> list[Marker]:
+    return [_marker(marker) for marker in data.markers if marker.kind not in ("start", "end")]
+
+
+def _marker(marker: ChartMarker) -> Marker:
+    return Marker(marker.x, marker.word, is_line=marker.kind in _LINES)
