@@ -29,7 +29,14 @@ settings.load_profile("repeatable")
 LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 
 # Driving a terminal or measuring: `make test` runs these without others beside them.
-ALONE = ("pty", "benchmarks", "tui/test_display_budget.py", "tui/test_display_pty.py", "tui/test_slow_lines.py")
+ALONE = (
+    "pty",
+    "benchmarks",
+    "tui/test_display_budget.py",
+    "tui/test_display_pty.py",
+    "tui/test_slow_lines.py",
+    "faults/test_host_memory.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
