@@ -179,6 +179,16 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
     assert text[4] == " ✗ resnet50-2    failed     step 12 · 1 h ago · a Python exception on rank 0, t…"
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [(1.9421, "1.942"), (0.012345, "0.012"), (0.004332, "0.004"), (0.00043, "4e-4"), (123456.0, "1e+05"), (0.0, "0")],
+)
+def test_a_loss_is_never_cut(snapshot: Snapshot, loss: float, shown: str) -> None:
+    row = replace(snapshot.runs[0], progress=replace(snapshot.runs[0].progress, loss=loss))
+    line = text_of(runs_lines([row], RunsState(), surroundings(snapshot), 80, 2))[1]
+    assert f"loss {shown} " in line and "…" not in line
+
+
 def test_a_narrow_table_keeps_what_matters(snapshot: Snapshot) -> None:
     lines = runs_lines(snapshot.runs, RunsState(), surroundings(snapshot), 60, 5)
     assert widths(lines) == {60}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.charts.bars import sparkline
+from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -178,7 +179,14 @@ def _loss(shown: _Shown, width: int) -> list[Span]:
     if progress.loss is None:
         return []
     is_finite = progress.loss == progress.loss and abs(progress.loss) != float("inf")
-    return [("loss ", "dim"), (metric_value(progress.loss), "text" if is_finite else "bad")]
+    text = _number_in(progress.loss, width - len("loss "))
+    return [("loss ", "dim"), (text, "text" if is_finite else "bad")]
+
+
+def _number_in(value: float, room: int) -> str:
+    """As many digits as fit: a number that is cut would say something else."""
+    texts = [metric_value(value), *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
+    return next((text for text in texts if cell_width(text) <= room), texts[-1])
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
