@@ -23,12 +23,10 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
             alerts.acknowledge(connection, alert.alert_id, now=now, actor=command.actor)
         said = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
         if wanted:
-            message = f"{command.actor} acknowledged: {said}"
+            message = f"{command.actor} has seen: {said}"
             repository.add_event(connection, message, now=now, subject="alert", run_id=_run_of(wanted))
-        result = {
-            "ids": [alert.alert_id for alert in wanted],
-            "text": f"{said} acknowledged" if wanted else "none lasts",
-        }
+        text = f"noted as seen: {said}" if wanted else "there is none that nobody has seen"
+        result = {"ids": [alert.alert_id for alert in wanted], "text": text}
         commands.give_answer(connection, command.command_id, "done", now=now, result=result)
 
 

@@ -182,7 +182,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
         "{subject}: {detail}",
-        "gputui explain says which rank; NCCL_DEBUG=INFO and gputui doctor say more",
+        "gputui explain says which rank; NCCL_DEBUG=INFO under env says more",
         clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
     ),
     Rule(

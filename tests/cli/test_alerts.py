@@ -63,7 +63,7 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
 def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> None:
     fill(machine)
     number = next(one["id"] for one in machine.json("alerts") if one["rule"] == "disk")
-    assert "acknowledged" in machine.gputui("alerts", "ack", str(number))
+    assert machine.gputui("alerts", "ack", str(number)).startswith("noted as seen: The disk of the state")
     seen = {one["id"]: one for one in machine.json("alerts")}[number]
     assert seen["acknowledged_by"] and seen["acknowledged_at"]
     assert machine.gputui("alerts", "silence", str(number), "--for", "2h") == (
