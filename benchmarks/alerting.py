@@ -1,0 +1,105 @@
+"""What one look at all alert rules costs the agent, with nothing wrong: it happens once a second.
+
+python -m benchmarks.alerting [LOOKS]
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.alone import alone
+from benchmarks.percentiles import percentile
+from gputui.agent.alerting import Alerting
+from gputui.agent.recorder import Recorder
+from gputui.config import Workspace, locate
+from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.host.model import HostSample
+from gputui.metrics.report import AttemptProgress, IngestReport
+from gputui.runs import repository
+from gputui.runs.command import Launch
+from gputui.runs.spec import RunSpec
+from gputui.runs.states import RunState
+from gputui.store.database import open_writer
+
+GIB = 2**30
+RUN = "bench-1"
+
+
+def measure(looks: float = 600) -> dict[str, Any]:
+    """CPU of one look in milliseconds and in percent of a core, for 1, 8 and 16 GPUs with a run that trains on all."""
+    return {f"{count}_gpus": _measure(count, int(looks)) for count in (1, 8, 16)}
+
+
+def _measure(gpus: int, looks: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = locate(Path(folder) / "home", {})
+        workspace.create()
+        connection = open_writer(workspace.database)
+        try:
+            return _look(workspace, connection, gpus, looks)
+        finally:
+            connection.close()
+
+
+def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks: int) -> dict[str, float]:
+    facts = tuple(GpuFacts(f"GPU-{number}", number, "x", memory_total_bytes=80 * GIB) for number in range(gpus))
+    began = time.time()
+    at = 0.0
+    recorder = Recorder(connection, workspace.runs, lambda: began + at)
+    recorder.take([Inventory(began, "nvml", None, facts)])
+    record = _train(connection, [gpu.uuid for gpu in facts], began)
+    alerting = Alerting(connection, workspace, recorder, lambda: began + at, lambda: at, lambda: [record])
+    alerting.begin()
+    spent: list[float] = []
+    for step in range(looks):
+        at += 1.0
+        tick = FastTick(began + at, tuple(_healthy(gpu.uuid) for gpu in facts))
+        host = HostSample(began + at, memory_used_bytes=50 * GIB, memory_total_bytes=100 * GIB)
+        recorder.take([tick, host])
+        values = {"loss": 5.0 - step / looks, "step_time": 0.3, "data_time": 0.01, "grad_norm": 1.0, "lr": 1e-3}
+        alerting.take(IngestReport(progress=[AttemptProgress(RUN, 1, lines=1, last_step=step, values=values)]))
+        before = time.process_time()
+        alerting.turn()
+        spent.append(time.process_time() - before)
+    raised = connection.execute("SELECT count(*) FROM alerts").fetchone()[0]
+    assert raised == 0, "a healthy machine raises nothing"
+    mean = sum(spent) / len(spent)
+    return {"mean_ms": mean * 1e3, "p99_ms": percentile(spent, 99) * 1e3, "cpu_percent": mean * 100}
+
+
+def _healthy(uuid: str) -> GpuSample:
+    return GpuSample(
+        uuid,
+        utilization_percent=95.0,
+        memory_used_bytes=40 * GIB,
+        temperature_celsius=60.0,
+        power_watts=500.0,
+        throttle_reasons=("power cap",),
+    )
+
+
+def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> repository.AttemptRecord:
+    spec = RunSpec("bench", "python", ("x.py",), "/", python="/p")
+    with repository.transaction(connection):
+        repository.insert_run(
+            connection, run_id=RUN, sequence=1, name="bench", spec=spec, params={}, now=now, actor="benchmark"
+        )
+        launch = json.dumps(Launch(("x",), {}, "/", 1.0).to_json())
+        connection.execute(
+            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "
+            "VALUES (?, 1, 'running', '{}', ?, ?, ?)",
+            (RUN, json.dumps(uuids), launch, now),
+        )
+        connection.execute("UPDATE runs SET state = ?, attempt = 1", (RunState.RUNNING,))
+    record = repository.get_attempt(connection, RUN, 1)
+    assert record is not None
+    return record
+
+
+if __name__ == "__main__":
+    alone(measure)
