@@ -306,6 +306,14 @@ ACTIONS: tuple[Action, ...] = (
     _act("x_axis", "x", "x axis", "Charts over steps, time, time trained, or epochs", _CHARTS, shown=False),
     _act("log_axis", "y", "log y", "The chart in focus on a logarithmic or a linear axis", _CHARTS, shown=False),
     _act("pin", "asterisk", "pin", "Keep the chart in focus first, whatever the filter", _PAGE, shown=False),
+    _act(
+        "export",
+        "E",
+        "export",
+        "Write the chart in focus as SVG, CSV and PNG into the run's folder",
+        _PAGE,
+        shown=False,
+    ),
     _act("log_next", "r", "next log", "The log of the next rank", _PAGE, shown=False),
     _act("log_previous", "R", "log before", "The log of the rank before", _PAGE, shown=False),
     _act(

@@ -25,7 +25,7 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
 from gputui.store.views import RunView
 from gputui.tui.actions import find
-from gputui.tui.chart_settings import ChartMemory
+from gputui.tui.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.tui.feed import Feed
 from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.answers import answer_text
@@ -108,7 +108,9 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
         self.agent_notice: str | None = None
-        self.chart_memory = ChartMemory()
+        self.chart_memory = ChartMemory(
+            from_kept(self.settings), lambda usual: self.preferences.change(**to_keep(usual))
+        )
         self.message: tuple[str, str] = ("", "info")
         self._said_at = 0.0
         self._asked: dict[int, str] = {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from gputui.curves.model import AXES, Axis
+from gputui.tui.settings import Settings
 
 Layout = Literal["grid", "two", "one"]
 
@@ -17,7 +18,7 @@ SMOOTHINGS = (0.0, 0.6, 0.8, 0.9, 0.97, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class ChartSettings:
-    """What a person chose for the charts of one run; kept while the program runs."""
+    """What a person chose for the charts of one run."""
 
     layout: Layout = "grid"
     axis: Axis = "step"
@@ -55,11 +56,32 @@ def _after(choices: Sequence[T], chosen: T, by: int) -> T:
     return choices[(place + by) % len(choices)]
 
 
-class ChartMemory:
-    """The settings of each run's charts while the program runs. A run that was not looked at begins as ``usual``."""
+def from_kept(settings: Settings) -> ChartSettings:
+    """What was chosen last time; what makes no sense has its default."""
+    usual = ChartSettings(pins=settings.pins)
+    layout = next((each for each in LAYOUTS if each == settings.chart_layout), usual.layout)
+    axis = next((each for each in AXES if each == settings.chart_axis), usual.axis)
+    smoothing = next((each for each in SMOOTHINGS if f"{each:g}" == settings.chart_smoothing), usual.smoothing)
+    return replace(usual, layout=layout, axis=axis, smoothing=smoothing)
 
-    def __init__(self, usual: ChartSettings | None = None) -> None:
-        self.usual = usual or ChartSettings()
+
+def to_keep(settings: ChartSettings) -> dict[str, Any]:
+    """What of it holds for the next start, by the names of `gputui.tui.settings.Settings`."""
+    return {
+        "chart_layout": settings.layout,
+        "chart_axis": settings.axis,
+        "chart_smoothing": f"{settings.smoothing:g}",
+        "pins": settings.pins,
+    }
+
+
+class ChartMemory:
+    """The settings of each run's charts while the program runs. A run that was not looked at begins as the last one
+    was left, but with all its charts on linear axes. ``keep`` is told what to keep for the next start."""
+
+    def __init__(self, usual: ChartSettings, keep: Callable[[ChartSettings], object]) -> None:
+        self.usual = usual
+        self._keep = keep
         self._known: dict[str, ChartSettings] = {}
 
     def of(self, run_id: str) -> ChartSettings:
@@ -67,3 +89,7 @@ class ChartMemory:
 
     def keep(self, run_id: str, settings: ChartSettings) -> None:
         self._known[run_id] = settings
+        usual = replace(settings, logs=frozenset(), filter_text="")
+        if usual != self.usual:
+            self.usual = usual
+            self._keep(usual)

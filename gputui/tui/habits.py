@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,10 @@ BELL_SECONDS = 5.0
 class Said(Message):
     """A sentence from a thread."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, kind: str = "warning") -> None:
         super().__init__()
         self.text = text
+        self.kind = kind
 
 
 class HabitsApp(DisplayLayer[int], inherit_bindings=False):
@@ -100,7 +102,18 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
         raise NotImplementedError
 
     def on_said(self, message: Said) -> None:
-        self.say(message.text, "warning")
+        self.say(message.text, message.kind)
+
+    def work(self, do: Callable[[], str], failure: str) -> None:
+        """Do something that touches the disk in a thread, and say the sentence that it gives; or that it failed."""
+
+        def work() -> None:
+            try:
+                self.post_message(Said(do(), "info"))
+            except OSError as error:
+                self.post_message(Said(f"{failure}: {error.strerror or error}.", "error"))
+
+        threading.Thread(target=work, name="work", daemon=True).start()
 
     # --- looks
 

@@ -54,7 +54,6 @@ class Settings:
     chart_layout: str = ""
     chart_axis: str = ""
     chart_smoothing: str = ""
-    chart_log_y: bool = False
     pins: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from textual.pilot import Pilot
 
 from gputui.config import Workspace
 from gputui.tui.app import GputuiApp
+from gputui.tui.chart_settings import ChartMemory, ChartSettings, from_kept, to_keep
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.settings import Settings
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import Filler
@@ -317,3 +320,41 @@ async def test_the_newest_checkpoint_is_checked_when_asked(app: GputuiApp, works
         assert "step 9 000" in text(app, "params") and "✗ has no .sha256" in text(app, "params")
         await press(pilot, "1", "V")
         assert feed.interest.checkpoint_to_check == "step_9000.pt" and page_of(app).section == "params"
+
+
+# --- what is kept, and files
+
+
+async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, workspace: Workspace) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "m", "left", "E")
+        folder = workspace.run_dir("vit-b16-1") / "charts"
+        for _ in range(200):
+            if "Wrote" in text(app, "message"):
+                break
+            await pilot.pause(0.02)
+        assert "Wrote" in text(app, "message") and "vit-b16-1/charts" in text(app, "message")
+        numbers = (folder / "loss-step.csv").read_text()
+        assert "loss (smoothed)" in numbers and "loss (measured)" in numbers and "loss (done again)" in numbers
+        picture = (folder / "loss-step.svg").read_text()
+        assert "vit-b16-1: loss" in picture and "restart" not in picture
+        folder.joinpath("loss-step.svg").unlink()
+        folder.joinpath("loss-step.svg").mkdir()
+        await press(pilot, "E")
+        for _ in range(200):
+            if "cannot be written" in text(app, "message"):
+                break
+            await pilot.pause(0.02)
+        assert "The chart cannot be written" in text(app, "message")
+
+
+def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
+    kept: list[ChartSettings] = []
+    memory = ChartMemory(ChartSettings(), kept.append)
+    mine = ChartSettings("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
+    memory.keep("a", mine)
+    assert memory.of("a") == mine and memory.of("b") == ChartSettings("two", "time", 0.9, ("lr",))
+    assert from_kept(Settings(**to_keep(kept[-1]))) == memory.of("b")
+    memory.keep("a", replace(mine, filter_text=""))
+    assert len(kept) == 1
+    assert from_kept(Settings(chart_layout="?", chart_axis="", chart_smoothing="7")) == ChartSettings()

@@ -76,32 +76,45 @@ def grid_lines(
 
 def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
     """One chart."""
-    if panel.field is not None:
-        found = [curve for curve in data.hardware if curve.field == panel.field]
-        curves, y_axis = _hardware_curves(found, panel, look), _hardware_axis(panel.field)
-        empty = "not recorded then" if panel.field in data.request.hardware else "reading…"
-    else:
-        curve = data.curves.get(panel.key)
-        curves = _metric_curves(panel, data, look)
-        low = 0.0 if panel.key in THROUGHPUT else None
-        y_axis = YAxis("log" if panel.key in look.settings.logs else "linear", low=low)
-        empty = "reading…" if curve is None else curve.problem or "nothing measured here"
-    start, end = look.window
     focus = "▸" if panel.key == look.focus else " "
     return chart(
-        curves,
+        panel_curves(panel, data, look),
         width=width,
         height=height,
         title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}",
-        x_axis=XAxis(
-            AXIS_NAMES[data.frame.axis], start, end, "time" if data.frame.axis in ("time", "trained") else "number"
-        ),
-        y_axis=y_axis,
-        markers=_markers(data.markers, with_words=height >= FULL_HEIGHT),
+        x_axis=x_axis(data, look),
+        y_axis=y_axis(panel, look),
+        markers=drawn_markers(data.markers, with_words=height >= FULL_HEIGHT),
         cursor=look.cursor,
         least_gutter=GUTTER,
-        empty_text=empty,
+        empty_text=_empty_text(panel, data),
     )
+
+
+def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+    """What one chart draws, from the back to the front."""
+    if panel.field is None:
+        return _metric_curves(panel, data, look)
+    return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look)
+
+
+def x_axis(data: ChartData, look: Look) -> XAxis:
+    is_time = data.frame.axis in ("time", "trained")
+    return XAxis(AXIS_NAMES[data.frame.axis], *look.window, "time" if is_time else "number")
+
+
+def y_axis(panel: Panel, look: Look) -> YAxis:
+    if panel.field is not None:
+        return _hardware_axis(panel.field)
+    low = 0.0 if panel.key in THROUGHPUT else None
+    return YAxis("log" if panel.key in look.settings.logs else "linear", low=low)
+
+
+def _empty_text(panel: Panel, data: ChartData) -> str:
+    if panel.field is not None:
+        return "not recorded then" if panel.field in data.request.hardware else "reading…"
+    curve = data.curves.get(panel.key)
+    return "reading…" if curve is None else curve.problem or "nothing measured here"
 
 
 def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
@@ -186,7 +199,7 @@ def _index(curve: HardwareCurve, look: Look) -> str:
 # --- what happened
 
 
-def _markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
+def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
     drawn = []
     for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
         word = marker.word if with_words and marker.kind not in _NOTCHES else ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
 from gputui.charts.viewport import Extent, Viewport, stepped
 from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
 from gputui.store.views import GpuView
+from gputui.tui.chart_files import ChartFile, chart_file
 from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.editing import LineEdit
 from gputui.tui.render.charts import GUTTER, Look, extent_of, grid_lines, next_marker
@@ -39,6 +41,7 @@ class RunCharts:
                                     hardware=("utilization",))  # fmt: skip
         self._focus: str | None = None
         self._data: ChartData | None = None
+        self._look: Look | None = None
         self._panels = Panels((), 0)
         self._visible: Sequence[Panel] = ()
         self._places: Sequence[Place] = ()
@@ -64,21 +67,12 @@ class RunCharts:
             self._focus if is_focused and len(self._visible) > 1 else None,
             {gpu.uuid: gpu.index for gpu in gpus},
         )
+        self._look = look
         shown = {panel.key for panel in self._visible}
-        hardware = tuple(curve for curve in data.hardware)
+        looked_at = (look.settings, look.window, look.cursor, look.focus, self.edit, self._visible)
         self.pane.show_when(
-            (
-                width,
-                height,
-                look.settings,
-                look.window,
-                look.cursor,
-                look.focus,
-                self.edit,
-                self._visible,
-                page.run.gpus,
-            ),
-            (data.markers, hardware, *(curve for name, curve in data.curves.items() if name in shown)),
+            (width, height, page.run.gpus, looked_at),
+            (data.markers, data.hardware, *(curve for name, curve in data.curves.items() if name in shown)),
             lambda: self._lines(data, look, width, height),
             height=height,
         )
@@ -239,6 +233,13 @@ class RunCharts:
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         self.edit = edit
         self.settings = replace(self.settings, filter_text=text)
+
+    def file(self, folder: Path, run_id: str) -> ChartFile | None:
+        """The chart in focus, to be written; None where there is none."""
+        panel = self.focus
+        if panel is None or self._data is None or self._look is None:
+            return None
+        return chart_file(folder, run_id, panel, self._data, self._look)
 
     def click(self, x: int, y: int) -> None:
         """A click chooses the chart and puts the crosshair there."""

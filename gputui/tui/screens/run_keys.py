@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 from textual import events
@@ -10,6 +11,7 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from gputui.store.views import RunView
+from gputui.tui import chart_files
 from gputui.tui.actions import Scope
 from gputui.tui.chart_settings import ChartMemory, ChartSettings
 from gputui.tui.editing import LineEdit
@@ -284,6 +286,13 @@ class RunKeys(ActionScreen):
 
     def do_zoom_all(self) -> None:
         self.charts.zoom(0)
+
+    def do_export(self) -> None:
+        file = self.charts.file(self.gputui.workspace.run_dir(self.run_id), self.run_id)
+        if file is None:
+            self.gputui.say("There is no chart to write yet.", "warning")
+        else:
+            self.gputui.work(partial(chart_files.write, file), "The chart cannot be written")
 
     # --- actions: the log and the checkpoints
 
