@@ -22,7 +22,7 @@ from gputui.gpu.model import (
     SlowTick,
 )
 from gputui.host.model import HostSample
-from gputui.runs.identity import environment_of, read_stat
+from gputui.runs.identity import Owner, environment_of, owner_in, read_stat
 from gputui.runs.repository import add_event, transaction
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,6 @@ _INSERT_HOST = _insert("host_samples", _HOST_COLUMNS)
 _INSERT_FAST = _insert("gpu_samples", ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
 _INSERT_SLOW = _insert("gpu_slow_samples", ["at", "gpu_id", *_SLOW_COLUMNS])
 
-Owner = tuple[str, int | None]
-
 
 class ProcessOwners:
     """Which run and rank a PID belongs to, told by the mark in its environment. A process keeps its environment, so
@@ -80,10 +78,7 @@ class ProcessOwners:
         stat = read_stat(process.pid)
         if environment is None or stat is None or stat.start_ticks != process.start_ticks:
             return None
-        run_id = environment.get("GPUTUI_RUN_ID")
-        rank = environment.get("RANK", "")
-        ours = run_id and environment.get("GPUTUI_RUN_DIR") == f"{self._runs}/{run_id}"
-        return None if not run_id or not ours else (run_id, int(rank) if rank.isdigit() else None)
+        return owner_in(environment, self._runs)
 
 
 class Recorder:

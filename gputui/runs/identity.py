@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +108,20 @@ def environment_of(pid: int) -> dict[str, str] | None:
         return None
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+Owner = tuple[str, int | None]
+"""The run and the rank that a process belongs to."""
+
+
+def owner_in(environment: Mapping[str, str], runs: Path | str) -> Owner | None:
+    """The run and rank that an environment is marked with; None where it is not marked by the home whose runs are in
+    ``runs``: a run of another home is a stranger here."""
+    run_id = environment.get("GPUTUI_RUN_ID")
+    if not run_id or environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}":
+        return None
+    rank = environment.get("RANK", "")
+    return run_id, int(rank) if rank.isdigit() else None
 
 
 def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:

@@ -11,7 +11,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.views import GpuView, RunView
 from gputui.tui.render.words import OVER, clock, run_sign
 
-Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare"]
+Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare", "processes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
     wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
-    in the overview the cursor is, the GPU in question, which are in quarantine, whether the queue is paused."""
+    in the overview the cursor is, the GPU in question, which are in quarantine, whether the queue is paused; on the
+    page of processes the PID under the cursor."""
 
     scope: Scope
     run: RunView | None = None
@@ -33,6 +34,7 @@ class Context:
     gpu: GpuView | None = None
     quarantined: frozenset[str] = frozenset()
     is_paused: bool = False
+    pid: int | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def keys_of(self, action: Action) -> tuple[str, ...]:
@@ -94,6 +96,14 @@ def _can_clear(context: Context) -> str | None:
     if (context.gpu is None or context.gpu.uuid not in context.quarantined) and len(context.quarantined) > 1:
         return "Several GPUs are in quarantine; choose one with tab and the arrow keys."
     return None
+
+
+def _needs_process(context: Context) -> str | None:
+    return None if context.pid is not None else "There is no process to choose."
+
+
+def _can_signal(context: Context) -> str | None:
+    return refused_here(context) or _needs_process(context)
 
 
 def _can_move(context: Context) -> str | None:
@@ -186,8 +196,9 @@ def _act(
 _OVERVIEW: tuple[Scope, ...] = ("overview",)
 _PAGE: tuple[Scope, ...] = ("run",)
 _BOTH: tuple[Scope, ...] = ("overview", "run")
-_PAGES: tuple[Scope, ...] = ("run", "gpu")
-_TABLES: tuple[Scope, ...] = ("overview",)
+_PAGES: tuple[Scope, ...] = ("run", "gpu", "processes")
+_TABLES: tuple[Scope, ...] = ("overview", "processes")
+_PROCESSES: tuple[Scope, ...] = ("processes",)
 _GPU: tuple[Scope, ...] = ("gpu",)
 _ALL: tuple[Scope, ...] = ("overview", "alerts", "compare", *_PAGES)
 _FORM: tuple[Scope, ...] = ("launch",)
@@ -373,6 +384,23 @@ ACTIONS: tuple[Action, ...] = (
         _PAGE,
         shown=False,
         in_palette=False,
+    ),
+    # the page of processes
+    _act("processes", "p", "processes", "The processes on the GPUs and of the runs", ("overview", "gpu"), shown=False),
+    _act("processes_back", "escape backspace h left", "back", "Back to where you came from", _PROCESSES),
+    _act("process_detail", "enter i", "detail", "Everything known of the process", _PROCESSES, _needs_process),
+    _act("signal", "s", "signal", "Choose a signal for the process", _PROCESSES, _can_signal),
+    _act("process_tree", "v", "tree", "Children behind their parents, or all in the order", _PROCESSES),
+    _act("process_group", "b", "group", "Group by GPU, by run, or not at all", _PROCESSES),
+    _act("sort_reverse", "O", "reverse", "Sort the other way round", _PROCESSES, shown=False),
+    _act(
+        "process_run",
+        "r l right",
+        "run",
+        "Open the page of the run that it belongs to",
+        _PROCESSES,
+        _needs_run,
+        shown=False,
     ),
     # the page of a GPU
     _act("open_run", "enter", "run", "Open the page of the run that has this GPU", _GPU, _needs_run),

@@ -64,6 +64,14 @@ class AgentTold(Message):
 
 
 @dataclass
+class Told(Message):
+    """A sentence from a thread. ``kind``: info, warning or error."""
+
+    text: str
+    kind: str
+
+
+@dataclass
 class Asked(Message):
     """A command was written for the agent, or could not be."""
 
@@ -147,6 +155,9 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.agent_notice = message.text
         self.repaint()
 
+    def on_told(self, message: Told) -> None:
+        self.say(message.text, message.kind)
+
     def on_asked(self, message: Asked) -> None:
         if message.command_id is None:
             self.say(f"Cannot ask the agent: {message.problem}", "error")
@@ -178,6 +189,10 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.message = (text, kind)
         self._said_at = time.monotonic()
         self.repaint()
+
+    def tell(self, text: str, kind: str = "info") -> None:
+        """The same from another thread."""
+        self.post_message(Told(text, kind))
 
     # --- what is asked for
 
@@ -222,6 +237,13 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         from gputui.tui.screens.gpu_page import GpuScreen
 
         self.push_screen(GpuScreen(uuid))
+
+    def do_processes(self) -> None:
+        from gputui.tui.screens.gpu_page import GpuScreen
+        from gputui.tui.screens.processes import ProcessesScreen
+
+        gpu = self.screen.gpu_in_question if isinstance(self.screen, GpuScreen) else None
+        self.push_screen(ProcessesScreen("gpu" if gpu else "", gpu.index if gpu else None))
 
     @property
     def _run(self) -> RunView:

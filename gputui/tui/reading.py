@@ -19,6 +19,7 @@ from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageRea
 from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints
 from gputui.tui.past_log import past_tail
 from gputui.tui.past_progress import past_progress
+from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.reading_past import cut_series, read_past, standing
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
@@ -41,8 +42,8 @@ _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
     back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
-    other; the GPU whose page is open, and how far its charts reach back; whether the page
-    of alerts is open; the past moment that is looked at, None for the present."""
+    other; the GPU whose page is open, and how far its charts reach back; whether the
+    pages of alerts and of processes are open; the past moment that is looked at, None for the present."""
 
     run_id: str | None = None
     log_label: str | None = None
@@ -53,6 +54,7 @@ class Interest:
     gpu_uuid: str | None = None
     gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
     alerts: bool = False
+    processes: bool = False
     moment: Moment | None = None
 
 
@@ -87,6 +89,7 @@ class SnapshotReader:
         self._curves = CurveReader()
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
+        self.processes = ProcessReader(workspace)
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """One consistent moment of the store. Raises sqlite3.Error."""
@@ -98,10 +101,11 @@ class SnapshotReader:
             self._read_history(connection, now)
             runs = self._runs(connection)
             agent = queries.agent(connection)
+            gpus = tuple(queries.gpus(connection, now))
             return Snapshot(
                 at=now,
                 agent=agent,
-                gpus=tuple(queries.gpus(connection, now)),
+                gpus=gpus,
                 gpu_history=self._gpu_history,
                 host=queries.host(connection),
                 host_history=self._host_history,
@@ -114,6 +118,7 @@ class SnapshotReader:
                 gpu_page=None
                 if interest.gpu_uuid is None
                 else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
+                processes=self.processes.read(gpus) if interest.processes else None,
                 trouble=full_disk_words(self._workspace.state, agent, now),
             )
         finally:
@@ -134,6 +139,7 @@ class SnapshotReader:
             at=now,
             gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus),
             trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
+            processes=self.processes.read(snapshot.gpus) if interest.processes else None,
         )
         if snapshot.page is None:
             return moved

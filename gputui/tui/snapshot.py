@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gputui.charts.envelope import Bin
 from gputui.curves.model import ChartData
 from gputui.recovery.cost import Cost
+from gputui.runs.process_table import HostProcess
 from gputui.store.alerts import AlertView
 from gputui.store.gpu_queries import GpuEventView
 from gputui.store.quarantine import Quarantined
@@ -137,6 +138,13 @@ class GpuPage:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSet:
+    """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs."""
+
+    hosts: Mapping[int, HostProcess]
+
+
+@dataclass(frozen=True, slots=True)
 class LogTail:
     """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
     when this one cannot be read.
@@ -243,6 +251,7 @@ class Snapshot:
     compared: Mapping[str, ChartData] = field(default_factory=dict)
     machine: MachineState = field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
+    processes: ProcessSet | None = None
     alerts: AlertsState = field(default_factory=AlertsState)
     trouble: str | None = None
     past: Past | None = None

@@ -18,6 +18,7 @@ from gputui.tui.screens.compare import CompareScreen
 from gputui.tui.screens.gpu_page import GpuScreen
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.screens.processes import ProcessesScreen
 from gputui.tui.screens.run_page import RunScreen
 from tests.tui.filling import NOW, Filler
 
@@ -28,6 +29,7 @@ SCREENS: dict[Scope, type[ActionScreen]] = {
     "alerts": AlertsScreen,
     "gpu": GpuScreen,
     "compare": CompareScreen,
+    "processes": ProcessesScreen,
 }
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 

@@ -1,0 +1,159 @@
+"""The processes of this machine that concern gputui, from procfs: those of its runs, wherever they hang in the process
+tree, and those asked for by PID. What a process burns and holds, and whose it is."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from gputui.runs.identity import Owner, all_pids, environment_of, owner_in
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_COMMAND_MAX_CHARACTERS = 500
+
+# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
+_STATE, _PARENT, _USER_TIME, _SYSTEM_TIME, _START = 0, 1, 11, 12, 19
+
+# A launcher forks first and gives the child its own environment after: so long the mark is read again.
+_YOUNG_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostProcess:
+    """One process now. ``cpu_percent`` is of one core, over the time since the reading before (None in the first);
+    ``memory_bytes`` is resident memory that it shares with nobody. ``run_id`` and ``rank`` are told by the mark in its
+    environment; another user's cannot be read."""
+
+    pid: int
+    parent_pid: int
+    start_ticks: int
+    state: str
+    user: str | None
+    command: str | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+    run_id: str | None = None
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What stays the same while a process lives, and its CPU time at the last reading."""
+
+    start_ticks: int
+    owner: Owner | None
+    is_settled: bool
+    user: str | None = None
+    command: str | None = None
+    cpu_seconds: float | None = None
+
+
+class ProcessTable:
+    """Reads the processes again and again; one per thread. ``runs`` is the folder of this home's runs."""
+
+    def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._known: dict[int, _Known] = {}
+        self._read_at: float | None = None
+
+    def read(self, wanted: Iterable[int]) -> dict[int, HostProcess]:
+        """The processes of this home's runs and those of the ``wanted`` PIDs that can be seen, by PID."""
+        now = self._clock()
+        elapsed = None if self._read_at is None else now - self._read_at
+        self._read_at = now
+        asked = set(wanted)
+        up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before, self._known = self._known, {}
+        found = {}
+        for pid in all_pids():
+            fields = _stat(pid)
+            if fields is None:
+                continue
+            known = before.get(pid)
+            if known is None or known.start_ticks != int(fields[_START]):
+                known = _Known(int(fields[_START]), None, False)
+            if not known.is_settled:
+                known.owner = owner_in(environment_of(pid) or {}, self._runs)
+                known.is_settled = up_seconds - known.start_ticks / _TICKS > _YOUNG_SECONDS
+                known.command = None
+            self._known[pid] = known
+            if known.owner is not None or pid in asked:
+                found[pid] = _reading(pid, fields, known, elapsed)
+        return found
+
+
+def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None) -> HostProcess:
+    if known.command is None:
+        known.command, known.user = _command(pid), _user(pid)
+    cpu_seconds = (int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS
+    percent = None
+    if known.cpu_seconds is not None and elapsed:
+        percent = max(0.0, cpu_seconds - known.cpu_seconds) / elapsed * 100
+    known.cpu_seconds = cpu_seconds
+    run_id, rank = known.owner or (None, None)
+    return HostProcess(
+        pid=pid,
+        parent_pid=int(fields[_PARENT]),
+        start_ticks=known.start_ticks,
+        state=fields[_STATE].decode("ascii", "replace"),
+        user=known.user,
+        command=known.command,
+        cpu_percent=percent,
+        memory_bytes=_private_bytes(pid),
+        run_id=run_id,
+        rank=rank,
+    )
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - for every process of the machine, again and again
+            text = file.read()
+    except OSError:
+        return None
+    # The command may hold spaces and parentheses; nothing after the last ')' does.
+    fields = text[text.rfind(b")") + 2 :].split()
+    return fields if len(fields) > _START else None
+
+
+def _command(pid: int) -> str | None:
+    for name in ("cmdline", "comm"):  # a zombie has no command line
+        try:
+            raw = Path(f"/proc/{pid}/{name}").read_bytes()
+        except OSError:
+            return None
+        text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        if text:
+            return text[:_COMMAND_MAX_CHARACTERS]
+    return None
+
+
+def _user(pid: int) -> str | None:
+    try:
+        return _user_name(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _private_bytes(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return max(resident - shared, 0) * _PAGE_BYTES

@@ -1,0 +1,139 @@
+"""Processes read from this machine's procfs, and signals to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.runs import signalling
+from gputui.runs.identity import read_stat
+from gputui.runs.process_table import ProcessTable
+from gputui.runs.signalling import SignalRefusedError, send
+
+BURNS = "import os, sys\nprint('ready', flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
+FORKS = "import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nprint(child, flush=True)\nsignal.pause()"
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(code: str, **environment: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(os.getpid())],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={"PATH": os.environ["PATH"], **environment},
+        )
+        begun.append(child)
+        return child
+
+    yield begin
+    for child in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def ticks(pid: int) -> int:
+    stat = read_stat(pid)
+    assert stat is not None
+    return stat.start_ticks
+
+
+def test_loader_workers_of_a_run_are_found_and_strangers_are_not(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    mark = {"GPUTUI_RUN_ID": "demo-1", "GPUTUI_RUN_DIR": f"{tmp_path}/demo-1", "RANK": "3"}
+    rank = start(FORKS, **mark)
+    worker = int(first_line(rank))
+    stranger = start(FORKS, **mark | {"GPUTUI_RUN_DIR": "/elsewhere/demo-1"})
+    first_line(stranger)
+    table = ProcessTable(tmp_path)
+    found = table.read([])
+    assert {rank.pid, worker} <= found.keys() and stranger.pid not in found and os.getpid() not in found
+    assert (found[worker].run_id, found[worker].rank, found[worker].parent_pid) == ("demo-1", 3, rank.pid)
+    assert found[rank.pid].command is not None and sys.executable in found[rank.pid].command
+    assert (found[rank.pid].memory_bytes or 0) > 0 and found[rank.pid].start_ticks == ticks(rank.pid)
+    asked = table.read([stranger.pid])[stranger.pid]
+    assert asked.run_id is None and asked.user is not None
+
+
+def test_cpu_is_told_from_the_second_reading_on(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    child = start(BURNS)
+    first_line(child)
+    now = [100.0]
+    table = ProcessTable(tmp_path, clock=lambda: now[0])
+    assert table.read([child.pid])[child.pid].cpu_percent is None
+
+    def burned() -> bool:
+        now[0] += 1.0
+        return (table.read([child.pid])[child.pid].cpu_percent or 0.0) > 0.0
+
+    until(burned)
+
+
+def test_who_has_ended_is_gone(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    child = start(FORKS, GPUTUI_RUN_ID="a-1", GPUTUI_RUN_DIR=f"{tmp_path}/a-1")
+    worker = int(first_line(child))
+    table = ProcessTable(tmp_path)
+    assert worker in table.read([])
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: (found := table.read([]).get(worker)) is None or found.state == "Z")
+
+
+def test_a_signal_reaches_the_very_process(start: Callable[..., subprocess.Popen[str]]) -> None:
+    child = start(BURNS)
+    first_line(child)
+    began = ticks(child.pid)
+    send(child.pid, began, signal.SIGSTOP)
+    until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "T")
+    send(child.pid, began, signal.SIGCONT)
+    until(lambda: (stat := read_stat(child.pid)) is not None and stat.state != "T")
+    send(child.pid, began, signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGTERM
+    with pytest.raises(SignalRefusedError, match="has ended"):
+        send(child.pid, began, signal.SIGTERM)
+
+
+def test_no_signal_to_what_cannot_be_told_for_sure(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start(BURNS)
+    first_line(child)
+    began = ticks(child.pid)
+    for pid, since, words in (
+        (child.pid, None, "in a container, or outside of ours"),
+        (child.pid, began + 1, "another process by now"),
+        (os.getpid(), ticks(os.getpid()), "this screen"),
+        (1, 0, "first process"),
+        (4_194_305, 5, "has ended"),
+    ):
+        with pytest.raises(SignalRefusedError, match=words):
+            send(pid, since, signal.SIGKILL)
+    monkeypatch.setattr(signalling.os, "geteuid", lambda: 4_000_000)
+    with pytest.raises(SignalRefusedError, match="another user's"):
+        send(child.pid, began, signal.SIGKILL)
+    monkeypatch.undo()
+    assert child.poll() is None and (stat := read_stat(child.pid)) is not None and not stat.is_dead
