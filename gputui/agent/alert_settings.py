@@ -47,7 +47,6 @@ class AlertSettings:
         found = _identity(self.path)
         if found == self.read:
             return False
-        self.read = found
         # A machine without the file needs no YAML parser.
         from gputui.profiles.alert_file import load_alerts
         from gputui.profiles.problems import ProfileError
@@ -57,7 +56,9 @@ class AlertSettings:
         except ProfileError as error:
             self.tell(f"{error.problems[0]}; the alert rules stay as they were")
             log.warning("%s", error)
+            self.read = found
             return False
+        self.read = found
         self.machine = changed(standard(), overrides.rules, self.path.name)
         self.delivery = overrides.delivery
         self.runs.clear()

@@ -13,8 +13,8 @@ from gputui.tui.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """``{at, is_past, agent, gpus, host, runs, events}``: `gpus` and `ps` as those commands print them, runs with how
-    far they had come. ``running``: whether an agent runs now."""
+    """``{at, is_past, agent, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts` as those commands print
+    them, runs with how far they had come. ``running``: whether an agent runs now."""
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
     gpus = []
     for gpu in snapshot.gpus:
@@ -37,6 +37,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "gpus": gpus,
         "host": None if snapshot.host is None else _host_shape(snapshot.host),
         "runs": [_run_shape(row) for row in snapshot.runs],
+        "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
         "events": [_event_shape(event) for event in snapshot.events],
     }
 

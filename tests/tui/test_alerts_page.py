@@ -331,3 +331,20 @@ def test_the_page_opens_fast_with_a_long_history(filler: Filler) -> None:
     began = time.perf_counter()
     assert len(alerts.cleared(filler.connection, 200)) == 200
     assert time.perf_counter() - began < 0.1
+
+
+def test_a_frame_without_a_screen_tells_of_them(filler: Filler) -> None:
+    from gputui.tui.reading import Interest, SnapshotReader
+    from gputui.tui.render.frame import overview_frame
+    from gputui.tui.snapshot_json import snapshot_shape
+
+    filler.overnight()
+    filler.bad_night()
+    snapshot = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest())
+    lines = plain(overview_frame(snapshot, 100, None, host_name="ws-kepler"))
+    assert lines[1].startswith(" ✗ 1 serious  ▲ 2 warnings  The disk of the state is 96 % full")
+    assert "!" not in lines[1]
+    shape = snapshot_shape(snapshot, running=False, home="/h")
+    assert [one["rule"] for one in shape["alerts"]] == [
+        "xid_hardware", "disk", "gpu_hot", "data_wait", "gpu_parked"
+    ]  # fmt: skip

@@ -47,8 +47,9 @@ class _Shown:
 # --- the strip
 
 
-def alert_strip(state: AlertsState, now: float, width: int) -> Line | None:
-    """How many alerts there are of each severity, and the worst in words; None where nobody need look."""
+def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
+    """How many alerts there are of each severity, and the worst in words; None where nobody need look. ``has_keys``:
+    there is a key for more of it."""
     news = [one for one in state.last if one.is_news(now)]
     if not news:
         return None
@@ -61,7 +62,7 @@ def alert_strip(state: AlertsState, now: float, width: int) -> Line | None:
     worst = news[0]
     quiet = len(state.last) - len(news)
     right: list[Span] = [(f"{quiet} seen or silenced  ", "dim")] if quiet and width >= 110 else []
-    right += [(" !", "key"), (" alerts ", "dim")]
+    right += [(" !", "key"), (" alerts ", "dim")] if has_keys else []
     return between([*parts, (clean(worst.sentence), SIGNS.get(worst.severity, SIGNS["info"])[1])], right, width)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gputui.charts.chart import Line
 from gputui.store.queries import OVER_STATES
+from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.columns import fit_line, rule
 from gputui.tui.render.gpus import Pointed, gpu_height, gpu_lines
 from gputui.tui.render.moments import time_line
@@ -32,6 +33,8 @@ def overview_frame(
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
     head += notice_lines(snapshot, notice, width)
+    alerts = alert_strip(snapshot.alerts, snapshot.at, width, has_keys=False)
+    head += [] if alerts is None else [alerts]
     if height is None:
         return [*head, *_all_of_it(snapshot, width)]
     rows = share_rows(
