@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,8 @@ from gputui.curves.axis import AxisMap, Pairs, Timeline, cuts_of
 from gputui.curves.bins import Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
-from gputui.curves.markers import EVENTS_KEPT, TrainingEvent, event_of, markers, training_events
-from gputui.curves.model import ChartData, ChartRequest, Curve, Frame, Window
+from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
+from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, Window
 from gputui.curves.reading import Layout, Line, Part, Place
 from gputui.store import envelopes, metric_queries
 from gputui.store.views import AttemptView
@@ -35,7 +36,7 @@ class RunCurves:
         self._epochs = Epochs()
         self._paces = Paces()
         self._hardware = HardwareCurves()
-        self._events: list[TrainingEvent] = []
+        self._events: list[ChartMarker] = []
         self._followed: dict[str, Followed] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
@@ -143,10 +144,10 @@ class RunCurves:
         followed = list(self._followed.values())
         for line in lines:
             self._paces.add(line)
-            if "event" in line.values and (event := event_of(line)) is not None:
-                self._events = [*self._events[1 - EVENTS_KEPT :], event]
             if is_epoch and not self._epochs.add(line):
                 return False
+            if "event" in line.values and (event := event_marker(line, self._map)) is not None:
+                self._events = [*self._events[1 - EVENTS_KEPT :], event]
             x = self._place(line)
             for each in followed:
                 each.take(line, x)
@@ -168,26 +169,29 @@ class RunCurves:
         self._paces = Paces()
         self._epochs = Epochs()
         self._start, self._end = math.inf, -math.inf
+        self._hardware.begin_anew()
         found = self._layout = reading.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
-        self._events = training_events(connection, self.run_id)
-        axis = request.axis
         for stretch in found.stretches:
             self._paces.add_stretch(stretch)
+        axis = request.axis
         if axis == EPOCH:
             for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, request.bins):
                 self._epochs.add_pair(attempt, step, epoch)
-        tail = list(_unreduced(connection, found))
-        for line in tail:
+        edges: dict[int, tuple[Line, Line]] = {}
+        for line in _unreduced(connection, found):
             self._paces.add(line)
             if axis == EPOCH:
                 self._epochs.add(line)
+            edges[line.attempt] = _wider(edges.get(line.attempt), line)
         self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
         for stretch in found.stretches:
             self._place(Line(stretch.attempt, stretch.min_step, stretch.min_at, {}))
             self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
-        for line in tail:
+        for line in itertools.chain.from_iterable(edges.values()):
             self._place(line)
+        placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
+        self._events = [event for event in placed if event is not None]
 
     def _begin(
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
@@ -238,3 +242,15 @@ class RunCurves:
 def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
     for source_id, begin, end in found.unreduced():
         yield from reading.lines(connection, source_id, begin, end)
+
+
+def _wider(edges: tuple[Line, Line] | None, line: Line) -> tuple[Line, Line]:
+    """The lowest step and moment, and the highest, as if they were lines."""
+    if edges is None:
+        return line, line
+    low, high = edges
+    moments = [at for at in (low.at, high.at, line.at) if at is not None]
+    return (
+        Line(line.attempt, min(low.step, line.step), min(moments, default=None), {}),
+        Line(line.attempt, max(high.step, line.step), max(moments, default=None), {}),
+    )

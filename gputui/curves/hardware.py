@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
@@ -39,6 +39,16 @@ class Stay:
     end: float
 
 
+@dataclass(slots=True)
+class _Device:
+    """What is known of one GPU or of the host: its spans, and the bins of each field that will not change any more."""
+
+    placed: list[list[Bin]]
+    spans: dict[int, Span] = field(default_factory=dict)
+    placed_until: int | None = None
+    last_placed: int | None = None
+
+
 class HardwareCurves:
     """The hardware of one run, followed as it is sampled; one per run and reader."""
 
@@ -46,7 +56,11 @@ class HardwareCurves:
         self._asked: tuple[object, ...] | None = None
         self._seconds = 1.0
         self._looked_at = 1.0
-        self._spans: dict[str | None, dict[int, Span]] = {}
+        self._devices: dict[str | None, _Device] = {}
+
+    def begin_anew(self) -> None:
+        """Where moments lie on the axis has changed."""
+        self._asked = None
 
     def read(
         self,
@@ -55,35 +69,33 @@ class HardwareCurves:
         axis_map: AxisMap,
         cuts: Mapping[int, float],
         request: ChartRequest,
-        gpu_uuids: Sequence[str] | None = None,
     ) -> tuple[HardwareCurve, ...]:
-        """A curve for each field and GPU that the run was on (or of ``gpu_uuids`` alone), and one for each of the host.
+        """A curve for each field and GPU that the run was on, and one for each field of the host.
 
         The first and last value of a bin are its mean. Over steps and epochs only what lies between the first and the
         last line of an attempt has a place, and not what a later attempt did again. Raises sqlite3.Error.
         """
         stays = _stays(attempts, axis_map)
-        gpu_fields = [field for field in request.hardware if field in _GPU]
-        host_fields = [field for field in request.hardware if field in _HOST]
-        wanted = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
-        if gpu_uuids is not None:
-            wanted &= set(gpu_uuids)
-        uuids: list[str | None] = [*sorted(uuid for uuid in wanted if uuid), *([None] if host_fields else [])]
+        gpu_fields = [name for name in request.hardware if name in _GPU]
+        host_fields = [name for name in request.hardware if name in _HOST]
+        on = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
+        uuids: list[str | None] = [*sorted(on), *([None] if host_fields else [])]
         if not uuids:
             return ()
         moments = self._moments(connection, stays, uuids, axis_map, request.window)
         if moments is None:
             return ()
-        self._settle(moments, len(uuids), request)
+        timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
+        self._settle(moments, len(uuids), request, timeline)
         curves = []
         for uuid in uuids:
             fields = host_fields if uuid is None else gpu_fields
-            self._bring_up(connection, uuid, fields, moments)
+            device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
+            self._bring_up(connection, device, uuid, fields, moments)
             own = [stay for stay in stays if stay.uuid == uuid]
-            for number, field in enumerate(fields):
-                bins = tuple(self._bins(uuid, number, own, axis_map, cuts, request.window))
-                curves.append(HardwareCurve(field, uuid, bins, bins[-1].last if bins else None))
-        order = {field: place for place, field in enumerate(request.hardware)}
+            for name, bins in zip(fields, _bins(device, own, axis_map, cuts, request.window), strict=True):
+                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None))
+        order = {name: place for place, name in enumerate(request.hardware)}
         return tuple(sorted(curves, key=lambda curve: order[curve.field]))
 
     def _moments(
@@ -113,56 +125,75 @@ class HardwareCurves:
         begin, end = min(begins), min(max(ends), newest)
         return (begin, end) if end >= begin else None
 
-    def _settle(self, moments: Window, sources: int, request: ChartRequest) -> None:
+    def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
         """How long a span is. What is followed keeps its spans until they become too many."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
-        asked = (request.axis, request.window, request.bins, request.hardware)
+        asked = (request.axis, request.window, request.bins, request.hardware, timeline)
         if asked == self._asked and length / self._seconds <= 2 * bins:
             return
         self._asked = asked
-        self._spans.clear()
+        self._devices.clear()
         self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
         # At one sample a second.
         self._looked_at = self._seconds * min(1.0, SAMPLES_AT_ONCE / (length * sources))
 
     def _bring_up(
-        self, connection: sqlite3.Connection, uuid: str | None, fields: Sequence[HardwareField], moments: Window
+        self,
+        connection: sqlite3.Connection,
+        device: _Device,
+        uuid: str | None,
+        fields: Sequence[HardwareField],
+        moments: Window,
     ) -> None:
         """Read the spans that are not known yet; the newest one known may have grown."""
-        known = self._spans.setdefault(uuid, {})
-        first = max(known, default=math.floor(moments[0] / self._seconds))
+        first = max(device.spans, default=math.floor(moments[0] / self._seconds))
         last = math.floor(moments[1] / self._seconds)
         grid = (self._seconds, first, last, self._looked_at)
         if uuid is None:
-            found = hardware_spans.host_spans(connection, [_HOST[field] for field in fields], *grid)
+            found = hardware_spans.host_spans(connection, [_HOST[name] for name in fields], *grid)
         else:
-            found = hardware_spans.gpu_spans(connection, uuid, [_GPU[field] for field in fields], *grid)
+            found = hardware_spans.gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)
         for span in found:
-            known[span.number] = span
+            device.spans[span.number] = span
 
-    def _bins(
-        self,
-        uuid: str | None,
-        number: int,
-        stays: Sequence[Stay],
-        axis_map: AxisMap,
-        cuts: Mapping[int, float],
-        window: Window | None,
-    ) -> Iterator[Bin]:
-        before = None
-        for span in self._spans[uuid].values():
-            count, low, high, mean = span.values[number]
-            stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
-            if stay is None or not count:
-                continue
+
+def _bins(
+    device: _Device, stays: Sequence[Stay], axis_map: AxisMap, cuts: Mapping[int, float], window: Window | None
+) -> list[tuple[Bin, ...]]:
+    """The bins of each field. Spans that will not grow any more, and whose place is known, are placed once."""
+    if not device.spans:
+        return [() for _ in device.placed]
+    newest = max(device.spans)
+    begin = min(device.spans) if device.placed_until is None else device.placed_until
+    later: list[list[Bin]] = [[] for _ in device.placed]
+    before, into = device.last_placed, device.placed
+    for number in range(begin, newest + 1):
+        span = device.spans.get(number)
+        if span is None:
+            continue
+        if number == newest or not _is_settled(axis_map, span):
+            into = later
+        stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
+        if stay is not None:
             start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
             end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
-            if start is None or end is None or (window is not None and (end < window[0] or start > window[1])):
-                continue
-            is_apart = before is not None and before != span.number - 1
-            yield Bin(start, end, low, high, mean, mean, count, gap_before=is_apart)
-            before = span.number
+            if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
+                is_apart = before is not None and before != number - 1
+                for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
+                    if count:
+                        bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
+                before = number
+        if into is device.placed:
+            device.placed_until, device.last_placed = number + 1, before
+    return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
+
+
+def _is_settled(axis_map: AxisMap, span: Span) -> bool:
+    """Whether it is known where the moments of a span lie: over steps not before a later step is known."""
+    if axis_map.axis in ("time", "trained"):
+        return True
+    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
 
 
 def _stays(attempts: Sequence[AttemptView], axis_map: AxisMap) -> list[Stay]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import orjson
 
@@ -25,30 +24,21 @@ _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bo
 """Events of the training that attempts tell of already, or that come all the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingEvent:
-    """A line of rank 0 with an event in it."""
-
-    attempt: int
-    step: int
-    at: float | None
-    event: str
-    text: str
-
-
-def event_of(line: Line) -> TrainingEvent | None:
-    """What a line tells of, where that is worth a marker."""
+def event_marker(line: Line, axis_map: AxisMap) -> ChartMarker | None:
+    """The marker of a line with an event in it; None where it is not worth one, or has no place on the axis."""
     name = line.values.get("event")
     if not isinstance(name, str) or name in _TOLD_OTHERWISE:
         return None
-    text = next(
-        (value for key in ("error", "reason", "cause", "path") if isinstance(value := line.values.get(key), str)), ""
-    )
-    return TrainingEvent(line.attempt, line.step, line.at, clean(name)[:WORD_CHARACTERS], clean(text)[:200])
+    keys = ("error", "reason", "cause", "path")
+    text = next((value for key in keys if isinstance(value := line.values.get(key), str)), "")
+    kind: MarkerKind = "checkpoint" if name == CHECKPOINT else "event"
+    word = "ckpt" if name == CHECKPOINT else clean(name[:80]).replace("_", " ")
+    x = axis_map.place(line.attempt, line.step, line.at)
+    return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
 
-def training_events(connection: sqlite3.Connection, run_id: str) -> list[TrainingEvent]:
-    """The newest events of a run's training, oldest first. Raises sqlite3.Error."""
+def event_lines(connection: sqlite3.Connection, run_id: str) -> list[Line]:
+    """The newest lines of a run that tell of an event, oldest first. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
         "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, '\"event\"') > 0 "
@@ -57,24 +47,20 @@ def training_events(connection: sqlite3.Connection, run_id: str) -> list[Trainin
         (run_id, EVENTS_KEPT),
     )
     lines = [Line(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
-    return [event for line in reversed(lines) if (event := event_of(line)) is not None]
+    lines.reverse()
+    return lines
 
 
 def markers(
     connection: sqlite3.Connection,
     run_id: str,
     attempts: Sequence[AttemptView],
-    events: Iterable[TrainingEvent],
+    events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
-    """All in order of x, whatever the window. What has no place on the axis is left out. Raises sqlite3.Error."""
-    found: list[ChartMarker | None] = [_begin(attempt, axis_map) for attempt in attempts]
-    for event in events:
-        is_checkpoint = event.event == CHECKPOINT
-        kind: MarkerKind = "checkpoint" if is_checkpoint else "event"
-        x = axis_map.place(event.attempt, event.step, event.at)
-        word = "ckpt" if is_checkpoint else event.event.replace("_", " ")
-        found.append(_marker(x, kind, word, event.at, event.attempt, event.text))
+    """All, the training's own ``events`` among them, in order of x, whatever the window. What has no place on the axis
+    is left out. Raises sqlite3.Error."""
+    found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
     by_number = {attempt.number: attempt for attempt in attempts}
     for incident in queries.incidents(connection, run_id):
         found.append(_incident(incident, by_number.get(incident.attempt), axis_map))
