@@ -70,6 +70,10 @@ class Reach(NamedTuple):
         return window is not None and low is not None and high is not None and low <= window[1] and high >= window[0]
 
 
+MOST_MOMENTS = 256
+"""How finely a place on the axis tells when the run was there, for each attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class AxisMap:
     """Where things lie on an axis. ``epochs`` and ``paces`` are (step, epoch) and (moment, step) pairs by attempt; they
@@ -102,6 +106,20 @@ class AxisMap:
         if step is None or self.axis == "step":
             return step
         return interpolate(self.epochs.get(attempt, ()), step)
+
+    def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
+        """(x, moment) pairs in order of x for what was not done again; ``cuts`` are from `cuts_of`."""
+        found: list[tuple[float, float]] = []
+        for attempt, pairs in self.paces.items():
+            if not pairs:
+                continue
+            end = cuts.get(attempt, math.inf)
+            every = len(pairs) // MOST_MOMENTS + 1
+            for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
+                x = self.place(attempt, int(step), at) if step < end else None
+                if x is not None:
+                    found.append((x, at))
+        return tuple(sorted(found))
 
     def reach(self, attempt: int, window: Window) -> Reach:
         """What of an attempt may lie in a window."""

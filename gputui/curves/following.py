@@ -71,6 +71,7 @@ class RunCurves:
             None if is_empty else self._start,
             None if is_empty else self._end,
             self._map.timeline.origin_at,
+            () if request.axis == "time" else self._map.moments(self._cuts),
         )
         hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         happened = markers(connection, self.run_id, attempts, self._events, self._map)

@@ -5,6 +5,7 @@ Names in an answer are harmless text; a request may use them, or the names as th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -106,12 +107,24 @@ class ChartMarker:
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The axis that the curves lie on. ``start`` and ``end`` are those of the whole run, whatever the window; None
-    where nothing lies on it yet. ``origin_at`` is the moment of x = 0 over time, in UTC unix seconds."""
+    where nothing lies on it yet. ``origin_at`` is the moment of x = 0 over time, in UTC unix seconds; ``moments`` are
+    pairs of x and the moment when the run was there, in order of x, as finely as was read."""
 
     axis: Axis
     start: float | None = None
     end: float | None = None
     origin_at: float | None = None
+    moments: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+
+    def moment_at(self, x: float) -> float | None:
+        """When the run was at this place, in UTC unix seconds; None where that is unknown."""
+        if self.axis == "time":
+            return None if self.origin_at is None else self.origin_at + x
+        place = bisect_left(self.moments, (x,))
+        if not self.moments or place == len(self.moments):
+            return self.moments[-1][1] if self.moments else None
+        (x0, at0), (x1, at1) = self.moments[max(0, place - 1)], self.moments[place]
+        return at0 + (at1 - at0) * (x - x0) / (x1 - x0) if x0 <= x < x1 and at1 >= at0 else at1
 
 
 @dataclass(frozen=True, slots=True)

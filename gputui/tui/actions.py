@@ -475,7 +475,14 @@ ACTIONS: tuple[Action, ...] = (
         _looks_back,
         shown=False,
     ),
-    _act("time_type", "t", "time", "Look at a moment: 03:12, yesterday 3:12, -20m", ("overview", *_PAGES), shown=False),
+    _act(
+        "time_type",
+        "t",
+        "time",
+        "Look at a moment: 03:12, -20m, yesterday 3:12; the crosshair's",
+        ("overview", *_PAGES),
+        shown=False,
+    ),
     _act(
         "tick_previous",
         "left_square_bracket",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -320,6 +321,18 @@ async def test_the_newest_checkpoint_is_checked_when_asked(app: GputuiApp, works
         assert "step 9 000" in text(app, "params") and "✗ has no .sha256" in text(app, "params")
         await press(pilot, "1", "V")
         assert feed.interest.checkpoint_to_check == "step_9000.pt" and page_of(app).section == "params"
+
+
+async def test_the_crosshair_leads_to_its_moment(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "left", "left", "left")
+        at = page_of(app).charts.cursor_at
+        assert at is not None and time.strftime("%H:%M:%S", time.localtime(at)) in head(app)
+        await press(pilot, "t")
+        assert app.moment is not None and abs(app.moment.at - at) < 1e-6 and app.snapshot.past is not None
+        assert "◀" in text(app, "head") + text(app, "notice")
+        await press(pilot, "L", "escape", "t")
+        assert not isinstance(app.screen, RunScreen)  # without a crosshair a moment is asked for
 
 
 # --- what is kept, and files

@@ -9,7 +9,7 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, short_number
 from gputui.curves.crosshair import values_at
-from gputui.curves.model import Axis, ChartData
+from gputui.curves.model import ChartData, Frame
 from gputui.tui.editing import LineEdit
 from gputui.tui.render.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, markers_near
 from gputui.tui.render.columns import fit_line, fitting
@@ -26,14 +26,14 @@ def filter_head(edit: LineEdit, panels: Panels, width: int) -> Line:
     return fit_line([(" filter ", "title"), *edit.spans(room), (note, "warn" if panels.problem else "dim")], width)
 
 
-def place_words(axis: Axis, x: float, origin_at: float | None) -> str:
-    """Where the crosshair stands: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
-    if axis == "step":
+def place_words(frame: Frame, x: float) -> str:
+    """A place on the axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
+    if frame.axis == "step":
         return f"step {count(x)}"
-    if axis == "epoch":
+    if frame.axis == "epoch":
         return f"epoch {short_number(x)}"
-    if axis == "time" and origin_at is not None:
-        return f"{clock(origin_at + x)}, {_elapsed(x)} in"
+    if frame.axis == "time" and frame.origin_at is not None:
+        return f"{clock(frame.origin_at + x)}, {_elapsed(x)} in"
     return f"{_elapsed(x)} trained"
 
 
@@ -54,7 +54,10 @@ def chart_head(data: ChartData, panels: Panels, look: Look, visible: Sequence[Pa
 def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
     assert look.cursor is not None
     frame = data.frame
-    parts: list[list[Span]] = [[(" │ " + place_words(frame.axis, look.cursor, frame.origin_at), "cursor")]]
+    parts: list[list[Span]] = [[(" │ " + place_words(frame, look.cursor), "cursor")]]
+    moment = None if frame.axis == "time" else frame.moment_at(look.cursor)
+    if moment is not None:
+        parts.append([(f" · {clock(moment)}", "cursor")])
     reach = (look.window[1] - look.window[0]) / 60
     for marker in markers_near(data.markers, look.cursor, reach)[:3]:
         at = f" {clock(marker.at)}" if marker.at is not None and frame.axis != "time" else ""
@@ -80,7 +83,7 @@ def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequen
     parts: list[list[Span]] = [[(f" x {AXIS_NAMES[data.frame.axis]}", "dim")]]
     extent = extent_of(data)
     if extent is not None and look.window != extent.whole:
-        start, end = (place_words(data.frame.axis, x, data.frame.origin_at) for x in look.window)
+        start, end = (place_words(data.frame, x) for x in look.window)
         parts.append([(f" · {start} to {end.removeprefix('step ')}", "accent")])
     if settings.smoothing:
         parts.append([(f" · smoothing {settings.smoothing:g}", "accent")])

@@ -10,7 +10,7 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
-from gputui.curves.model import Axis, ChartData
+from gputui.curves.model import Axis, ChartData, Frame
 from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words, is_more_better
 from gputui.tui.render.charts import AXIS_NAMES, GUTTER, within
 from gputui.tui.render.charts_head import place_words
@@ -86,7 +86,7 @@ def overlay_lines(
         curves.append(Curve(smooth or bins, style, _MARKS[run.colour % len(_MARKS)], value))
     start, end = look.window or (None, None)
     is_time = look.axis in ("time", "trained")
-    where = f" at {place_words(look.axis, look.cursor, None)}" if look.cursor is not None else ""
+    where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
     return chart(
         curves,
         width=width,

@@ -174,6 +174,13 @@ class RunCharts:
         if self.viewport.span is not None and not start <= self.cursor <= end:
             self.viewport = Viewport(self.viewport.span, self.cursor + self.viewport.span / 2)
 
+    @property
+    def cursor_at(self) -> float | None:
+        """The moment under the crosshair, in UTC unix seconds."""
+        if self.cursor is None or self._data is None or not self._is_on_axis:
+            return None
+        return self._data.frame.moment_at(self.cursor)
+
     def move_to_marker(self, by: int) -> None:
         """Put the crosshair on what happened next, or before with -1."""
         if self._data is not None and self._is_on_axis:

@@ -19,7 +19,7 @@ from gputui.tui.render.run_sections import Sections
 from gputui.tui.screens.base import ActionScreen, Copyable, bindings_for
 from gputui.tui.screens.run_charts import RunCharts
 from gputui.tui.screens.run_log import RunLog
-from gputui.tui.snapshot import RunPage
+from gputui.tui.snapshot import Moment, RunPage
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
@@ -271,6 +271,14 @@ class RunKeys(ActionScreen):
 
     def do_marker_next(self) -> None:
         self.charts.move_to_marker(1)
+
+    def do_time_type(self) -> None:
+        """With the crosshair on, its moment is the one that is meant."""
+        at = self.charts.cursor_at
+        if at is None:
+            self.gputui.do_time_type()
+        else:
+            self.gputui.look_back(Moment(at))
 
     def do_pan_left(self) -> None:
         self.charts.pan(-1)
