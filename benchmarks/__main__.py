@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import curves, death, figures, ingest, latency, peers, record, start, table, tui
+from benchmarks import curves, death, figures, ingest, latency, moments, peers, record, start, table, tui
 from benchmarks.alone import end_tidily
 from benchmarks.fakenvml.build import BuildError
 from benchmarks.processes import machine_load
@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "start": start.measure,
     "ingest": ingest.measure,
     "curves": curves.measure,
+    "moments": moments.measure,
     "latency": latency.measure,
     "death": death.measure,
     "peers": peers.measure,

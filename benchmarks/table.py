@@ -80,6 +80,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("curves", "four charts of a run of 1 M lines opened", "s", ("open_seconds",), 0.3),
     Figure("curves", "the same zoomed into, the slowest width", "s", ("zoom_seconds",), 0.05),
     Figure("curves", "envelopes, of what the lines take", "%", ("envelope_percent",), 15.0),
+    Figure("moments", "a past moment of the overview, p95", "s", ("overview_p95_seconds",), 0.1),
+    Figure("moments", "a past moment of a run of 1 M lines, p95", "s", ("page_p95_seconds",), 0.1),
     Figure("latency", "line written to stored, p50", "s", ("stored_p50_seconds",)),
     Figure("latency", "line written to stored, p99", "s", ("stored_p99_seconds",)),
     Figure("latency", "line written to visible, p50", "s", ("visible_p50_seconds",)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, death, ingest, latency, peers, record, start, tui
+from benchmarks import curves, death, ingest, latency, moments, peers, record, start, tui
 from benchmarks.watching import Spans
 
 BRIEF = Spans(warm_seconds=1.5, idle_seconds=1.2, keys_seconds=1.2)
@@ -55,6 +55,12 @@ def test_curves() -> None:
     assert 0 < found["open_seconds"] < 30 and 0 < found["zoom_seconds"] < 30
     assert set(found["open_by_axis_seconds"]) == {"step", "time", "trained", "epoch"}
     assert 0 < found["envelope_percent"] < 100
+
+
+def test_moments() -> None:
+    found = moments.measure(lines=3000, seconds=400, rounds=3)
+    assert 0 < found["overview_p50_seconds"] <= found["overview_p95_seconds"] < 30
+    assert 0 < found["page_p50_seconds"] <= found["page_p95_seconds"] < 30
 
 
 def test_latency() -> None:
