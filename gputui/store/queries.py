@@ -178,16 +178,21 @@ def gpu_history(
     """Means over ``buckets`` equal spans of [since, until), per GPU UUID, or for one GPU alone. GPUs without a sample
     there are left out."""
     columns = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
-    rows = connection.execute(
-        f"SELECT g.uuid, {_bucket('s.at')} AS bucket, {_means(columns)} FROM gpus AS g "  # noqa: S608 - fixed names
-        "JOIN gpu_samples AS s ON s.gpu_id = g.gpu_id AND s.at >= ? AND s.at < ? "
-        "WHERE g.uuid = coalesce(?, g.uuid) GROUP BY s.gpu_id, bucket",
-        (since, buckets / (until - since), since, until, uuid),
-    )
-    found: dict[str, list[list[float | None]]] = {}
-    for uuid, bucket, *values in rows:
-        _place(found.setdefault(uuid, _empty(len(columns), buckets)), bucket, values)
-    return {uuid: GpuHistory(*(tuple(series) for series in table)) for uuid, table in found.items()}
+    known = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
+    found = {}
+    # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
+    for gpu_id, name in known:
+        table = _empty(len(columns), buckets)
+        rows = connection.execute(
+            f"SELECT {_bucket('at')} AS bucket, {_means(columns)} FROM gpu_samples "  # noqa: S608 - fixed names
+            "WHERE gpu_id = ? AND at >= ? AND at < ? GROUP BY bucket",
+            (since, buckets / (until - since), gpu_id, since, until),
+        ).fetchall()
+        for bucket, *values in rows:
+            _place(table, bucket, values)
+        if rows:
+            found[name] = GpuHistory(*(tuple(series) for series in table))
+    return found
 
 
 def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:

@@ -296,7 +296,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
     def do_clone(self) -> None:
         from gputui.tui.launch_form import Preset
         from gputui.tui.launching import launched_gpu_count
-        from gputui.tui.reading import launched_params
+        from gputui.tui.page_reading import launched_params
         from gputui.tui.screens.launch import LaunchScreen
 
         run = self._run

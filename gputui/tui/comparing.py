@@ -12,7 +12,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import metric_value
 from gputui.curves.model import ChartData
 from gputui.runs.command import format_value
-from gputui.tui.reading import launched_params
+from gputui.tui.page_reading import launched_params
 from gputui.tui.snapshot import RunRow
 
 MOST_RUNS = 6

@@ -18,7 +18,7 @@ from gputui.store.database import StoreError, open_reader
 from gputui.store.past_peaks import PastPeak, past_peaks
 from gputui.store.views import RunView
 from gputui.tui.launch_form import GPUS, PRIORITY, Form, priority_of
-from gputui.tui.reading import launched_params
+from gputui.tui.page_reading import launched_params
 from gputui.tui.snapshot import Snapshot
 
 if TYPE_CHECKING:

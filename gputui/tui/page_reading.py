@@ -69,3 +69,12 @@ class RunCheckpoints:
         except (SpecError, ValueError):
             return None
         return None if folder is None or spec.checkpoints is None else (folder, spec.checkpoints.pattern)
+
+
+def launched_params(run: RunView) -> Mapping[str, object]:
+    """The parameters of the launch, from the stored specification."""
+    try:
+        params = json.loads(run.spec_json).get("params")
+    except (ValueError, AttributeError):
+        return {}
+    return params if isinstance(params, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,18 +9,16 @@ from dataclasses import dataclass, replace
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.past import cut
-from gputui.store import envelopes, past_runs, queries
+from gputui.store import envelopes, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.disk_room import full_disk_words
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
-from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints
-from gputui.tui.past_log import past_tail
-from gputui.tui.past_progress import past_progress
+from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, launched_params
 from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
-from gputui.tui.reading_past import cut_series, read_past, standing
+from gputui.tui.reading_past import PastPageReader, read_past, standing
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
 from gputui.tui.tracking import RunTracker
 
@@ -87,6 +84,7 @@ class SnapshotReader:
         self._incident_costs = IncidentCostReader()
         self._checkpoints = RunCheckpoints(workspace)
         self._curves = CurveReader()
+        self._past_page = PastPageReader(self._curves)
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes = ProcessReader(workspace)
@@ -166,38 +164,22 @@ class SnapshotReader:
             )
         return replace(
             snapshot,
-            page=self._past_page(connection, snapshot.at, interest),
+            page=None
+            if interest.run_id is None
+            else self._past_page.read(
+                connection,
+                interest.run_id,
+                snapshot.at,
+                now,
+                interest.charts,
+                lambda run: self._read_log(run, interest),
+                lambda run: self._checkpoints.read(run, interest.checkpoint_to_check),
+            ),
             alerts=read_alerts(connection, interest.alerts, snapshot.at),
             compared={
                 run_id: cut(data, standing(connection, run_id, snapshot.at))
                 for run_id, data in self._compared(connection, interest).items()
             },
-        )
-
-    def _past_page(self, connection: sqlite3.Connection, at: float, interest: Interest) -> RunPage | None:
-        """The page of a run as it was; its curves are those of the present, cut."""
-        if interest.run_id is None:
-            return None
-        found = past_runs.run(connection, interest.run_id, at)
-        page = None if found is None else self._page(connection, [], interest, log_of=found.view)
-        if found is None or page is None:
-            return None
-        where = standing(connection, interest.run_id, at)
-        progress, names = past_progress(connection, found.view, at)
-        met = tuple(past_runs.incidents(connection, interest.run_id, at))
-        return replace(
-            page,
-            run=found.view,
-            progress=progress,
-            series={name: cut_series(series, where) for name, series in page.series.items()},
-            metric_names=names,
-            attempts=where.attempts,
-            incidents=met,
-            decisions=tuple(past_runs.decisions(connection, interest.run_id, at)),
-            costs={number: cost for number, cost in page.costs.items() if number in {each.incident_id for each in met}},
-            log=past_tail(page.log, at, where.attempts[-1].ended_at if where.attempts else None),
-            charts=None if page.charts is None else cut(page.charts, where),
-            checkpoints=None if page.checkpoints is None else page.checkpoints.written_by(at),
         )
 
     def _read_history(self, connection: sqlite3.Connection, now: float) -> None:
@@ -255,14 +237,7 @@ class SnapshotReader:
         tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)
 
-    def _page(
-        self,
-        connection: sqlite3.Connection,
-        runs: list[RunView],
-        interest: Interest,
-        log_of: RunView | None = None,
-    ) -> RunPage | None:
-        """The page that is open; ``log_of`` names another attempt by the run as it was."""
+    def _page(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> RunPage | None:
         if interest.run_id is None:
             return None
         run = next((run for run in runs if run.run_id == interest.run_id), None)
@@ -286,7 +261,7 @@ class SnapshotReader:
             attempts=attempts,
             incidents=incidents,
             decisions=decisions,
-            log=self._read_log(log_of or run, interest),
+            log=self._read_log(run, interest),
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
             costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
@@ -305,12 +280,3 @@ class SnapshotReader:
     def _read_log(self, run: RunView, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
-
-
-def launched_params(run: RunView) -> Mapping[str, object]:
-    """The parameters of the launch, from the stored specification."""
-    try:
-        params = json.loads(run.spec_json).get("params")
-    except (ValueError, AttributeError):
-        return {}
-    return params if isinstance(params, dict) else {}

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gputui.curves.past import Standing
+from gputui.curves.model import ChartData, ChartRequest
+from gputui.curves.past import Standing, cut
 from gputui.store import past_hardware, past_metrics, past_runs, queries, timeline
 from gputui.store.views import AgentView, GpuView, RunView
 from gputui.tui.machine_reading import past_machine_state
+from gputui.tui.page_reading import IncidentCostReader, launched_params
+from gputui.tui.past_log import past_tail
 from gputui.tui.past_progress import past_progress
-from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, Moment, Past, Progress, RunRow, Series, Snapshot
+from gputui.tui.reading_curves import CurveReader
+from gputui.tui.snapshot import (
+    HISTORY_BUCKETS,
+    HISTORY_SECONDS,
+    CheckpointList,
+    LogTail,
+    Moment,
+    Past,
+    Progress,
+    RunPage,
+    RunRow,
+    Snapshot,
+)  # fmt: skip
 
 SPANS_SECONDS = (1200.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 31 * 86_400.0, 366 * 86_400.0)
 """How much of the record the time line shows: the shortest stretch up to the present that holds the moment well."""
@@ -79,11 +94,60 @@ def standing(connection: sqlite3.Connection, run_id: str, at: float) -> Standing
     return Standing(at, attempts, max(steps, default=None), past_metrics.latest(lines).get("epoch"))
 
 
-def cut_series(series: Series, where: Standing) -> Series:
-    """A curve over the step without what came later."""
-    reached = -1 if where.step is None else where.step
-    bins = tuple(each for each in series.bins if each.first_x <= reached)
-    return replace(series, bins=bins, last=bins[-1].last if bins else None)
+class PastPageReader:
+    """Reads the page of a run as it was. Its curves are those of the whole run, cut; they are read once, and serve for
+    every moment before they were read."""
+
+    def __init__(self, curves: CurveReader) -> None:
+        self._curves = curves
+        self._costs = IncidentCostReader()
+        self._whole: tuple[str, ChartRequest, float, ChartData] | None = None
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run_id: str,
+        at: float,
+        now: float,
+        request: ChartRequest | None,
+        log: Callable[[RunView], LogTail],
+        checkpoints: Callable[[RunView], CheckpointList | None],
+    ) -> RunPage | None:
+        """The page at ``at`` (UTC unix seconds), None before the run was launched. ``log`` reads the log of the attempt
+        of then, ``checkpoints`` lists those that there are. Raises sqlite3.Error."""
+        found = past_runs.run(connection, run_id, at)
+        if found is None:
+            return None
+        run = found.view
+        where = standing(connection, run_id, at)
+        progress, names = past_progress(connection, run, at)
+        incidents = tuple(past_runs.incidents(connection, run_id, at))
+        decisions = tuple(past_runs.decisions(connection, run_id, at))
+        listed = checkpoints(run)
+        return RunPage(
+            run=run,
+            launched=launched_params(run),
+            progress=progress,
+            series={},
+            metric_names=names,
+            attempts=where.attempts,
+            incidents=incidents,
+            decisions=decisions,
+            log=past_tail(log(run), at, where.attempts[-1].ended_at if where.attempts else None),
+            charts=None if request is None else cut(self._charts(connection, run_id, at, now, request), where),
+            costs=self._costs.read(connection, run_id, where.attempts, incidents, decisions),
+            checkpoints=None if listed is None else listed.written_by(at),
+        )
+
+    def _charts(
+        self, connection: sqlite3.Connection, run_id: str, at: float, now: float, request: ChartRequest
+    ) -> ChartData:
+        known = self._whole
+        if known is not None and known[:2] == (run_id, request) and at <= known[2]:
+            return known[3]
+        data = self._curves.read(connection, run_id, queries.attempts(connection, run_id), request)
+        self._whole = (run_id, request, now, data)
+        return data
 
 
 def _agent(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:
