@@ -124,7 +124,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self._asked: dict[int, str] = {}
 
     def get_default_screen(self) -> Screen[Any]:
-        return OverviewScreen()
+        return OverviewScreen(is_folded=self.settings.fold, order=self.settings.sort)
 
     def on_mount(self) -> None:
         self.wear_theme()

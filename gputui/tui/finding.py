@@ -32,6 +32,10 @@ def choices(app: GputuiApp, screen: ActionScreen) -> list[Choice]:
     for row in app.snapshot.runs:
         run_id = row.run.run_id
         found.append(Choice(f"Open {clean(run_id)}", run_sign(row.run.state).word, partial(app.open_run, run_id)))
+    for gpu in app.snapshot.gpus:
+        who = gpu.run_id or ", ".join(process.user or "?" for process in (gpu.processes or ())[:2]) or "free"
+        title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
+        found.append(Choice(title, clean(who)[:30], partial(app.open_gpu, gpu.uuid)))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(app.copy, what, text))
               for what, text in screen.copyable()]  # fmt: skip
     for item in ITEMS:

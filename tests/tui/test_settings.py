@@ -17,6 +17,7 @@ from gputui.tui.app import GputuiApp
 from gputui.tui.keymap import key_name, resolve
 from gputui.tui.preferences import Preferences
 from gputui.tui.render.settings import ITEMS
+from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.settings import Settings
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler
@@ -213,3 +214,23 @@ def test_the_new_actions_are_possible_everywhere() -> None:
     for name in ("theme", "copy", "palette"):
         action = next(action for action in ACTIONS if action.name == name)
         assert {"overview", "run"} <= set(action.scopes)
+
+
+async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    app = make(workspace, Settings())
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("a", "o", "enter", "v", "m", "asterisk", "y")
+        await pilot.pause()
+        charts = app.chart_memory.usual
+    app.preferences.finish()
+    found, trouble = kept.load(workspace.settings)
+    assert trouble is None
+    assert found.fold and found.sort == "newest" and found.chart_smoothing and found.pins
+    again = make(workspace, found)
+    async with again.run_test(size=(120, 36)) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert again.chart_memory.usual.smoothing == charts.smoothing > 0 and again.chart_memory.usual.pins
+        overview = again.screen_stack[0]
+        assert isinstance(overview, OverviewScreen) and overview.is_folded and overview.table.order == "newest"

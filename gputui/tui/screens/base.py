@@ -96,12 +96,12 @@ class ActionScreen(Screen[None]):
         return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """The wheel was turned over a pane, ``by`` lines down."""
-        step = "down" if by > 0 else "up"
-        method = getattr(self, f"do_{step}", None) or getattr(self, f"do_scroll_{step}", None)
-        if method is not None:
-            for _ in range(abs(by)):
-                method()
+        """The wheel was turned over a pane, ``by`` lines down: as often the arrow key."""
+        key = "down" if by > 0 else "up"
+        for action in actions_in(self.SCOPE):
+            if key in action.keys:
+                for _ in range(abs(by)):
+                    getattr(self, f"do_{action.name}")()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()

@@ -17,7 +17,7 @@ from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.gpu_cards import card_grid, card_lines
 from gputui.tui.render.gpus import Pointed, first_shown, gpu_height, gpu_lines
 from gputui.tui.render.overview import Rows, share_rows
-from gputui.tui.render.run_order import in_order, matching, next_order
+from gputui.tui.render.run_order import in_order, matching, next_order, order_named
 from gputui.tui.render.runs import RunsState, events_lines, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, head_line, host_line
 from gputui.tui.screens.base import bindings_for
@@ -36,7 +36,7 @@ class OverviewScreen(FilterScreen, MachineActions):
     SCOPE: ClassVar[Scope] = "overview"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("overview")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_folded: bool = False, order: str = "") -> None:
         super().__init__()
         self.head = Pane(id="head")
         self.alerts = Pane(id="alerts")
@@ -47,8 +47,8 @@ class OverviewScreen(FilterScreen, MachineActions):
         self.host = Pane(id="host")
         self.runs = Pane(id="runs")
         self.happened = Pane(id="events")
-        self.is_folded = False
-        self.table = RunsState()
+        self.is_folded = is_folded
+        self.table = RunsState(order=order_named(order).name)
         self.focus_at = Focus()
         self._awaited: str | None = None
         self._sorted: tuple[object, str, str, list[RunRow]] = (None, "", "", [])
@@ -281,7 +281,7 @@ class OverviewScreen(FilterScreen, MachineActions):
 
     def do_fold(self) -> None:
         self.is_folded = not self.is_folded
-        self.paint()
+        self.gputui.change(fold=self.is_folded)
 
     def do_open(self) -> None:
         """The page of what the cursor stands on."""
@@ -315,7 +315,7 @@ class OverviewScreen(FilterScreen, MachineActions):
 
     def do_sort(self) -> None:
         self.table = replace(self.table, order=next_order(self.table.order).name, top=0)
-        self.paint()
+        self.gputui.change(sort=self.table.order)
 
     @property
     def filter_text(self) -> str:

@@ -17,6 +17,7 @@ from gputui.tui.chart_settings import ChartMemory, ChartSettings
 from gputui.tui.editing import LineEdit
 from gputui.tui.render.run_sections import Sections
 from gputui.tui.screens.base import ActionScreen, Copyable, bindings_for
+from gputui.tui.screens.palette import Choice
 from gputui.tui.screens.run_charts import RunCharts
 from gputui.tui.screens.run_log import RunLog
 from gputui.tui.snapshot import Moment, RunPage
@@ -133,6 +134,16 @@ class RunKeys(ActionScreen):
         elif self.section == "charts" and self.charts.cursor is not None:
             own.append(Copyable("what is at the crosshair", self.charts.head_text))
         return [*own, *super().copyable()]
+
+    def choices(self) -> Sequence[Choice]:
+        names = self.page.metric_names if self.page else ()
+        return [Choice(f"Chart {name}", "metric", partial(self._show_metric, name)) for name in names]
+
+    def _show_metric(self, name: str) -> None:
+        self.section = "charts"
+        self.charts.filter_to(None, name)
+        self._keep_charts()
+        self.paint()
 
     # --- actions: the page
 
