@@ -235,9 +235,12 @@ class Recorder:
         facts = self.facts.get(event.uuid)
         subject = f"GPU {facts.index}" if facts else event.uuid
         words = {"xid": f"XID {event.code}", "lost": "is lost", "returned": "is back"}[event.event]
+        if event.text:
+            # The text of an XID begins with its number.
+            words = event.text if event.text.startswith(words) else f"{words}: {event.text}"
         add_event(
             self._connection,
-            f"{words}: {event.text}" if event.text else words,
+            words,
             now=event.at,
             severity="info" if event.event == "returned" else "error",
             subject=subject,

@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from click.testing import CliRunner
 
 from gputui.alerts.rules import RULES
+from gputui.cli.main import command as gputui
 from gputui.store import alerts
 from gputui.store.database import open_writer
 from tests.cli.test_bad_input import refused
@@ -41,6 +43,17 @@ HOT = {
 }
 
 
+def say(machine: Machine, *words: str, code: int = 0) -> str:
+    """What the command says, in this process: nothing is started for it."""
+    result = CliRunner().invoke(gputui, ["--home", str(machine.folder / "home"), "alerts", *words])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def listed(machine: Machine) -> dict[int, dict[str, object]]:
+    return {one["id"]: one for one in json.loads(say(machine, "--json"))}
+
+
 def fill(machine: Machine) -> None:
     """Two alerts that an agent finds as they are: the machine keeps to both of their rules."""
     machine.workspace.alerts.write_text("disk: {above_percent: 0, for: 0}\n")
@@ -51,28 +64,28 @@ def fill(machine: Machine) -> None:
 
 
 def test_what_lasts_the_severest_first(machine: Machine) -> None:
-    assert machine.gputui("alerts") == "all is well: no alert lasts\n"
-    assert machine.json("alerts") == []
+    assert say(machine) == "all is well: no alert lasts\n"
+    assert json.loads(say(machine, "--json")) == []
     fill(machine)
-    listed = machine.json("alerts", "list")
+    listed = json.loads(say(machine, "list", "--json"))
     assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
     assert listed[0]["state"] == "raised" and listed[0]["value"] == 97.0 and listed[0]["acknowledged_at"] is None
-    assert "The disk of the state is 97 % full" in machine.gputui("alerts")
+    assert "The disk of the state is 97 % full" in say(machine)
 
 
 def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> None:
     fill(machine)
-    number = next(one["id"] for one in machine.json("alerts") if one["rule"] == "disk")
+    number = next(key for key, one in listed(machine).items() if one["rule"] == "disk")
     assert machine.gputui("alerts", "ack", str(number)).startswith("noted as seen: The disk of the state")
-    seen = {one["id"]: one for one in machine.json("alerts")}[number]
+    seen = listed(machine)[number]
     assert seen["acknowledged_by"] and seen["acknowledged_at"]
     assert machine.gputui("alerts", "silence", str(number), "--for", "2h") == (
         "disk nearly full for the host is silenced for 2 h 00\n"
     )
-    assert {one["id"]: one for one in machine.json("alerts")}[number]["silenced_until"]
+    assert listed(machine)[number]["silenced_until"]
     assert machine.json("alerts", "silence", "gpu_hot", "--for", "30min")["silenced"] == 1
     assert machine.json("alerts", "silence", str(number), "--for", "0")["silenced"] == 1
-    assert {one["id"]: one for one in machine.json("alerts")}[number]["silenced_until"] is None
+    assert listed(machine)[number]["silenced_until"] is None
     assert refused(machine, "alerts", "ack", "999", code=3) == (
         "gputui: there is no alert 999; gputui alerts lists them\n"
     )
@@ -90,23 +103,23 @@ def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> N
     ],
 )
 def test_wrong_words_are_refused_before_anything(machine: Machine, words: tuple[str, ...], said: str) -> None:
-    assert said in refused(machine, "alerts", *words, code=2)
+    assert said in say(machine, *words, code=2)
 
 
 def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
-    rules = {one["id"]: one for one in machine.json("alerts", "rules")}
+    rules = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
     assert list(rules) == list(RULES) and rules["gpu_hot"]["sources"] == {}
     machine.workspace.alerts.write_text("gpu_hot: {above_celsius: 80, for: 2 min}\nshm: off\n")
     profile = machine.profile(
         "slow", "script: steps.py\ngpus: 0\nalerts: {slow_steps: {above_milliseconds: 900}, data_wait: off}\n"
     )
-    said = machine.gputui("alerts", "rules", profile)
+    said = say(machine, "rules", profile)
     lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
     assert "2 min" in lines["gpu_hot"] and "above_celsius 80 °C" in lines["gpu_hot"]
     assert lines["gpu_hot"].endswith("alerts.yaml: above_celsius, for")
     assert lines["slow_steps"].endswith("profile: above_milliseconds") and " off " in lines["data_wait"]
     assert lines["shm"].endswith("alerts.yaml: off") and lines["xid"].endswith("standard")
-    shape = {one["id"]: one for one in machine.json("alerts", "rules")}
+    shape = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
     assert shape["gpu_hot"]["thresholds"][0] == {
         "name": "above_celsius",
         "value": 80.0,
@@ -118,7 +131,7 @@ def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
 
 def test_a_file_with_mistakes_names_them_all(machine: Machine) -> None:
     machine.workspace.alerts.write_text("gpu_hot:\n  above_celsus: 80\ndiskk: off\nnotify: {webhook: ftp://secret}\n")
-    said = refused(machine, "alerts", "rules", code=2).splitlines()
+    said = say(machine, "rules", code=2).splitlines()
     assert len(said) == 3 and "secret" not in "".join(said)
     assert said[0].endswith("alerts.yaml:2: gpu_hot.above_celsus: unknown key; did you mean above_celsius?")
     assert said[1].endswith("alerts.yaml:3: diskk: unknown rule; did you mean disk?")
@@ -144,9 +157,9 @@ def hook() -> Iterator[tuple[str, list[bytes]]]:
 
 
 def test_a_message_is_tried(machine: Machine, hook: tuple[str, list[bytes]]) -> None:
-    assert "names no command and no webhook" in refused(machine, "alerts", "test", code=3)
+    assert "names no command and no webhook" in say(machine, "test", code=3)
     address, got = hook
     machine.workspace.alerts.write_text(f"notify: {{command: [/no/such/mailer], webhook: '{address}'}}\n")
-    results = json.loads(machine.gputui("alerts", "test", "--json", code=1).strip())
+    results = json.loads(say(machine, "test", "--json", code=1))
     assert [(one["way"], one["sent"]) for one in results] == [("command", False), ("webhook", True)]
     assert json.loads(got[0])["kind"] == "test"

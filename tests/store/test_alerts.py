@@ -1,0 +1,99 @@
+"""Alerts as rows: what lasts, what lasted then, silences, and what goes with a run that is removed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.runs import notices
+from gputui.store import alerts
+from gputui.store.database import migrations, open_writer
+
+BASE: dict[str, Any] = {
+    "rule": "gpu_hot", "severity": "warning", "subject_kind": "gpu", "subject_id": "GPU-a", "subject_name": "GPU 0",
+    "run_id": None, "raised_at": 100.0, "unit": "°C", "value": 88.0, "threshold": 85.0, "sentence": "GPU 0 is hot",
+    "remedy": "cool it",
+}  # fmt: skip
+
+
+@pytest.fixture
+def store(workspace: Workspace) -> sqlite3.Connection:
+    return open_writer(workspace.database)
+
+
+def test_what_lasts_is_there_once(store: sqlite3.Connection) -> None:
+    alerts.raise_alert(store, BASE)
+    with pytest.raises(sqlite3.IntegrityError):
+        alerts.raise_alert(store, {**BASE, "raised_at": 101.0})
+    alerts.raise_alert(store, {**BASE, "subject_id": "GPU-b", "severity": "error"})
+    assert [one.severity for one in alerts.lasting(store)] == ["error", "warning"]
+
+
+def test_what_lasted_at_a_moment(store: sqlite3.Connection) -> None:
+    number = alerts.raise_alert(store, BASE)
+    alerts.clear_alert(store, number, now=200.0, why="it is well again")
+    assert alerts.lasting(store) == []
+    assert [len(alerts.lasting(store, at)) for at in (99.0, 100.0, 150.0, 200.0, 201.0)] == [0, 1, 1, 1, 0]
+    assert [len(alerts.cleared(store, 10, at)) for at in (150.0, 200.0)] == [0, 1]
+
+
+def test_a_clock_that_was_set_back_ends_no_alert_before_it_began(store: sqlite3.Connection) -> None:
+    number = alerts.raise_alert(store, BASE)
+    alerts.clear_alert(store, number, now=50.0, why="it is well again")
+    found = alerts.one(store, number)
+    assert found is not None and found.cleared_at == found.raised_at
+
+
+def test_acknowledging_keeps_who_was_first(store: sqlite3.Connection) -> None:
+    number = alerts.raise_alert(store, BASE)
+    alerts.acknowledge(store, number, now=110.0, actor="me")
+    alerts.acknowledge(store, number, now=120.0, actor="you")
+    found = alerts.one(store, number)
+    assert found is not None and (found.acknowledged_by, found.acknowledged_at) == ("me", 110.0)
+    assert not found.is_news(130.0)
+
+
+def test_silences(store: sqlite3.Connection) -> None:
+    alerts.raise_alert(store, BASE)
+    alerts.raise_alert(store, {**BASE, "subject_id": "GPU-b"})
+    assert alerts.silence(store, "gpu_hot", "gpu", "GPU-a", until=200.0, actor="me") == 1
+    assert [one.is_silenced(150.0) for one in alerts.lasting(store)] == [False, True]
+    assert alerts.silence(store, "gpu_hot", "gpu", alerts.ANY_SUBJECT, until=300.0, actor="me") == 2
+    assert set(alerts.silences(store, 150.0)) == {("gpu_hot", "gpu", "GPU-a"), ("gpu_hot", "gpu", "*")}
+    assert set(alerts.silences(store, 250.0)) == {("gpu_hot", "gpu", "*")}
+    alerts.forget_old_silences(store, 301.0)
+    assert store.execute("SELECT count(*) FROM alert_silences").fetchone()[0] == 0
+
+
+def test_a_run_that_is_removed_takes_its_alerts_along(store: sqlite3.Connection) -> None:
+    own = {"subject_kind": "run", "subject_id": "r-1", "subject_name": "r-1", "run_id": "r-1", "rule": "slow_steps"}
+    gone = alerts.raise_alert(store, {**BASE, **own})
+    kept = alerts.raise_alert(store, {**BASE, "run_id": "r-1"})
+    notices.put_of_alert(store, gone, ["command", "webhook"], {"text": "slow"}, now=100.0)
+    alerts.forget_run(store, "r-1")
+    assert [(one.alert_id, one.run_id) for one in alerts.lasting(store)] == [(kept, None)]
+    assert not notices.is_owing(store), "nobody is told of what is no more"
+
+
+def test_messages_of_a_store_before_alerts_stay_owed(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        for number, script in migrations():
+            if number < 14:
+                old.executescript(f"{script}\nPRAGMA user_version = {number};")
+        old.execute(
+            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+            "VALUES ('r-1', 1, 'r', 'r', 'failed', '{}', '{}', 0)"
+        )
+        old.execute(
+            "INSERT INTO notices (run_id, attempt, at, way, message, due_at) VALUES ('r-1', 2, 5, 'command', '{}', 5)"
+        )
+        old.commit()
+    with closing(open_writer(path)) as connection:
+        (owed,) = notices.due(connection, 10.0)
+        assert (owed.run_id, owed.attempt, owed.alert_id, owed.way) == ("r-1", 2, None, "command")
