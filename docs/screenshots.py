@@ -27,6 +27,7 @@ PICTURES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "overview": (120, 30, ()),
     "run": (140, 42, ("enter",)),
     "overview-80x24": (80, 24, ()),
+    "alerts": (120, 26, ("exclamation_mark",)),
 }
 
 # Rich draws each cell so wide, for Fira Code at size 20; DejaVu Sans Mono fills such a cell at this size.
@@ -58,6 +59,8 @@ async def picture(name: str, columns: int, rows: int, keys: tuple[str, ...]) -> 
         workspace.create()
         filler = Filler(workspace)
         filler.overnight()
+        if name == "alerts":
+            filler.bad_night()
         feed = StillFeed(workspace)
         app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler")
         async with app.run_test(size=(columns, rows)) as pilot:

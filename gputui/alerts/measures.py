@@ -11,6 +11,9 @@ from gputui.gpu.xid_classes import XidClass, xid_class
 
 Limits = Mapping[str, float]
 
+# No GPU slows down below this: a lower limit is a driver that does not know it.
+LEAST_SLOWDOWN_CELSIUS = 60.0
+
 _OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
 _OF_THE_HARDWARE = frozenset({XidClass.CONTAINED, XidClass.MEMORY, XidClass.LINK, XidClass.LOST})
 
@@ -53,7 +56,7 @@ def gpu_memory(gpu: GpuMoment, limits: Limits) -> Reading:
 def heat(gpu: GpuMoment, limits: Limits) -> Reading:
     """The temperature; its limit is the lower of the fixed one and the one below the driver's slowdown limit."""
     limit, detail = limits["above_celsius"], ""
-    if gpu.slowdown_celsius is not None:
+    if gpu.slowdown_celsius is not None and gpu.slowdown_celsius >= LEAST_SLOWDOWN_CELSIUS:
         near = gpu.slowdown_celsius - limits["margin_celsius"]
         if near < limit:
             limit, detail = near, f"; it slows down at {gpu.slowdown_celsius:.0f} °C"

@@ -238,8 +238,9 @@ def test_the_slowdown_limit_may_lie_lower_than_the_fixed_one() -> None:
     stage = Stage("gpu_hot")
     assert stage.play([(near, 60)]) == ["raised"]
     assert stage.sentence("GPU 3") == "GPU 3 is at 83 °C, above 82 °C; it slows down at 87 °C"
-    unknown_limit = gpu(temperature_celsius=83.0, slowdown_celsius=None)
-    assert Stage("gpu_hot").play([(unknown_limit, 60)]) == []
+    for limit in (None, 0.0):
+        unknown_limit = gpu(temperature_celsius=83.0, slowdown_celsius=limit)
+        assert Stage("gpu_hot").play([(unknown_limit, 60)]) == []
 
 
 def test_epochs_are_judged_by_the_validation() -> None:
