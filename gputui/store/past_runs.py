@@ -85,7 +85,8 @@ def attempts(connection: sqlite3.Connection, run_id: str, at: float) -> list[Att
 def attempt_at(attempt: AttemptView, at: float) -> AttemptView:
     """An attempt without what happened after a moment."""
     started = attempt.started_at if _by(attempt.started_at, at) else None
-    stepped = _by(attempt.first_step_at, at)
+    # When the first step was is not known of a run that was rebuilt from its folder.
+    stepped = _by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
     known = replace(
         attempt,
         started_at=started,
