@@ -24,6 +24,7 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
+from gputui.runs.foreign_json import time_in
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact, redact_params
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
@@ -65,7 +66,7 @@ class Ending:
             survivors=tuple(survivors),
             launcher=run.spec.launcher,
             rebooted=is_of_former_boot(fresh, attempt_dir(self._workspace, run.run_id, attempt.number)),
-            ended_at=when if isinstance(when := (exit_record or {}).get("ended_at"), float) else self._wall(),
+            ended_at=time_in((exit_record or {}).get("ended_at")) or self._wall(),
             checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
             checkpoints_wanted=policy_of(run).checkpoints_wanted,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,14 +184,7 @@ def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
     return isinstance(noted, str) and noted != boot_id()
 
 
-def wait_for_shim_gone(pid: int, deadline_seconds: float) -> bool:
-    """Reap a shim that is a child of this process; True when it is gone."""
-    deadline = time.monotonic() + deadline_seconds
-    while time.monotonic() < deadline:
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                return True
-        except ChildProcessError:
-            return True
-        time.sleep(0.01)
-    return False
+def reap(pid: int) -> None:
+    """Collect a shim that has ended, where it was a child of this process."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

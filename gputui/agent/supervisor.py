@@ -6,13 +6,12 @@ that was killed at any line is followed by one that carries on.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
 import signal
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
 from gputui.agent.gates import POLL_SECONDS, Gates
 from gputui.agent.gpu_trouble import GpuTrouble
+from gputui.agent.guarding import Guard
 from gputui.agent.outbox import Outbox
 from gputui.agent.recorder import Recorder
 from gputui.agent.rundirs import notice_of
@@ -34,6 +34,7 @@ from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, Occupant
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import notices, repository
+from gputui.runs.foreign_json import read_foreign_json, time_in
 from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
@@ -46,8 +47,8 @@ log = logging.getLogger(__name__)
 TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 
-# A run that raised something unforeseen is left alone so long.
-TROUBLE_SECONDS = 30.0
+# More than any shim writes.
+RECORD_BYTES = 1 << 16
 
 # The intent of a stop that gives no grace, as it is noted in the attempt's row.
 KILL = "kill"
@@ -60,6 +61,7 @@ class LiveAttempt:
     record: AttemptRecord
     shim: ProcessIdentity | None
     pidfd: int | None = None
+    is_reaped: bool = False
     sweeping_since: float | None = None
     examination: Examination | None = None
 
@@ -91,8 +93,8 @@ class Supervisor:
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
     needs_schedule: bool = True
     recover_at: dict[str, float] = field(default_factory=dict)
-    troubled_until: dict[str, float] = field(default_factory=dict)
     searches: dict[int, CheckpointSearch] = field(default_factory=dict)
+    guard: Guard = field(init=False)
     ending: Ending = field(init=False)
     draining: Draining = field(init=False)
     watching: Watching = field(init=False)
@@ -101,6 +103,7 @@ class Supervisor:
     outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
+        self.guard = Guard(self.connection, self.wall, self.clock)
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
         self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
@@ -152,8 +155,10 @@ class Supervisor:
 
     def turn(self) -> None:
         """Everything that may have become due. Called often; does nothing when nothing changed."""
-        for live in list(self.live.values()):
-            self._check_guarded(live)
+        for run_id, live in list(self.live.items()):
+            if not self.guard.is_resting(run_id):
+                with self.guard.around(run_id):
+                    self._check(live)
         running = self.running()
         self.watching.turn(running)
         self.gpu_trouble.turn(running)
@@ -293,7 +298,9 @@ class Supervisor:
         paused = queue.pause(self.connection) is not None
         for outcome in schedule(waiting, self.standings(), paused=paused):
             if isinstance(outcome, Start):
-                self._start(outcome)
+                if not self.guard.is_resting(outcome.run.run_id):
+                    with self.guard.around(outcome.run.run_id):
+                        self._start(outcome)
             elif outcome.run.waiting_for != outcome.reason:
                 repository.set_waiting_for(self.connection, outcome.run.run_id, outcome.reason)
 
@@ -357,6 +364,8 @@ class Supervisor:
     def _signal_stop(self, live: LiveAttempt, at_once: bool) -> None:
         if live.shim is not None:
             send_signal(live.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
+            # One that somebody stopped would never notice.
+            send_signal(live.shim, signal.SIGCONT)
 
     def _end_at_once(self, record: AttemptRecord) -> None:
         """End an attempt that was watched, if it is still there."""
@@ -370,26 +379,6 @@ class Supervisor:
         if live is not None and live.record.number == record.number:
             self._signal_stop(live, at_once=False)
 
-    def _check_guarded(self, live: LiveAttempt) -> None:
-        """What nobody foresaw in one run's files must not end the agent of all the others."""
-        run_id = live.record.run_id
-        if self.clock() < self.troubled_until.get(run_id, 0.0):
-            return
-        try:
-            self._check(live)
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            log.exception("%s cannot be looked after", run_id)
-            self.troubled_until[run_id] = self.clock() + TROUBLE_SECONDS
-            repository.add_event(
-                self.connection,
-                f"cannot be looked after: {error}; trying again in {TROUBLE_SECONDS:.0f} s, see agent.log",
-                now=self.wall(),
-                severity="error",
-                run_id=run_id,
-            )
-
     def _check(self, live: LiveAttempt) -> None:
         if live.examination is not None:
             self._finish_ending(live, live.examination)
@@ -397,13 +386,10 @@ class Supervisor:
         folder = launching.attempt_dir(self.workspace, live.record.run_id, live.record.number)
         if live.record.started_at is None:
             self._note_start(live, folder)
-        shim_alive = live.shim is not None and is_alive(live.shim)
-        exit_record = read_record(folder / "exit.json")
-        if exit_record is None and shim_alive:
+        if live.shim is not None and is_alive(live.shim):
+            # Whatever lies there by now: the shim's own record is its last deed.
             return
-        if exit_record is None:
-            # It may have been written between the two looks.
-            exit_record = read_record(folder / "exit.json")
+        exit_record = read_record(folder / "exit.json")
         self._release(live)
         left = [
             process
@@ -416,7 +402,12 @@ class Supervisor:
         live.examination = Examination(task, self.wake)
 
     def _finish_ending(self, live: LiveAttempt, examination: Examination) -> None:
-        findings = examination.findings()
+        try:
+            findings = examination.findings()
+        except Exception:
+            # Looked at anew when this run's turn comes again.
+            live.examination = None
+            raise
         if findings is None:
             return
         around = surroundings(self.workspace, self.connection, live.record, self.standings() or ())
@@ -426,10 +417,10 @@ class Supervisor:
         self._begin_draining(live.record)
         self.needs_schedule = True
 
-    def _note_start(self, live: LiveAttempt, folder: Any) -> None:
+    def _note_start(self, live: LiveAttempt, folder: Path) -> None:
         started = read_record(folder / "started.json")
         if started is not None:
-            at = number_in(started, "at") or self.wall()
+            at = time_in(started.get("at")) or self.wall()
             repository.set_attempt_started(self.connection, live.record.run_id, live.record.number, at)
             refreshed = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
             if refreshed is not None:
@@ -457,8 +448,9 @@ class Supervisor:
             self.selector.unregister(live.pidfd)
             os.close(live.pidfd)
             live.pidfd = None
-        if live.shim is not None and live.shim.boot_id == boot_id():
-            launching.wait_for_shim_gone(live.shim.pid, 0.5)
+        if live.shim is not None and not live.is_reaped and live.shim.boot_id == boot_id():
+            launching.reap(live.shim.pid)
+        live.is_reaped = True
 
     def _begin_draining(self, record: AttemptRecord) -> None:
         baseline = self.baselines.pop(record.run_id, {})
@@ -497,15 +489,15 @@ class Supervisor:
         return True
 
 
-def read_record(path: Any) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
     """A record that the shim wrote, or None while there is none. A damaged one counts as an empty record: something
     was written, so the shim has ended."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = read_foreign_json(path, RECORD_BYTES)
     except OSError:
         return None
-    except ValueError:
-        log.warning("%s cannot be read", path)
+    except ValueError as error:
+        log.warning("%s cannot be read: %s", path, error)
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -521,9 +513,3 @@ def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str
 def free_disk_bytes(workspace: Workspace) -> int:
     status = os.statvfs(workspace.state)
     return status.f_bavail * status.f_frsize
-
-
-def number_in(record: Mapping[str, Any], name: str) -> float | None:
-    """A number of a record, or None where there is something else."""
-    value = record.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

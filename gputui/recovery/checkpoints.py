@@ -85,7 +85,7 @@ def _newest_first(directory: Path, pattern: str) -> Iterator[Path]:
     by_step: dict[int | None, list[Path]] = {}
     try:
         for path in directory.glob(pattern):
-            if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED):
+            if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED) and _is_text(path):
                 by_step.setdefault(step_of(path, directory), []).append(path)
     except (OSError, ValueError, NotImplementedError):
         return  # no such directory, or a pattern that is none: nothing is found
@@ -99,6 +99,15 @@ def _newest_first(directory: Path, pattern: str) -> Iterator[Path]:
             if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
                 dated.append((status.st_mtime_ns, path))
         yield from (path for _, path in sorted(dated, reverse=True))
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the name can be stored and shown: one that is not UTF-8 cannot."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def step_of(path: Path, directory: Path | None = None) -> int | None:

@@ -6,15 +6,13 @@ evidence can be judged again.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.logs import Stream, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
@@ -206,17 +204,7 @@ def _last_lines(text: str) -> str:
 
 def read_error_file(path: Path, rank: int | None) -> ErrorFile:
     """Read one error file. Raises OSError, or ValueError where it is none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not a regular file")
-        raw = file.read(MAX_ERROR_FILE_BYTES + 1)
-    if len(raw) > MAX_ERROR_FILE_BYTES:
-        raise ValueError("too large for an error file")
-    try:
-        data = json.loads(raw.decode("utf-8", "replace"))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    data = read_foreign_json(path, MAX_ERROR_FILE_BYTES)
     message = data.get("message") if isinstance(data, dict) else None
     if isinstance(message, str):
         return ErrorFile(rank, message, None, _number(data.get("timestamp")))

@@ -301,8 +301,8 @@ def end_attempt(
         (
             state,
             ended_at,
-            record.get("code"),
-            record.get("signal"),
+            _whole(record.get("code")),
+            _whole(record.get("signal")),
             json.dumps(record) if record else None,
             run_id,
             number,
@@ -338,6 +338,8 @@ def add_event(
     attempt: int | None = None,
 ) -> None:
     """One sentence for the events strip. ``severity`` is info, warning or error."""
+    # A file name that is not UTF-8 may be a part of it, which no column holds.
+    message = message.encode("utf-8", "replace").decode("utf-8")
     connection.execute(
         "INSERT INTO events (at, severity, subject, run_id, attempt, message) VALUES (?, ?, ?, ?, ?, ?)",
         (now, severity, subject, run_id, attempt, message),
@@ -350,6 +352,10 @@ def step_in_name(path: str | None) -> int | None:
         return None
     numbers = re.findall(r"\d+", path.rsplit("/", 1)[-1].rsplit(".", 1)[0])
     return int(numbers[-1]) if numbers else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _run(row: Sequence[Any]) -> RunRecord:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gputui.agent.guarding import TROUBLE_SECONDS
 from gputui.agent.recorder import Recorder
-from gputui.agent.supervisor import TROUBLE_SECONDS, LiveAttempt, Supervisor
+from gputui.agent.supervisor import LiveAttempt, Supervisor
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
@@ -30,8 +31,12 @@ class Clock:
 class Troubled(Supervisor):
     """One whose look at a run meets something that nobody foresaw."""
 
+    trouble: Exception = ValueError("an odd file")
+    looks = 0
+
     def _check(self, live: LiveAttempt) -> None:
-        raise ValueError("an odd file")
+        self.looks += 1
+        raise self.trouble
 
 
 @pytest.fixture
@@ -90,9 +95,18 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
         made.turn()
     (event,) = queries.events(connection)
     assert "an odd file" in event.message
+    assert made.looks == 1
     clock.monotonic += TROUBLE_SECONDS + 1
     made.turn()
-    assert len(queries.events(connection)) == 2
+    assert made.looks == 2 and len(queries.events(connection)) == 1
+    made.trouble = sqlite3.IntegrityError("NOT NULL constraint failed: incidents.at")
+    clock.monotonic += TROUBLE_SECONDS + 1
+    made.turn()
+    assert any("NOT NULL" in event.message for event in queries.events(connection))
+    made.trouble = sqlite3.OperationalError("database or disk is full")
+    clock.monotonic += TROUBLE_SECONDS + 1
+    with pytest.raises(sqlite3.OperationalError):
+        made.turn()
 
 
 def test_a_wait_ends_when_it_should_although_the_wall_clock_was_set_back(

@@ -237,6 +237,31 @@ def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine, spoiled:
     assert_each_step_once(machine, "steps-1", 30)
 
 
+def test_no_record_of_one_run_ends_the_agent_of_all(machine: Machine) -> None:
+    spoiled = {
+        "nan": b'{"code": 1, "ended_at": NaN}',
+        "late": b'{"code": 1, "ended_at": 1e300}',
+        "vast": b'{"code": 1000000000000000000000, "ended_at": 5}',
+        "deep": b"[" * 60_000,
+        "half": rb'{"code": 1, "error": "\udcff: no such file"}',
+    }
+    for name in spoiled:
+        machine.gputui("run", machine.profile(name), "--set", "seconds=0.05", "--set", "steps=100000")
+    shims = {name: machine.shim(f"{name}-1") for name in spoiled}
+    for name in spoiled:
+        wait_until(lambda name=name: machine.steps(f"{name}-1"), what="a step")
+    machine.kill_agent()
+    for name, record in spoiled.items():
+        for process in [shims[name], *machine.marked(f"{name}-1")]:
+            os.kill(process.pid, signal.SIGKILL)
+        (machine.workspace.run_dir(f"{name}-1") / "attempts/1/exit.json").write_bytes(record)
+    machine.gputui("agent", "start")
+    for name in spoiled:
+        sql = "SELECT 1 FROM incidents WHERE run_id = ?"
+        wait_until(lambda sql=sql, name=name: machine.rows(sql, f"{name}-1"), what=f"the incident of {name}")
+        assert "Attempt 1" in machine.gputui("explain", f"{name}-1")
+
+
 def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine: Machine) -> None:
     script = machine.folder / "leaky.py"
     script.write_text("import os\nraise RuntimeError('refused: ' + os.environ['MY_API_KEY'] + os.environ['OTHER'])\n")

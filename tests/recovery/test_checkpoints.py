@@ -480,3 +480,10 @@ def test_none_at_all(tmp_path: Path) -> None:
 )
 def test_steps_in_names(name: str, step: int | None) -> None:
     assert step_of(Path(name)) == step
+
+
+def test_a_name_that_cannot_be_stored_is_passed_over(tmp_path: Path) -> None:
+    for name in (b"step_10.pt", b"step_\xff20.pt"):
+        with zipfile.ZipFile(os.fsdecode(os.fsencode(tmp_path) + b"/" + name), "w") as archive:
+            archive.writestr("a", "b")
+    assert [info.step for info in survey(tmp_path, "step_*.pt", wanted=5)] == [10]
