@@ -256,7 +256,6 @@ class SnapshotReader:
             run=run,
             launched=launched_params(run),
             progress=progress,
-            series=tracker.charts(connection) if request is None else {},
             metric_names=tracker.names,
             attempts=attempts,
             incidents=incidents,

@@ -128,7 +128,6 @@ class PastPageReader:
             run=run,
             launched=launched_params(run),
             progress=progress,
-            series={},
             metric_names=names,
             attempts=where.attempts,
             incidents=incidents,

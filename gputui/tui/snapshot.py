@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputui.charts.envelope import Bin
 from gputui.curves.model import ChartData
 from gputui.recovery.cost import Cost
 from gputui.runs.process_table import HostProcess
@@ -85,15 +84,6 @@ class Progress:
     seconds_left: float | None = None
     newest_at: float | None = None
     ranks: Mapping[int, RankRow] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One metric of a run reduced for a chart: bins over the step, its newest value."""
-
-    name: str
-    bins: tuple[Bin, ...]
-    last: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +190,6 @@ class RunPage:
     run: RunView
     launched: Mapping[str, object]
     progress: Progress
-    series: Mapping[str, Series]
     metric_names: tuple[str, ...]
     attempts: tuple[AttemptView, ...]
     incidents: tuple[IncidentView, ...]

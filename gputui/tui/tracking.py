@@ -1,4 +1,4 @@
-"""A run's metrics followed as they come: how far it is, its curves, its ranks. Only new lines are read each time."""
+"""A run's metrics followed as they come: how far it is, its loss, its ranks. Only new lines are read each time."""
 
 from __future__ import annotations
 
@@ -15,30 +15,26 @@ from gputui.curves.model import ChartRequest
 from gputui.store import metric_queries, queries
 from gputui.store.metric_queries import RankLine
 from gputui.store.views import RunView
-from gputui.tui.snapshot import Progress, RankRow, Series
+from gputui.tui.snapshot import Progress, RankRow
 
 RATE_WINDOW_SECONDS = 60.0
 """The pace is the mean over this span: long enough to be calm, short enough to notice a change."""
 
 SPARK_POINTS = 24
-CHART_BINS = 480
 
 LOSS = "loss"
-LEARNING_RATE = "lr"
-GRADIENT_NORM = "grad_norm"
 _LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
 THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Names under which training scripts tell their throughput, best first."""
 
 
 class RunTracker:
-    """One run's metrics so far. The loss is followed always, the other curves once the run's page asks for them."""
+    """One run's metrics so far: how far it is, its loss in a few stretches, what its ranks told last."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.names: tuple[str, ...] = ()
         self._curves = RunCurves(run_id)
-        self._charts = RunCurves(run_id)
         self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
@@ -83,14 +79,6 @@ class RunTracker:
             newest_at=max(times, default=None),
             ranks=self._ranks,
         )
-
-    def charts(self, connection: sqlite3.Connection) -> dict[str, Series]:
-        """The curves of the run's page. Raises sqlite3.Error."""
-        throughput = next((name for name in THROUGHPUT_NAMES if name in self._newest), THROUGHPUT_NAMES[0])
-        names = (LOSS, throughput, LEARNING_RATE, GRADIENT_NORM)
-        attempts = queries.attempts(connection, self.run_id)
-        found = self._charts.curves(connection, attempts, ChartRequest(names, bins=CHART_BINS))
-        return {name: Series(clean(name), found[name].bins, found[name].last) for name in names}
 
     def _note_pace(self, attempt: int) -> None:
         if attempt != self._pace_attempt:

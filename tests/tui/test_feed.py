@@ -12,6 +12,7 @@ from contextlib import closing
 import pytest
 
 from gputui.config import Workspace
+from gputui.curves.model import ChartRequest
 from gputui.store import commands
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
@@ -160,8 +161,12 @@ def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Fill
     assert page is not None
     assert [attempt.number for attempt in page.attempts] == [1, 2, 3]
     assert page.launched["batch_size"] == 512 and page.run.params["batch_size"] == 384
-    assert list(page.series) == ["loss", "samples_per_s", "lr", "grad_norm"]
-    assert page.series["loss"].last is not None
+    assert page.charts is None
+    feed.look_at(Interest("vit-b16-1", charts=ChartRequest(("loss", "lr"))))
+    charts = listener.until(lambda snapshot: snapshot.page is not None and snapshot.page.charts is not None).page
+    assert charts is not None and charts.charts is not None
+    assert [curve.problem for curve in charts.charts.curves.values()] == [None, None]
+    assert charts.charts.curves["loss"].last is not None and charts.charts.markers
 
 
 def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
