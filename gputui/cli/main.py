@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "profiles": ("profiles", "List the profiles."),
     "check": ("check", "Check a profile and show what it would start."),
     "policy": ("policy", "What recovery would do, without doing it."),
+    "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
     "agent": ("agent", "Start, stop or look at the agent."),
 }
 
@@ -64,6 +65,7 @@ class VerbGroup(click.Group):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (--record, --once).")
 @click.option("--once", is_flag=True, help="Print one frame as text and end; works without a terminal.")
 @click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, yesterday 3:12, -20m, 2026-11-20 03:12.")
+@click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there (--record).")
 @click.option("--demo", is_flag=True, help="Eight simulated GPUs in a throw-away workspace.")
 @click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
 @click.version_option(VERSION, prog_name="gputui")
@@ -75,6 +77,7 @@ def command(
     interval: float,
     duration: float | None,
     as_json: bool,
+    prometheus: str | None,
     once: bool,
     at: str | None,
     demo: bool,
@@ -93,9 +96,9 @@ def command(
     if record:
         from gputui.cli.record import record as record_in_foreground
 
-        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json))
-    if duration is not None:
-        fail("--duration goes with --record", EXIT_USAGE)
+        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus))
+    if duration is not None or prometheus is not None:
+        fail(f"--{'duration' if duration is not None else 'prometheus'} goes with --record", EXIT_USAGE)
     if once:
         if demo:
             fail("--once and --demo do not go together: a demo begins empty", EXIT_USAGE)

@@ -1,0 +1,63 @@
+"""What a scrape tells: one consistent look at the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gputui.store import alerts, metric_queries, quarantine, queries
+from gputui.store.alerts import AlertView
+from gputui.store.metric_queries import RankLine
+from gputui.store.views import AgentView, GpuView, HostView, RunView
+
+HOST_FRESH_SECONDS = 30.0
+"""An older sample of the host says nothing about now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Everything that is exposed. ``ranks`` and ``incidents`` are by run; ``xids`` count by (GPU UUID, XID)."""
+
+    at: float
+    agent: AgentView | None = None
+    gpus: tuple[GpuView, ...] = ()
+    host: HostView | None = None
+    runs: tuple[RunView, ...] = ()
+    ranks: Mapping[str, tuple[RankLine, ...]] = field(default_factory=dict)
+    incidents: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    quarantined: frozenset[str] = frozenset()
+    alerts: tuple[AlertView, ...] = ()
+    run_counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_moment(connection: sqlite3.Connection, now: float) -> Moment:
+    """Read it in one transaction. Runs that are over are counted by state; only the others have series of their own, so
+    that the number of series stays bounded. Raises sqlite3.Error."""
+    connection.execute("BEGIN")
+    try:
+        runs = tuple(queries.runs(connection, active_only=True))
+        incidents = connection.execute(
+            "SELECT i.run_id, i.kind, count(*) FROM incidents AS i JOIN runs AS r USING (run_id) "
+            "WHERE r.state NOT IN ('succeeded', 'failed', 'stopped') GROUP BY i.run_id, i.kind"
+        ).fetchall()
+        xids = connection.execute(
+            "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
+        ).fetchall()
+        host = queries.host(connection)
+        return Moment(
+            at=now,
+            agent=queries.agent(connection),
+            gpus=tuple(queries.gpus(connection, now)),
+            host=host if host is not None and now - host.at <= HOST_FRESH_SECONDS else None,
+            runs=runs,
+            ranks={run.run_id: tuple(metric_queries.ranks(connection, run.run_id, run.attempt)) for run in runs},
+            incidents={(run_id, kind): number for run_id, kind, number in incidents},
+            xids={(uuid, code): number for uuid, code, number in xids},
+            quarantined=frozenset(quarantine.quarantined(connection)),
+            alerts=tuple(alerts.lasting(connection)),
+            run_counts=dict(connection.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall()),
+        )
+    finally:
+        connection.execute("ROLLBACK")

@@ -1,0 +1,179 @@
+"""What is exposed, as values: units, labels, and that what is unknown is absent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+
+from gputui.config import Workspace
+from gputui.reports.prometheus.dashboard import dashboard
+from gputui.reports.prometheus.families import families
+from gputui.reports.prometheus.moment import Moment, read_moment
+from gputui.reports.prometheus.rules import RULES
+from gputui.reports.prometheus.server import Address, AddressError, parse_address
+from tests.tui.filling import NOW, Filler
+
+
+@pytest.fixture
+def moment(workspace: Workspace) -> Iterator[Moment]:
+    filler = Filler(workspace)
+    filler.overnight()
+    yield read_moment(filler.connection, NOW)
+    filler.close()
+
+
+def exposed(moment: Moment) -> str:
+    class Once(Collector):
+        def collect(self):  # type: ignore[no-untyped-def]
+            return families(moment)
+
+    registry = CollectorRegistry()
+    registry.register(Once())
+    return generate_latest(registry).decode()
+
+
+def value(text: str, name: str, **labels: str) -> float | None:
+    for line in text.splitlines():
+        found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
+        if found and all(f'{key}="{word}"' in (found.group(1) or "") for key, word in labels.items()):
+            return float(found.group(2))
+    return None
+
+
+def test_units_are_base_units_and_labels_say_who(moment: Moment) -> None:
+    text = exposed(moment)
+    assert value(text, "gputui_gpu_utilization_ratio", gpu="0") == 0.97
+    assert value(text, "gputui_gpu_memory_total_bytes", gpu="0") == 80 * 2**30
+    assert value(text, "gputui_gpu_sm_clock_hertz", gpu="0") == 1.98e9
+    assert value(text, "gputui_gpu_lease", gpu="2", run="gpt2-124m-1") == 1
+    assert value(text, "gputui_gpu_throttled", gpu="3", reason="hardware thermal slowdown") == 1
+    assert value(text, "gputui_gpu_xid_errors_total", gpu="7", xid="79") == 1
+    assert value(text, "gputui_host_memory_used_bytes") == 88 * 2**30
+    assert value(text, "gputui_run_step", run="vit-b16-1", rank="0") == 9440
+    assert value(text, "gputui_runs", state="running") == 2
+    assert value(text, "gputui_run_incidents_total", run="vit-b16-1", kind="cuda_oom") == 1
+
+
+def test_what_is_unknown_is_absent(moment: Moment) -> None:
+    text = exposed(moment)
+    assert "gputui_gpu_fan_ratio" not in text
+    assert value(text, "gputui_gpu_up", gpu="7") == 0
+    assert value(text, "gputui_gpu_power_watts", gpu="7") is None
+    assert value(text, "gputui_gpu_power_watts", gpu="6") == 540
+    stale = replace(moment, gpus=tuple(replace(gpu, state="stale") for gpu in moment.gpus), host=None)
+    assert "gputui_gpu_power_watts{" not in exposed(stale) and "gputui_host_" not in exposed(stale)
+    assert "gputui_gpu_info{" in exposed(stale)
+    assert exposed(Moment(at=NOW)).count("\n#") < 3
+
+
+def test_an_old_sample_of_the_host_is_not_told(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.host(NOW)
+    assert read_moment(filler.connection, NOW + 20).host is not None
+    assert read_moment(filler.connection, NOW + 3600).host is None
+    filler.close()
+
+
+def test_runs_that_are_over_are_only_counted(moment: Moment) -> None:
+    text = exposed(moment)
+    assert value(text, "gputui_runs", state="failed") == 1
+    assert "resnet50-2" not in text
+
+
+def test_a_divergence_is_told(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.run("bad-1")
+    filler.attempt("bad-1", 1)
+    filler.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
+    text = exposed(read_moment(filler.connection, NOW))
+    assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
+    filler.close()
+
+
+def test_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.run("x-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
+    text = exposed(read_moment(filler.connection, NOW))
+    assert "\x1b" not in text
+    assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
+    filler.close()
+
+
+NAMES = re.compile(r"gputui_[a-z0-9_]+")
+
+
+def known_names(moment: Moment) -> set[str]:
+    """Every name that there can be: what this moment has, and what it has no value for."""
+    numbers = ("fan_percent", "energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
+               "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second")  # fmt: skip
+    slow = dict.fromkeys(numbers, 1.0)
+    full = replace(
+        moment,
+        gpus=tuple(replace(gpu, slow={**gpu.slow, **slow}) for gpu in moment.gpus),
+        agent=replace(moment.agent, sampler_silent_seconds=1.0) if moment.agent else None,
+        ranks={
+            run: tuple(
+                replace(
+                    line,
+                    values={
+                        **dict.fromkeys(("val/loss", "comm_time", "data_time", "samples_per_s"), 1.0),
+                        **line.values,
+                    },
+                )
+                for line in lines
+            )
+            for run, lines in moment.ranks.items()
+        },
+    )
+    return set(NAMES.findall(exposed(full))) | {"gputui_store_readable", "gputui_alert_active"}
+
+
+def test_rules_and_dashboard_ask_only_for_what_there_is(moment: Moment) -> None:
+    known = known_names(moment)
+    for rule in RULES:
+        assert set(NAMES.findall(rule.expression)) <= known, rule.name
+    asked = {
+        name
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+        for name in NAMES.findall(target["expr"])
+    }
+    assert asked <= known, asked - known
+
+
+def test_the_dashboard_has_the_five_rows_and_nothing_overlaps() -> None:
+    made = dashboard()
+    assert [panel["title"] for panel in made["panels"] if panel["type"] == "row"] == [
+        "Machine", "GPUs", "Training", "Communication", "Host",
+    ]  # fmt: skip
+    taken: set[tuple[int, int]] = set()
+    for panel in made["panels"]:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        assert not cells & taken and place["x"] + place["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:9464", Address("127.0.0.1", 9464)), (":9464", Address("127.0.0.1", 9464)),
+        ("9464", Address("127.0.0.1", 9464)), ("[::1]:0", Address("::1", 0)), ("0.0.0.0:1", Address("0.0.0.0", 1)),
+    ],
+)  # fmt: skip
+def test_addresses_are_on_loopback_unless_told_otherwise(text: str, expected: Address) -> None:
+    assert parse_address(text) == expected
+    assert expected.is_loopback == (expected.host != "0.0.0.0")
+
+
+@pytest.mark.parametrize("text", ["", "localhost", "x:y", "1.2.3.4:70000", "a:-1", "9٤"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(AddressError, match="HOST:PORT"):
+        parse_address(text)

@@ -1,0 +1,152 @@
+"""The endpoint of a real recorder, read by HTTP, by promtool and by a real Prometheus where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package)"
+)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    made.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 71\n")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def endpoint(machine: Machine) -> Iterator[str]:
+    """The address that a recorder of simulated GPUs listens on."""
+    recorder = machine.start("--record", "--interval", "0.2", "--prometheus", "127.0.0.1:0")
+    try:
+        assert recorder.stderr is not None
+        line = recorder.stderr.readline()
+        found = re.fullmatch(r"gputui: metrics for Prometheus on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert found, line
+        wait_until(lambda: "gputui_gpu_power_watts{" in read(found.group(1)), what="the first sample")
+        yield found.group(1)
+    finally:
+        recorder.send_signal(signal.SIGTERM)
+        recorder.communicate(timeout=30)
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_it_listens_on_loopback_and_tells_what_is_recorded(machine: Machine, endpoint: str) -> None:
+    text = read(endpoint)
+    assert 'gputui_gpu_up{gpu="0"' in text and "gputui_store_readable 1.0" in text
+    port = urllib.parse.urlsplit(endpoint).port
+    listening = Path("/proc/net/tcp").read_text()
+    assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
+    machine.gputui("run", machine.profile(), "--set", "steps=400")
+    machine.wait_for("steps-1", "running")
+    wait_until(lambda: 'gputui_run_step{name="steps",rank="' in read(endpoint), what="the run's steps")
+    machine.gputui("stop", "steps-1")
+    machine.wait_for("steps-1", "stopped")
+    wait_until(lambda: 'gputui_runs{state="stopped"} 1.0' in read(endpoint), what="the run's end")
+
+
+def test_what_cannot_be_listened_on_is_said(machine: Machine) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        said = machine.gputui("--record", "--prometheus", f"127.0.0.1:{taken.getsockname()[1]}", code=3)
+    assert "cannot listen on 127.0.0.1" in said and "choose another port" in said
+    assert "expected HOST:PORT" in machine.gputui("--record", "--prometheus", "nonsense", code=2)
+    assert "--prometheus goes with --record" in machine.gputui("--prometheus", "9464", code=2)
+
+
+@needs_promtool
+def test_promtool_finds_nothing_to_say(machine: Machine, endpoint: str, tmp_path: Path) -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=read(endpoint), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    rules = tmp_path / "rules.yml"
+    rules.write_text(machine.gputui("prometheus", "rules"))
+    subprocess.run(["promtool", "check", "rules", str(rules)], check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+
+@needs_prometheus
+def test_a_real_prometheus_scrapes_it_and_evaluates_the_rules(machine: Machine, endpoint: str, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text(machine.gputui("prometheus", "rules"))
+    settings = tmp_path / "prometheus.yml"
+    settings.write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+                "rule_files": [str(rules)],
+                "scrape_configs": [
+                    {"job_name": "gputui", "static_configs": [{"targets": [urllib.parse.urlsplit(endpoint).netloc]}]}
+                ],
+            }
+        )
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with (tmp_path / "prometheus.log").open("w") as log:
+        server = subprocess.Popen(
+            ["prometheus", f"--config.file={settings}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+             f"--web.listen-address={address}"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+
+        def ask(path: str) -> Any:
+            try:
+                return json.loads(read(f"http://{address}/api/v1/{path}"))["data"]
+            except OSError:
+                return None
+
+        def value(expression: str) -> str | None:
+            data = ask(f"query?query={urllib.parse.quote(expression)}")
+            return data["result"][0]["value"][1] if data and data["result"] else None
+
+        wait_until(lambda: value("sum(gputui_gpu_up)") == "2", what="the scrape")
+        assert value('up{job="gputui"}') == "1"
+        # A GPU that is lost is noticed from outside; the alert waits for a minute before it fires.
+        machine.workspace.scenario.write_text(
+            "gpus: 2\nmemory: 80GiB\nseed: 71\nfaults: [{at: 1, gpu: 1, kind: lost}]\n"
+        )
+
+        def states() -> dict[str, str]:
+            data = ask("rules")
+            return {
+                rule["name"]: f"{rule['health']} {rule['state']}"
+                for group in (data or {}).get("groups", ())
+                for rule in group["rules"]
+            }
+
+        wait_until(lambda: states().get("GpuLost") == "ok pending", what="the alert on a lost GPU")
+        found = states()
+        assert len(found) >= 20 and all(state.startswith("ok ") for state in found.values()), found
+        assert found["GputuiGone"] == "ok inactive"
+    finally:
+        server.terminate()
+        server.wait(30)
