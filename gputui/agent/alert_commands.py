@@ -60,11 +60,14 @@ def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
     ids = command.args.get("ids")
     if ids is None:
         return [one for one in alerts.lasting(supervisor.connection) if one.acknowledged_at is None]
-    return [_one(supervisor, alert_id) for alert_id in ids if isinstance(ids, list)]
+    if not isinstance(ids, list):
+        raise RefusedError("say which alerts, by their numbers")
+    return [_one(supervisor, alert_id) for alert_id in ids]
 
 
 def _one(supervisor: Supervisor, alert_id: object) -> AlertView:
-    found = alerts.one(supervisor.connection, alert_id) if isinstance(alert_id, int) else None
+    is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
+    found = alerts.one(supervisor.connection, alert_id) if is_number and isinstance(alert_id, int) else None
     if found is None:
         raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
     return found

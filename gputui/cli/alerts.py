@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 
@@ -10,7 +11,8 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
-from gputui.store import alerts
+from gputui.runs.agent_process import read_identity
+from gputui.store import alerts, queries
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
 
@@ -51,11 +53,27 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
         found = alerts.lasting(connection) + (alerts.cleared(connection, MOST) if with_cleared else [])
     if as_json:
         print_json([alert_shape(one, now) for one in found])
-    elif not found:
+        return
+    if not found:
         say("no alert" if with_cleared or run is not None else "all is well: no alert lasts")
     else:
         for line in columns(("", "SEVERITY", "SINCE", "STATE", "ALERT"), _rows(found, now)):
             say(line)
+    for line in [] if connection is None else _remarks(session, connection, now):
+        say(line)
+
+
+def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> list[str]:
+    """What else there is to know: rules that are silenced everywhere, and how old all this is where no agent looks."""
+    lines = []
+    for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
+        if subject == alerts.ANY_SUBJECT:
+            lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")
+    agent = queries.agent(connection)
+    if agent is not None and read_identity(session.workspace) is None:
+        ago = units.duration(max(0.0, now - (agent.ended_at or agent.heartbeat_at)))
+        lines.append(f"no agent runs: this is how it stood {ago} ago; gputui agent start looks again")
+    return lines
 
 
 def _rows(found: Sequence[AlertView], now: float) -> list[tuple[str, ...]]:

@@ -21,7 +21,7 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
-from gputui.store import commands, queue
+from gputui.store import alerts, commands, queue
 from gputui.store.database import open_writer
 from tests.conftest import wait_until
 
@@ -244,3 +244,40 @@ def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Su
     connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'demo-1'")
     refused = ask("demo-1", "up")
     assert refused.state == "refused" and "no place in the queue" in str(refused.reason)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "reason"),
+    [
+        ("alert_ack", {"ids": [7]}, "there is no alert 7"),
+        ("alert_ack", {"ids": [True]}, "there is no alert True"),
+        ("alert_ack", {"ids": 7}, "say which alerts"),
+        ("alert_silence", {"id": 7, "seconds": 60}, "there is no alert 7"),
+        ("alert_silence", {"rule": "diskk", "seconds": 60}, "there is no rule 'diskk'"),
+        ("alert_silence", {"rule": "disk", "seconds": -1}, "say for how long"),
+        ("alert_silence", {"rule": "disk", "seconds": 1e9}, "say for how long"),
+        ("alert_silence", {"rule": "disk"}, "say for how long"),
+    ],
+)
+def test_commands_about_alerts_that_are_not_there(
+    supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
+) -> None:
+    number = commands.submit(supervisor.connection, verb, None, args, "me", now=NOW)
+    handlers.answer_all(supervisor)
+    answer = commands.answer(supervisor.connection, number)
+    assert answer is not None and answer.state == "refused" and reason in str(answer.reason)
+
+
+def test_all_alerts_are_noted_as_seen_at_once(supervisor: Supervisor) -> None:
+    values = {
+        "severity": "warning", "subject_kind": "host", "subject_id": "", "subject_name": "the host", "raised_at": NOW,
+        "unit": "%", "sentence": "full", "remedy": "remove runs",
+    }  # fmt: skip
+    for rule in ("disk", "shm"):
+        alerts.raise_alert(supervisor.connection, {**values, "rule": rule})
+    for said in ("noted as seen: 2 alerts", "there is none that nobody has seen"):
+        number = commands.submit(supervisor.connection, "alert_ack", None, {"ids": None}, "me", now=NOW)
+        handlers.answer_all(supervisor)
+        answer = commands.answer(supervisor.connection, number)
+        assert answer is not None and answer.result is not None and answer.result["text"] == said
+    assert {one.acknowledged_by for one in alerts.lasting(supervisor.connection)} == {"me"}

@@ -84,6 +84,7 @@ def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> N
     )
     assert listed(machine)[number]["silenced_until"]
     assert machine.json("alerts", "silence", "gpu_hot", "--for", "30min")["silenced"] == 1
+    assert "gpu_hot is silenced everywhere by" in say(machine) and "no agent runs" not in say(machine)
     assert machine.json("alerts", "silence", str(number), "--for", "0")["silenced"] == 1
     assert listed(machine)[number]["silenced_until"] is None
     assert refused(machine, "alerts", "ack", "999", code=3) == (
@@ -91,6 +92,8 @@ def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> N
     )
     assert "there is no rule 'gpu_hott'" in refused(machine, "alerts", "silence", "gpu_hott", code=3)
     assert machine.json("alerts", "ack", "--all")["ids"] is not None
+    machine.kill_agent()
+    assert "no agent runs: this is how it stood" in say(machine)
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,16 @@ def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
         "SELECT * FROM host_samples WHERE at <= 5 ORDER BY at DESC LIMIT 1",
     ):
         assert "SEARCH" in plan(sql) and "SCAN" not in plan(sql), sql
+
+
+def test_alerts_are_ticks_to_move_between(filler: Filler, reader: sqlite3.Connection) -> None:
+    sampled(filler, 600, 0, every=5)
+    filler.alert("disk", "The disk is full", seconds_ago=400)
+    filler.alert("gpu_hot", "GPU 3 is hot", seconds_ago=200, cleared_ago=100)
+    found = timeline.ticks(reader, NOW - 600, NOW)
+    assert [(tick.kind, tick.severity, tick.at) for tick in found] == [
+        ("alert", "error", NOW - 400),
+        ("alert", "warning", NOW - 200),
+    ]
+    assert timeline.resolve(reader, NOW, -1, 0, NOW) == NOW - 200
+    assert timeline.resolve(reader, NOW, -2, 0, NOW) == NOW - 400
