@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gputui.tui.app import GputuiApp
@@ -176,6 +178,33 @@ async def test_a_moment_before_a_run_was_launched_has_no_page_of_it(app: GputuiA
         assert "did not exist yet" in text(app, "head")
         await pilot.press("L")
         assert "queued" in text(app, "head")
+
+
+@pytest.mark.parametrize(
+    "keys", ["p", "exclamation_mark", "i", "space j space c"], ids=["processes", "alerts", "gpu", "compare"]
+)
+async def test_every_page_looks_back(app: GputuiApp, keys: str) -> None:
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press(*keys.split())
+        page = app.screen
+        assert not isinstance(page, OverviewScreen)
+        before = whole(app)
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        assert app.screen is page
+        assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head")
+        assert text(app, "notice").splitlines()[0].endswith(" now")
+        await pilot.press("L")
+        assert whole(app) == before
+
+
+async def test_the_processes_are_those_of_then(app: GputuiApp, filler: Filler) -> None:
+    then = [{"pid": 4711, "user": "bob", "command": "python old.py", "memory_bytes": 5 << 30, "kind": "C"}]
+    filler.connection.execute("INSERT INTO gpu_process_sets VALUES (?, 1, ?)", (NOW - 700, json.dumps(then)))
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("p")
+        assert "alice" in text(app, "body") and "old.py" not in text(app, "body")
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        assert "4711" in text(app, "body") and "old.py" in text(app, "body") and "alice" not in text(app, "body")
 
 
 async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiApp, filler: Filler) -> None:

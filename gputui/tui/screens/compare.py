@@ -10,6 +10,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
+from gputui.charts.cells import cell_width
 from gputui.charts.envelope import Bin
 from gputui.charts.viewport import Extent, Viewport, stepped
 from gputui.curves.model import ChartData, ChartRequest
@@ -23,6 +24,7 @@ from gputui.tui.reading import Interest
 from gputui.tui.render.charts import GUTTER, extent_of
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.compare import CompareLook, compare_head, overlay_lines, table_lines
+from gputui.tui.render.moments import right_end
 from gputui.tui.screens.base import ActionScreen, bindings_for
 from gputui.tui.snapshot import RunRow
 from gputui.tui.widgets.pane import Pane
@@ -137,7 +139,10 @@ class CompareScreen(ActionScreen):
             (self.comparison.metric or "") in self.settings.logs,
         )  # fmt: skip
         if self.edit is None:
-            self.head.show([compare_head(self.comparison, look, len(self._names), width)])
+            past = self.snapshot.past
+            end = right_end(self.snapshot.at, past) if past is not None else []
+            room = width - sum(cell_width(text) for text, _ in end)
+            self.head.show([[*compare_head(self.comparison, look, len(self._names), room), *end]])
         else:
             found = filter_names(self._names, self.edit.text)
             note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
