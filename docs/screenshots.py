@@ -6,29 +6,80 @@ Needs rsvg-convert (Debian: librsvg2-bin) and the font DejaVu Sans Mono (fonts-d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from gputui.config import locate
+from textual.pilot import Pilot
+
+from gputui.config import Workspace, locate
 from gputui.tui.app import GputuiApp
+from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.settings import Settings
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler
 
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH_PIXELS = 1400
 
-# name → (columns, rows, keys pressed before the picture)
-PICTURES: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "overview": (120, 30, ()),
-    "run": (140, 42, ("enter",)),
-    "overview-80x24": (80, 24, ()),
-    "alerts": (120, 26, ("exclamation_mark",)),
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A screen of so many columns and rows after some keys, in a theme."""
+
+    columns: int
+    rows: int
+    keys: tuple[str, ...] = ()
+    theme: str = "ansi"
+
+
+PICTURES: dict[str, Picture] = {
+    "overview": Picture(120, 34),
+    "overview-80x24": Picture(80, 24),
+    "overview-200x50": Picture(200, 50),
+    "gpus-together": Picture(120, 34, ("a",)),
+    "gpu": Picture(120, 34, ("i",)),
+    "run": Picture(150, 44, ("enter",)),
+    "run-80x24": Picture(80, 24, ("enter",)),
+    "run-log": Picture(100, 30, ("enter", "3")),
+    "compare": Picture(120, 34, ("space", "space", "c")),
+    "alerts": Picture(120, 30, ("exclamation_mark",)),
+    "launch": Picture(120, 36, ("n",)),
+    "time-travel": Picture(120, 34, ("left_square_bracket", "left_square_bracket")),
+    "palette": Picture(100, 30, ("ctrl+p", *"theme")),
+    "settings": Picture(100, 30, ("comma",)),
+    "theme-dark": Picture(100, 30, theme="dark"),
+    "theme-light": Picture(100, 30, theme="light"),
+    "theme-colour-blind": Picture(100, 30, theme="colour-blind"),
+    "theme-mono": Picture(100, 30, theme="mono"),
 }
+
+SETTLE_SECONDS = 10.0
+
+PROFILE = """\
+name: vit-b16
+description: Vision transformer, ImageNet-1k
+launcher: torchrun
+script: train.py
+python: .venv/bin/python
+gpus: 2
+requires: {gpu_memory: 30GiB, disk: 20GiB}
+params:
+  batch_size: {default: 512, min: 1, help: samples per step and rank}
+  grad_accum: 1
+  lr: {default: 0.001, help: peak learning rate}
+  gradient_checkpointing: false
+metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
+checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "--resume {checkpoint}"}
+"""
 
 # Rich draws each cell so wide, for Fira Code at size 20; DejaVu Sans Mono fills such a cell at this size.
 CELL_WIDTH = 12.2
@@ -52,20 +103,51 @@ def place_braille(match: re.Match[str]) -> str:
     )
 
 
-async def picture(name: str, columns: int, rows: int, keys: tuple[str, ...]) -> None:
+def fill(workspace: Workspace) -> Filler:
+    """The made-up night, with what each page shows of it."""
+    filler = Filler(workspace)
+    filler.overnight()
+    filler.bad_night()
+    for run_id, attempt in (("vit-b16-1", 3), ("gpt2-124m-1", 1)):
+        folder = workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
+        folder.mkdir(parents=True)
+        lines = [f"step {step} loss {1.9 + 40 / step:.3f} lr 9.8e-04 3021 img/s" for step in range(8010, 9441, 30)]
+        lines.insert(20, "WARNING: data loader waited 0.4 s")
+        (folder / "stdout.log").write_text("\n".join(lines) + "\n")
+    (workspace.profiles / "vit-b16.yaml").write_text(PROFILE)
+    (workspace.profiles / "train.py").touch()
+    # The form shows where the interpreter is; that of whoever makes the pictures is nobody's business.
+    (workspace.profiles / ".venv").symlink_to(sys.prefix)
+    return filler
+
+
+async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
+    """Wait until nothing is read or checked any more."""
+    end = time.monotonic() + SETTLE_SECONDS
+    await pilot.pause(0.1)
+    for _ in range(3):
+        # Charts that were not asked for before come with the next reading.
+        cast("StillFeed", app.feed).refresh()
+        await pilot.pause(0.1)
+    while isinstance(app.screen, LaunchScreen) and not app.screen.is_settled and time.monotonic() < end:
+        await pilot.pause(0.05)
+    await pilot.pause(0.1)
+
+
+async def picture(name: str, what: Picture) -> None:
     """Run the app over a filled store and save what it shows."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="night-") as folder, contextlib.chdir(folder):
         workspace = locate(folder)
         workspace.create()
-        filler = Filler(workspace)
-        filler.overnight()
-        if name == "alerts":
-            filler.bad_night()
+        filler = fill(workspace)
         feed = StillFeed(workspace)
-        app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler")
-        async with app.run_test(size=(columns, rows)) as pilot:
-            await pilot.press(*keys)
-            await pilot.pause()
+        settings = Settings(theme=what.theme)
+        app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler", settings=settings)
+        async with app.run_test(size=(what.columns, what.rows)) as pilot:
+            for key in what.keys:
+                await pilot.press(key)
+                await pilot.pause()
+            await settle(pilot, app)
             drawing = app.export_screenshot(title="gputui")
         filler.close()
     drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
@@ -81,10 +163,11 @@ async def picture(name: str, columns: int, rows: int, keys: tuple[str, ...]) -> 
 
 
 def main() -> None:
+    """All pictures, or those named on the command line."""
     os.environ["TZ"] = "UTC"
     time.tzset()
-    for name, (columns, rows, keys) in PICTURES.items():
-        asyncio.run(picture(name, columns, rows, keys))
+    for name in sys.argv[1:] or PICTURES:
+        asyncio.run(picture(name, PICTURES[name]))
 
 
 if __name__ == "__main__":

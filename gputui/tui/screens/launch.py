@@ -122,6 +122,11 @@ class LaunchScreen(ActionScreen):
             self._plan_next()
         self.paint()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that can be said about the form is said."""
+        return not self._is_reading and self._planned == self._generation
+
     def _plan_next(self) -> None:
         """One plan at a time, of the newest content."""
         if self._is_planning or self._planned == self._generation:
