@@ -129,7 +129,7 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
         # One end was given and all values lie beyond it.
         low = high = axis.low if axis.low is not None else axis.high
     scale = value_scale(low, high)
-    start, end = round_outward(scale.low, scale.high)
+    start, end = (value * axis.unit for value in round_outward(scale.low / axis.unit, scale.high / axis.unit))
     start = start if axis.low is None else scale.low
     end = end if axis.high is None else scale.high
     return LinearScale(start, end), as_asked
@@ -146,12 +146,18 @@ def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
     return LinearScale(start, end)
 
 
+def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list[str]]:
+    """At most so many ticks of a value axis, and their labels."""
+    if isinstance(scale, LogScale):
+        ticks = log_ticks(scale.low, scale.high, most)
+    else:
+        ticks = [tick * axis.unit for tick in linear_ticks(scale.low / axis.unit, scale.high / axis.unit, most)]
+    return ticks, [axis.label(tick) for tick in ticks] if axis.label else tick_labels(ticks)
+
+
 def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
     """Labels by row of the plotting area."""
-    most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
-    find = log_ticks if isinstance(scale, LogScale) else linear_ticks
-    ticks = find(scale.low, scale.high, most)
-    labels = [axis.label(tick) for tick in ticks] if axis.label else tick_labels(ticks)
+    ticks, labels = value_ticks(scale, axis, min(_MOST_VALUE_TICKS, rows // 2 + 1))
     canvas = Canvas(1, rows, BRAILLE)
     placed: dict[int, str] = {}
     for tick, label in zip(ticks, labels, strict=True):

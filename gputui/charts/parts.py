@@ -52,10 +52,12 @@ class XAxis:
 class YAxis:
     """The value axis; ends left `None` follow the curves in round steps.
 
-    A logarithmic axis without a positive value to show is drawn linear, and the legend says so.
+    A logarithmic axis without a positive value to show is drawn linear, and the legend says so. Ticks of a linear one
+    are round multiples of `unit`: of 2³⁰ for values in bytes.
     """
 
     kind: AxisKind = "linear"
     low: float | None = None
     high: float | None = None
     label: Callable[[float], str] | None = field(default=None)
+    unit: float = 1.0

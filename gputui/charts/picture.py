@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gputui.charts.axes import LogScale, Scale, linear_ticks, log_ticks, tick_labels, time_labels, time_ticks
-from gputui.charts.chart import Curve, Marker, XAxis, YAxis, x_scale_of, y_scale_of
+from gputui.charts.axes import Scale, linear_ticks, tick_labels, time_labels, time_ticks
+from gputui.charts.chart import Curve, Marker, XAxis, YAxis, value_ticks, x_scale_of, y_scale_of
 from gputui.charts.envelope import Bin
 from gputui.charts.units import metric_value, short_number
 
@@ -113,8 +113,7 @@ class _Sheet:
     def _grid(self) -> Iterator[Path | Label]:
         axis, bottom, right = COLOURS["axis"], self.height - _BOTTOM, self.width - _RIGHT
         y_axis = self.drawing.y_axis
-        ticks = (log_ticks if isinstance(self.y, LogScale) else linear_ticks)(self.y.low, self.y.high, 8)
-        labels = [y_axis.label(tick) for tick in ticks] if y_axis.label else tick_labels(ticks)
+        ticks, labels = value_ticks(self.y, y_axis, 8)
         for tick, text in zip(ticks, labels, strict=True):
             if (y := self._down(tick)) is not None:
                 yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)

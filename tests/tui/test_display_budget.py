@@ -2,7 +2,12 @@
 
 import pytest
 
+from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.widgets import slow_pane
+from gputui.tui.widgets.pane import Pane
+from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.display_apps import Dashboard
+from tests.tui.filling import Filler
 from tests.tui.terminal import Terminal
 
 TICKS = 20
@@ -30,3 +35,33 @@ async def test_a_busy_dashboard_stays_within_its_bytes(
         per_tick = (counters.bytes_written - bytes_before) / TICKS
     assert 100 < per_tick < budget
     assert 0 < counters.last_paint_seconds < 0.5
+
+
+@pytest.mark.parametrize(("size", "budget"), [((80, 24), 300), ((200, 50), 600)], ids=["80x24", "200x50"])
+async def test_a_run_page_with_one_more_point_in_every_chart_writes_little(
+    size: tuple[int, int], budget: int, monkeypatch: pytest.MonkeyPatch, filler: Filler, make_app: MakeApp
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(slow_pane, "REDRAW_SECONDS", 0.0)
+    filler.overnight()
+    app = make_app()
+    feed = app.feed
+    assert isinstance(feed, StillFeed)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
+        bytes_before = app.display_counters.bytes_written
+        charts = app.screen.query_one("#charts", Pane)
+        step, changed = 4120, 0
+        for _ in range(TICKS):
+            filler.tick()
+            step += 4
+            filler.curve("gpt2-124m-1", 1, step, step, every=4, ranks=4)
+            feed.now = filler.now
+            before = charts.text
+            feed.refresh()
+            await pilot.pause()
+            changed += charts.text != before
+        assert changed > TICKS // 2
+        assert 20 < (app.display_counters.bytes_written - bytes_before) / TICKS < budget

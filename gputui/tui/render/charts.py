@@ -150,7 +150,7 @@ def _hardware_axis(field: HardwareField) -> YAxis:
     if field in ("utilization", "host_cpu"):
         return YAxis(low=0.0, high=100.0)
     if field in ("memory", "host_memory"):
-        return YAxis(low=0.0, label=lambda value: bytes_text(value).replace("iB", "").replace(" ", ""))
+        return YAxis(low=0.0, label=lambda value: bytes_text(value).replace("iB", "").replace(" ", ""), unit=2.0**30)
     return YAxis(low=0.0 if field in ("power", "sm_clock") else None)
 
 
