@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from gputui.tui.screens.signals import SignalScreen
 from gputui.tui.snapshot import ProcessSet, Snapshot
 from tests.tui import many_processes
 from tests.tui.conftest import MakeApp
-from tests.tui.filling import GIB, Filler
+from tests.tui.filling import GIB, NOW, Filler
 from tests.tui.test_render import read, text_of, widths
 from tests.tui.test_screens import SMALL, feed_of, overview, text, until
 
@@ -293,6 +294,27 @@ async def test_a_view_that_is_read_only_sends_nothing(filler: Filler, make_app: 
         await open_page(pilot, app)
         await pilot.press("s")
         assert "This view is read only." in text(app, "message")
+
+
+async def test_a_past_moment_shows_the_sets_that_were_recorded_and_signals_nobody(
+    app: GputuiApp, filler: Filler
+) -> None:
+    text_of_then = json.dumps([{"pid": 77, "user": "bob", "command": "old.py", "memory_bytes": GIB, "start_ticks": 5}])
+    filler.connection.execute(
+        "INSERT INTO gpu_process_sets SELECT ?, gpu_id, ? FROM gpus WHERE position = 2", (NOW - 500, text_of_then)
+    )
+    async with app.run_test(size=SMALL) as pilot:
+        page = await open_page(pilot, app)
+        assert len(page.shown_rows) == 298
+        await pilot.press("left_curly_bracket")
+        await pilot.pause()
+        assert "◀" in text(app, "head")
+        assert [(row.pid, row.gpus, row.user) for row in page.shown_rows] == [(77, (2,), "bob")]
+        await pilot.press("s")
+        assert "would change the present" in text(app, "message")
+        await pilot.press("L")
+        await pilot.pause()
+        assert len(page.shown_rows) == 298
 
 
 async def test_a_machine_without_processes_says_so(filler: Filler, make_app: MakeApp) -> None:
