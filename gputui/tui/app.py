@@ -112,6 +112,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
         self.workspace = workspace
         self.feed = feed
         self.snapshot = snapshot
+        self.live_runs = snapshot.runs if snapshot.past is None else ()
         self.is_readonly = readonly
         self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
@@ -372,7 +373,7 @@ def run(
         keeper.stop()
         feed.stop()
         app.preferences.finish()
-    active = sum(row.run.state not in OVER for row in app.snapshot.runs)
+    active = sum(row.run.state not in OVER for row in app.live_runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run goes on" if active == 1 else f"{active} runs go on"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201

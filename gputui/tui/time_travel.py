@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gputui.tui.habits import HabitsApp
 from gputui.tui.render.words import moment as moment_words
-from gputui.tui.snapshot import Moment, Snapshot
+from gputui.tui.snapshot import Moment, RunRow, Snapshot
 
 if TYPE_CHECKING:
     from gputui.tui.feed import Feed
@@ -26,10 +27,14 @@ class TimeTravelApp(HabitsApp, inherit_bindings=False):
     feed: Feed
     moment: Moment | None = None
     """What was asked for, or once it was read the moment itself; None is the present."""
+    live_runs: Sequence[RunRow] = ()
+    """The runs as they were when the present was seen last."""
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         past = snapshot.past
-        if past is None and self.moment is not None:
+        if past is None:
+            self.live_runs = snapshot.runs
+        if past is None and self.moment is not None and snapshot.trouble is None:
             # The feed has not come to it yet; the present must not flash up in between.
             return
         if past is not None and self.moment is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gputui.charts.chart import Line
 from gputui.store.queries import OVER_STATES
 from gputui.tui.render.alerts import alert_strip
-from gputui.tui.render.columns import fit_line, rule
+from gputui.tui.render.columns import fit_line
 from gputui.tui.render.gpus import Pointed, gpu_height, gpu_lines
 from gputui.tui.render.moments import time_line
 from gputui.tui.render.overview import share_rows
@@ -52,10 +52,7 @@ def overview_frame(
 
 
 def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -> list[Line]:
-    if rows:
-        return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
-    words = "No run yet; gputui run PROFILE launches one." if snapshot.past is None else "There was no run yet."
-    return [rule("RUNS", width), fit_line([("  " + words, "dim")], width)][:height]
+    return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
 
 
 def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:

@@ -36,14 +36,15 @@ class RunsState:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause; and
-    whether there are keys to press."""
+    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause;
+    whether there are keys to press, and whether this is a past moment."""
 
     now: float
     gpu_index: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     pause: QueuePause | None = None
     has_keys: bool = True
+    is_past: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,19 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
         {gpu.uuid: gpu.index for gpu in snapshot.gpus},
         {run_id: number for number, run_id in enumerate(waiting, 1)},
         snapshot.machine.queue_pause,
+        is_past=snapshot.past is not None,
     )
+
+
+def _none(state: RunsState, around: Surroundings) -> str:
+    """Why there is no run to show."""
+    if state.filter_text:
+        return "No run matches the filter; esc clears it."
+    if around.is_past:
+        return "There was no run yet."
+    if around.has_keys:
+        return "No run yet. Press n to launch one from a profile."
+    return "No run yet; gputui run PROFILE launches one."
 
 
 def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, width: int, height: int) -> list[Line]:
@@ -74,12 +87,7 @@ def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, w
     placed = place(_COLUMNS, width)
     lines = [_heading(rows, len(shown), state, around, placed, width, height)]
     if not rows:
-        text = (
-            "No run matches the filter; esc clears it."
-            if state.filter_text
-            else "No run yet. Press n to launch one from a profile."
-        )
-        return [*lines, fit_line([("  " + text, "dim")], width)][:height]
+        return [*lines, fit_line([("  " + _none(state, around), "dim")], width)][:height]
     for row in shown:
         lines.append(_row(placed, _Shown(row, around, state), width))
     return lines[:height]
