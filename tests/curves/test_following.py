@@ -228,6 +228,39 @@ def test_names_are_harmless_and_still_found(story: Story) -> None:
     assert story.ask(ChartRequest((name,))).curves[name].last == 4.0
 
 
+@pytest.mark.parametrize(
+    "name", ["val/acc", "a.b", "a[0]", "$", "größe", 'say "x"', "back\\slash", "", "new\nline", "''", "$.loss", "🙂"]
+)
+def test_any_name_can_be_asked_for(story: Story, name: str) -> None:
+    story.attempt(1, 0)
+    # The first are reduced, the last are not.
+    story.write(*({"step": step, name: 0.5, "a": {"b": 7}, "loss": 9} for step in range(600)))
+    curve = story.ask(ChartRequest((name,))).curves[name]
+    assert told(curve.bins)[:4] == (600, 0, 0.5, 0.5)
+
+
+def test_words_truth_and_lists_are_no_values(story: Story) -> None:
+    story.attempt(1, 0)
+    values = [3, "three", [1], None, True, {"x": 1}, "NaN", "Infinity"]
+    story.write(*({"step": step, "odd": values[step % len(values)]} for step in range(600)))
+    curve = story.ask(ChartRequest(("odd",))).curves["odd"]
+    assert told(curve.bins)[:4] == (225, 75, 3.0, 3.0)
+
+
+def test_other_ranks_and_other_runs_are_left_out(story: Story) -> None:
+    story.attempt(1, 0)
+    story.connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('run-2', 2, 'run', 'p', 'running', '{}', '{}', 0)"
+    )
+    other = story.file.with_name("other.jsonl")
+    story.ingest.open_source("run-2", str(other), "jsonl")
+    story.ingest.begin_attempt("run-2", 1)
+    other.write_text("".join(f'{{"step": {step}, "loss": 99}}\n' for step in range(600)))
+    story.write(*({"step": step, "rank": rank, "loss": float(rank)} for step in range(600) for rank in range(2)))
+    assert told(loss(story).bins)[:4] == (600, 0, 0.0, 0.0)
+
+
 def test_a_learning_rate_is_not_smoothed(story: Story) -> None:
     story.attempt(1, 0)
     story.steps(0, 100, 0.0, lr=1e-3)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from gputui.metrics.ingest import MetricsIngest
 from gputui.store import metric_queries
 from gputui.store.database import open_reader
-from gputui.store.metric_queries import Point
 
 from .conftest import RUN, Bench, line
 
@@ -29,10 +26,7 @@ def reader(bench: Bench) -> Iterator[sqlite3.Connection]:
 def test_a_run_without_metrics(reader: sqlite3.Connection) -> None:
     assert metric_queries.metric_names(reader, RUN) == []
     assert metric_queries.latest(reader, RUN) == {}
-    assert metric_queries.series(reader, RUN, "loss")[0] == []
-    assert metric_queries.series(reader, "no such run", "loss") == ([], {})
     assert metric_queries.ranks(reader, RUN, 1) == []
-    assert metric_queries.events(reader, RUN) == []
     assert list(metric_queries.points_json(reader, RUN)) == []
 
 
@@ -73,34 +67,6 @@ def test_ranks(bench: Bench, reader: sqlite3.Connection) -> None:
     assert [(each.rank, each.step, each.at) for each in metric_queries.ranks(reader, RUN, 2)] == [(1, 7, None)]
 
 
-def test_a_series_is_followed_at_little_cost(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.steps(0, 1)
-    bench.append(
-        '{"step": 2, "loss": NaN, "time": 7.5, "rank": 3}\n{"step": 3, "loss": -Infinity}\n{"step": 4, "lr": 1}\n'
-    )
-    bench.pump()
-    points, cursor = metric_queries.series(reader, RUN, "loss")
-    assert points[0] == Point(1, None, 0, None, 1.0)
-    assert points[2][:4] == (1, 3, 2, 7.5) and math.isnan(points[2].value)
-    assert points[3].value == -math.inf and len(points) == 4
-    assert metric_queries.series(reader, RUN, "loss", cursor) == ([], cursor)
-    bench.begin(2)
-    bench.file.rename(bench.folder / "old")
-    bench.steps(5)
-    bench.pump()
-    points, following = metric_queries.series(reader, RUN, "loss", cursor)
-    assert [(point.attempt, point.step) for point in points] == [(2, 5)]
-    assert following != cursor
-
-
-def test_whole_numbers_are_values_and_words_are_not(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append('{"step": 1, "epoch": 3}\n{"step": 2, "epoch": "three"}\n{"step": 3, "epoch": [1]}\n{"step": 4}\n')
-    bench.pump()
-    assert metric_queries.series(reader, RUN, "epoch")[0] == [Point(1, None, 1, None, 3.0)]
-
-
 @pytest.mark.parametrize(
     "name", ["val/acc", "a.b", "a[0]", "$", "größe", 'say "x"', "back\\slash", "", "new\nline", "''", "$.loss", "🙂"]
 )
@@ -109,21 +75,8 @@ def test_any_name_can_be_asked_for(bench: Bench, reader: sqlite3.Connection, nam
     bench.begin()
     bench.append(json.dumps({"step": 1, name: 0.5, "a": {"b": 7}, "loss": 9}, ensure_ascii=ascii_only) + "\n")
     bench.pump()
-    expected = [Point(1, None, 1, None, 0.5)]
-    assert metric_queries.series(reader, RUN, name)[0] == expected
     assert metric_queries.latest(reader, RUN)[name] == 0.5
     assert [row["value"] for row in metric_queries.points_json(reader, RUN, [name])] == [0.5]
-
-
-def test_events(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    bench.append('{"event": "start", "time": 5}\n' + line(1, note="event") + line(2, event="checkpoint", path="/x"))
-    bench.pump()
-    found = metric_queries.events(reader, RUN)
-    assert [(each.attempt, each.step, each.at, each.event) for each in found] == [
-        (1, None, 5.0, "start"), (1, 2, None, "checkpoint"),
-    ]  # fmt: skip
-    assert found[1].data["path"] == "/x"
 
 
 def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
@@ -162,24 +115,3 @@ def test_two_runs_are_kept_apart(bench: Bench, reader: sqlite3.Connection) -> No
     bench.pump()
     assert metric_queries.metric_names(reader, RUN) == ["loss"]
     assert metric_queries.latest(reader, "run-2") == {"lr": 3.0}
-    assert metric_queries.series(reader, RUN, "lr")[0] == []
-
-
-def test_a_long_run_is_read_quickly(bench: Bench, reader: sqlite3.Connection) -> None:
-    bench.begin()
-    values = {"lr": 0.001, "grad_norm": 1.23456789, "samples_per_s": 1234.5678, "step_time": 0.1234, "epoch": 3}
-    bench.append("".join(line(step, time=1.7e9 + step, rank=0, **values) for step in range(100_000)))
-    MetricsIngest(bench.connection).finish(RUN)
-    started = time.process_time()
-    points, cursor = metric_queries.series(reader, RUN, "loss")
-    whole = time.process_time() - started
-    assert len(points) == 100_000
-    bench.steps(100_000)
-    bench.pump()
-    started = time.process_time()
-    assert len(metric_queries.series(reader, RUN, "loss", cursor)[0]) == 1
-    assert metric_queries.metric_names(reader, RUN)[0] == "loss"
-    assert metric_queries.latest(reader, RUN)["loss"] == 1 / 100_001
-    # Bounds with room for a busy machine; benchmarks measure the real figures.
-    assert time.process_time() - started < 0.02
-    assert whole < 1.0
