@@ -51,7 +51,7 @@ PICTURES: dict[str, Picture] = {
     "overview-200x50": Picture(200, 50),
     "gpus-together": Picture(120, 34, ("a",)),
     "gpu": Picture(120, 34, ("i",)),
-    "run": Picture(150, 44, ("enter",)),
+    "run": Picture(150, 44, ("enter", "m", "m", *["left"] * 6)),
     "run-80x24": Picture(80, 24, ("enter",)),
     "run-log": Picture(100, 30, ("enter", "3")),
     "compare": Picture(120, 34, ("space", "space", "c")),
