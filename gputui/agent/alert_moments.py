@@ -11,7 +11,7 @@ from typing import Any
 
 from gputui.agent.recorder import Recorder
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
-from gputui.alerts.run_trends import RunTrend
+from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
 from gputui.alerts.schedules import Schedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth
 from gputui.metrics.report import IngestReport
@@ -28,11 +28,13 @@ NCCL_KINDS = ("nccl_error", "nccl_timeout")
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """An attempt that lives and has made a step. ``peak`` is the parameter that is its learning rate."""
+    """An attempt that lives and has made a step. ``peak`` is the parameter that is its learning rate, and after
+    ``patience_steps`` without improvement somebody wants to know."""
 
     record: AttemptRecord
     schedule: Schedule | None = None
     peak: float | None = None
+    patience_steps: float = PATIENCE_STEPS
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class AlertMoments:
                 is_new = one is not None
                 moments.append(RunMoment(run_id, is_training=is_new, nccl_errors=len(texts), nccl_text=text))
                 continue
+            trend.patience_steps = one.patience_steps
             moments.append(
                 trend.moment(
                     run_id,

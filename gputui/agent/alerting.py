@@ -213,7 +213,8 @@ class Alerting:
         for record in living:
             if running.get(record.run_id) == record.number:
                 own = self._rules_of(record.run_id)
-                found.append(Training(record, own.schedule, self._peak(record)))
+                patience = own.rules["no_improvement"].limits["steps"]
+                found.append(Training(record, own.schedule, self._peak(record), patience))
         return found
 
     def _rules_of(self, run_id: str) -> RunRules:

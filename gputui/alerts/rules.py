@@ -190,7 +190,7 @@ _RULES: tuple[Rule, ...] = (
         "{subject}: {detail}",
         "stop it, lower the learning rate, or accept that it has converged",
         (
-            Threshold("steps", 1000.0, "steps", "without a better loss (smoothed over 50 steps)", 1.0),
+            Threshold("steps", 1000.0, "steps", "without a better loss (means over half as many steps)", 1.0),
             Threshold("epochs", 10.0, "epochs", "without a better val/loss, or loss where there is none", 0.1),
         ),
         clear_seconds=0.0, cooldown_seconds=1800.0, of_run=True,

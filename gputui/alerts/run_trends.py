@@ -13,9 +13,12 @@ from typing import Any
 from gputui.alerts.moments import RunMoment, Stagnation
 from gputui.alerts.trends import MINUTE_SECONDS, Mean
 
-SMOOTHED_STEPS = 50.0
+# The loss of single steps is noise: what is compared are means over half of the patience, in so many blocks. The best
+# of many noisy values is only the luckiest one, and what is learnt slowly would never beat it.
+BLOCKS = 5
+PATIENCE_STEPS = 1000.0
 # An improvement smaller than this share of the best value is none.
-LEAST_IMPROVEMENT = 1e-3
+LEAST_IMPROVEMENT = 1e-4
 LEAST_STEP_TIMES = 10
 STEP_TIMES = 100
 # A step time beyond this many medians is not taken for the run's usual one.
@@ -46,14 +49,52 @@ class Best:
 
 
 @dataclass(slots=True)
+class Smoothed:
+    """Means over the last BLOCKS blocks of steps, one at the end of each block. A block is its first step and mean."""
+
+    blocks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
+    total: float = 0.0
+    count: int = 0
+    begin: int | None = None
+
+    def add(self, value: float, step: int, block_steps: float) -> tuple[int, float] | None:
+        """Where a block has ended before ``step`` and there are enough of them: the first step of them all, and their
+        mean."""
+        ended = self.begin is not None and step - self.begin >= block_steps
+        if ended and self.begin is not None:
+            self.blocks.append((self.begin, self.total / self.count))
+            self.total, self.count, self.begin = 0.0, 0, None
+        if self.begin is None:
+            self.begin = step
+        self.total += value
+        self.count += 1
+        if not ended or len(self.blocks) < BLOCKS:
+            return None
+        return self.blocks[0][0], statistics.fmean(mean for _, mean in self.blocks)
+
+    def to_json(self) -> list[Any]:
+        return [[list(block) for block in self.blocks], self.total, self.count, self.begin]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Smoothed:
+        blocks, total, count, begin = data
+        return cls(
+            deque(((int(first), float(mean)) for first, mean in blocks), maxlen=BLOCKS),
+            float(total), int(count), begin,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
 class RunTrend:
-    """One attempt of a run. ``age_seconds`` is since its newest line."""
+    """One attempt of a run. ``age_seconds`` is since its newest line; ``patience_steps`` after how many steps without
+    improvement somebody wants to know."""
 
     attempt: int
     values: dict[str, float] = field(default_factory=dict)
     step: int | None = None
     age_seconds: float = math.inf
-    loss: float | None = None
+    patience_steps: float = PATIENCE_STEPS
+    loss: Smoothed = field(default_factory=Smoothed)
     best_loss: Best = field(default_factory=Best)
     best_validation: Best = field(default_factory=Best)
     step_times: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_TIMES))
@@ -68,12 +109,12 @@ class RunTrend:
         if step is not None:
             if before is not None and step < before:
                 # It went back, to a checkpoint or to a new phase: what was best before is not what it is judged by.
-                self.loss, self.best_loss, self.best_validation = None, Best(), Best()
+                self.loss, self.best_loss, self.best_validation = Smoothed(), Best(), Best()
             self.step = step
         self.values.update(values)
         self.age_seconds = 0.0
         self.skipped += skipped
-        self._take_losses(values, 1 if before is None or step is None else max(1, step - before))
+        self._take_losses(values)
         self._take_step_time(values.get("step_time"))
         hit = values.get("cache_hit_rate")
         if hit is not None and self.values.get("epoch", 1.0) >= 1:
@@ -125,13 +166,14 @@ class RunTrend:
         """The usual step time, None before there are enough steps."""
         return statistics.median(self.step_times) if len(self.step_times) >= LEAST_STEP_TIMES else None
 
-    def _take_losses(self, values: Mapping[str, float], steps: int) -> None:
+    def _take_losses(self, values: Mapping[str, float]) -> None:
         epoch = self.values.get("epoch")
         loss = values.get("loss")
-        if loss is not None and math.isfinite(loss):
-            share = 1.0 - math.exp(-steps / SMOOTHED_STEPS)
-            self.loss = loss if self.loss is None else self.loss + (loss - self.loss) * share
-            self.best_loss.add(self.loss, self.step, epoch)
+        if loss is not None and math.isfinite(loss) and self.step is not None:
+            smoothed = self.loss.add(loss, self.step, self.patience_steps / (2 * BLOCKS))
+            if smoothed is not None:
+                first, mean = smoothed
+                self.best_loss.add(mean, first, epoch)
         validation = values.get("val/loss")
         if validation is not None and math.isfinite(validation):
             self.best_validation.add(validation, self.step, epoch)
@@ -162,7 +204,7 @@ class RunTrend:
             "attempt": self.attempt,
             "step": self.step,
             "values": self.values,
-            "loss": self.loss,
+            "loss": self.loss.to_json(),
             "best_loss": [self.best_loss.value, self.best_loss.step, self.best_loss.epoch],
             "best_validation": [self.best_validation.value, self.best_validation.step, self.best_validation.epoch],
             "step_times": list(self.step_times),
@@ -179,7 +221,7 @@ class RunTrend:
             attempt=int(data["attempt"]),
             step=data["step"],
             values={str(name): float(value) for name, value in data["values"].items()},
-            loss=data["loss"],
+            loss=Smoothed.from_json(data["loss"]),
             best_loss=Best(*data["best_loss"]),
             best_validation=Best(*data["best_validation"]),
             cache_hit=Mean.from_json(MINUTE_SECONDS, data["cache_hit"]),
