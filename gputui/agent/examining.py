@@ -85,10 +85,11 @@ def without(secrets: tuple[str, ...], value: Any) -> Any:
 
 
 class Examination:
-    """One examination under way. ``wake`` is called from its thread when it is over."""
+    """One examination under way since ``begun_at`` (monotonic). ``wake`` is called from its thread when it is over."""
 
-    def __init__(self, task: Task, wake: Callable[[], None]) -> None:
+    def __init__(self, task: Task, wake: Callable[[], None], begun_at: float) -> None:
         self.task = task
+        self.begun_at = begun_at
         self._wake = wake
         self._findings: Findings | None = None
         self._error: Exception | None = None

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
+LOOK_TOLD_SECONDS = 1.0
 
 # More than any shim writes.
 RECORD_BYTES = 1 << 16
@@ -62,6 +63,7 @@ class LiveAttempt:
     shim: ProcessIdentity | None
     pidfd: int | None = None
     is_reaped: bool = False
+    is_told: bool = False
     sweeping_since: float | None = None
     examination: Examination | None = None
 
@@ -315,17 +317,29 @@ class Supervisor:
                 self.connection, self.ingest, self.workspace, start.run, start.uuids, indices, self.wall()
             )
         except launching.LaunchError as error:
-            if not (self.workspace.run_dir(start.run.run_id) / SPEC_FILE).exists():
-                self._give_up(start.run, "its folder is gone; launch it again")
-                return
-            text = f"cannot start: {error}; trying again"
-            if start.run.waiting_for != text:
-                repository.set_waiting_for(self.connection, start.run.run_id, text)
+            self._cannot_start(start.run, error)
             return
         self.baselines[start.run.run_id] = {
             uuid: sample.memory_used_bytes if (sample := self.recorder.fast.get(uuid)) else None for uuid in start.uuids
         }
         self._spawn(record)
+
+    def _cannot_start(self, run: RunRecord, error: launching.LaunchError) -> None:
+        if not (self.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
+            self._give_up(run, "its folder is gone; launch it again")
+            return
+        if isinstance(error.__cause__, ValueError):
+            # What is in its files does not change by itself; a disk may.
+            self._give_up(run, f"cannot start: {error}")
+            return
+        text = f"cannot start: {error}; trying again"
+        if run.waiting_for == text:
+            return
+        is_new = not (run.waiting_for or "").startswith("cannot start:")
+        with transaction(self.connection) as connection:
+            repository.set_waiting_for(connection, run.run_id, text)
+            if is_new:
+                repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
 
     def _give_up(self, run: RunRecord, why: str) -> None:
         now = self.wall()
@@ -399,7 +413,7 @@ class Supervisor:
         if left and not self._sweep(live, left):
             return
         task = self.ending.task(live.record, exit_record, [process.pid for process in left])
-        live.examination = Examination(task, self.wake)
+        live.examination = Examination(task, self.wake, self.clock())
 
     def _finish_ending(self, live: LiveAttempt, examination: Examination) -> None:
         try:
@@ -409,6 +423,7 @@ class Supervisor:
             live.examination = None
             raise
         if findings is None:
+            self._tell_of_looking(live, examination)
             return
         around = surroundings(self.workspace, self.connection, live.record, self.standings() or ())
         self.ending.attempt_ended(examination.task, findings, around)
@@ -416,6 +431,16 @@ class Supervisor:
         self.on_end(live.record.run_id)
         self._begin_draining(live.record)
         self.needs_schedule = True
+
+    def _tell_of_looking(self, live: LiveAttempt, examination: Examination) -> None:
+        """Checkpoints are read whole, so that the look may take minutes in which the run still counts as running."""
+        if live.is_told or self.clock() - examination.begun_at < LOOK_TOLD_SECONDS:
+            return
+        live.is_told = True
+        run = repository.get_run(self.connection, live.record.run_id)
+        if run is not None and run.state in (RunState.STARTING, RunState.RUNNING):
+            text = "has ended; its logs and checkpoints are being read"
+            repository.set_waiting_for(self.connection, run.run_id, text)
 
     def _note_start(self, live: LiveAttempt, folder: Path) -> None:
         started = read_record(folder / "started.json")

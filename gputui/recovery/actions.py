@@ -156,7 +156,7 @@ def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
 
 def wait(spec: RunSpec, params: Params, argument: float | None) -> Result:
     """Start again after so many seconds."""
-    return AppliedAction("wait", "changed nothing but waited")
+    return AppliedAction("wait", "changed nothing")
 
 
 @dataclass(frozen=True, slots=True)

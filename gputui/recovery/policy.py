@@ -284,8 +284,8 @@ def _has_worked(retries: Sequence[PastDecision], progress: Progress, spec: RunSp
 def _retry_reason(results: tuple[Result, ...], where: str, delay_seconds: float) -> str:
     done = [result.note for result in results if isinstance(result, AppliedAction)]
     skips = [f"{result.name} was skipped: {result.why}" for result in results if isinstance(result, SkippedAction)]
-    reason = f"{' and '.join(done)}, {where}"
-    reason += f" after {duration(delay_seconds)}" if delay_seconds else ""
+    wait = f"waiting {duration(delay_seconds)} before " if delay_seconds else ""
+    reason = f"{' and '.join(done)}, {wait}{where}"
     return f"{reason} ({'; '.join(skips)})" if skips else reason
 
 

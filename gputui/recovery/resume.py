@@ -10,6 +10,8 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.runs.spec import RunSpec
 
+# Of checkpoints that cannot be resumed from.
+MOST_TOLD = 3
 NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
 
 
@@ -75,7 +77,16 @@ def resume_points(
             usable.append(info)
             continue
         rejected.append(SkippedAction(f"resuming from {info.path.name}", why))
-    return ResumePoint(tuple(usable), tuple(rejected), spec.checkpoints is not None)
+    return ResumePoint(tuple(usable), _summed_up(rejected), spec.checkpoints is not None)
+
+
+def _summed_up(rejected: Sequence[SkippedAction]) -> tuple[SkippedAction, ...]:
+    """A folder may hold thousands that are of no use; nobody reads why of each."""
+    told, rest = tuple(rejected[:MOST_TOLD]), rejected[MOST_TOLD:]
+    if not rest:
+        return told
+    noun = "one more" if len(rest) == 1 else f"{len(rest)} more"
+    return (*told, SkippedAction(f"resuming from {noun}", "of the last one, " + rest[-1].why))
 
 
 def _left(info: CheckpointInfo, resumed_step: int | None, started_at: float | None) -> bool:

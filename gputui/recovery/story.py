@@ -170,6 +170,8 @@ def _standing(run: RunView, attempts: Sequence[AttemptView], now: float) -> str:
             return f"The run {run.state} after {tries}{_because(run.reason)}."
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
+        case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:
+            return f"It {run.waiting_for}."
         case RunState.RECOVERING:
             left = None if run.not_before is None else run.not_before - now
             return "It will start again" + (f" in {duration(left)}." if left is not None and left > 0 else " now.")

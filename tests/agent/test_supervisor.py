@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from gputui.runs.command import Launch
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import queries
 from gputui.store.database import open_writer
 
@@ -78,6 +80,39 @@ def recovering_run(connection: sqlite3.Connection, not_before: float, now: float
             assert run is not None
             repository.move(connection, run, target, cause="test", now=now)
         repository.set_next_attempt(connection, "a-1", params={}, resume_from=None, not_before=not_before)
+
+
+def queued_run(connection: sqlite3.Connection, workspace: Workspace, now: float) -> Path:
+    """A run that may start; its folder."""
+    spec = RunSpec(name="a", launcher="python", program=("x.py",), python="/p", workdir="/")
+    with transaction(connection):
+        repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=now, actor="me")
+    folder = workspace.run_dir("a-1")
+    folder.mkdir()
+    write_spec(folder / SPEC_FILE, spec)
+    return folder
+
+
+def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock
+) -> None:
+    (queued_run(connection, workspace, clock.wall) / SPEC_FILE).write_text("{")
+    supervisor(Supervisor, workspace, connection, clock).turn()
+    assert state(connection) == "failed"
+    assert "cannot start: cannot read" in queries.events(connection)[-1].message
+
+
+def test_what_may_pass_is_tried_again_and_said_once(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock
+) -> None:
+    (queued_run(connection, workspace, clock.wall) / "attempts").write_text("no folder")
+    made = supervisor(Supervisor, workspace, connection, clock)
+    for _ in range(3):
+        made.needs_schedule = True
+        made.turn()
+    assert state(connection) == "queued"
+    (event,) = queries.events(connection)
+    assert event.severity == "warning" and event.message.startswith("cannot start: ")
 
 
 def state(connection: sqlite3.Connection) -> str:

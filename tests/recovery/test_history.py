@@ -63,7 +63,7 @@ def decision(number: int, attempt_number: int, *, at: float, **values: Any) -> D
         "params": {},
         "resume_from": "/c/step_40.pt",
         "delay_seconds": 2.0,
-        "reason": "changed nothing, resuming from step_40.pt after 2 s",
+        "reason": "changed nothing, waiting 2 s before resuming from step_40.pt",
         "outcome": None,
     }
     return DecisionView(**fields | values)

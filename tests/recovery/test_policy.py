@@ -241,7 +241,7 @@ def test_chance_is_always_the_same_for_an_attempt_and_differs_between_runs() -> 
 
 def test_a_rung_that_waits_waits() -> None:
     plan = plan_for("gpu_busy")
-    assert plan.delay_seconds == 60.0 and "after 1 min" in plan.reason
+    assert plan.delay_seconds == 60.0 and "waiting 1 min before" in plan.reason
 
 
 # --- where to resume --------------------------------------------------------------------------------------------------
@@ -251,6 +251,18 @@ def test_damaged_checkpoints_are_passed_over_and_named() -> None:
     plan = plan_for(checkpoints=[checkpoint(60, False, "does not match the SHA-256 in x.sha256"), checkpoint(40)])
     assert plan.resume_from == "/c/step_00000040.pt"
     assert "resuming from step_00000060.pt was skipped: it does not match the SHA-256" in plan.reason
+
+
+def test_of_a_thousand_damaged_checkpoints_a_few_are_named_and_the_rest_counted() -> None:
+    damaged = [checkpoint(step, valid=False, why="is empty") for step in range(1000, 0, -1)]
+    plan = plan_for(checkpoints=damaged)
+    assert plan.reason.count("it is empty") == 4 and len(plan.actions) < 10
+    assert "resuming from 997 more was skipped: of the last one, it is empty" in plan.reason
+
+
+def test_a_wait_is_told_before_what_it_is_for() -> None:
+    assert "changed nothing, waiting " in plan_for().reason
+    assert plan_for().reason.endswith("before resuming from step_00000040.pt")
 
 
 def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:

@@ -161,6 +161,8 @@ def test_a_restart_by_recovery_is_not_called_a_persons() -> None:
         ("queued", {}, "It is waiting to start."),
         ("recovering", {"not_before": 1020.0}, "It will start again in 20 s."),
         ("recovering", {"not_before": 990.0}, "It will start again now."),
+        ("recovering", {"not_before": 990.0, "waiting_for": "waits for a disk"}, "It waits for a disk."),
+        ("running", {"waiting_for": "has ended; its logs are being read"}, "It has ended; its logs are being read."),
         ("stopping", {}, "It is being stopped."),
         ("stopped", {"reason": "stopped"}, "The run stopped after 0 attempts: stopped."),
         ("starting", {}, "It is starting."),

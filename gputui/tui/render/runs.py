@@ -246,6 +246,8 @@ def outlook(row: RunRow, now: float) -> Span:
             took = _took(row)
             return (" · ".join(part for part in (ended, took) if part), "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
+    if run.waiting_for and run.state != "stopping":
+        return (clean(run.waiting_for), "text")
     if run.state == "recovering":
         return (clean(run.reason or "finding out what happened"), "text")
     if run.state == "stopping":
