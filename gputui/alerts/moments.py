@@ -83,14 +83,15 @@ class Stagnation:
 
 @dataclass(frozen=True, slots=True)
 class RunMoment:
-    """One run. ``is_training``: its attempt lives and has made a step. ``values`` are its newest metrics, empty once
-    they are old. ``median_step_seconds`` is its own, of the steps before; ``cache_hit_percent`` a mean over the last
-    minute; ``lr_expected`` the least and the most that its schedule allows. ``nccl_errors`` counts those since the
-    moment before."""
+    """One run. ``is_training``: its attempt lives and has made a step. ``values`` are its newest metrics, ``means``
+    those of its times over half a minute; both are empty once they are old. ``median_step_seconds`` is its own, of the
+    steps before; ``cache_hit_percent`` a mean over the last minute; ``lr_expected`` the least and the most that its
+    schedule allows. ``nccl_errors`` counts those since the moment before."""
 
     run_id: str
     is_training: bool = True
     values: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
     stagnation: tuple[Stagnation, ...] = ()
     median_step_seconds: float | None = None
     cache_hit_percent: float | None = None

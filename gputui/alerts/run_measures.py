@@ -37,7 +37,7 @@ def slow_steps(run: RunMoment, limits: Limits) -> Reading:
     model of seconds a step is not slow by that."""
     if not run.is_training:
         return IDLE
-    seconds = run.values.get("step_time")
+    seconds = run.means.get("step_time")
     if seconds is None or run.median_step_seconds is None:
         return UNKNOWN
     own = 1000.0 * run.median_step_seconds
@@ -50,7 +50,7 @@ def data_wait(run: RunMoment, limits: Limits) -> Reading:
     share of it."""
     if not run.is_training:
         return IDLE
-    wait, step = run.values.get("data_time"), run.values.get("step_time")
+    wait, step = run.means.get("data_time"), run.means.get("step_time")
     if wait is None:
         return UNKNOWN
     if not step or not math.isfinite(step):

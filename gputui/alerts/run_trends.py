@@ -23,6 +23,9 @@ LEAST_STEP_TIMES = 10
 STEP_TIMES = 100
 # A step time beyond this many medians is not taken for the run's usual one.
 UNUSUAL_TIMES = 1.5
+# A loader that reads ahead makes one step of many wait for all: only a mean tells how long they wait.
+TIMES = ("step_time", "data_time")
+TIMES_SECONDS = 30.0
 # Metrics older than this say nothing of now: the run may hang, which is recovery's to see.
 OLD_SECONDS = 300.0
 
@@ -98,6 +101,7 @@ class RunTrend:
     best_loss: Best = field(default_factory=Best)
     best_validation: Best = field(default_factory=Best)
     step_times: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_TIMES))
+    times: dict[str, Mean] = field(default_factory=lambda: {name: Mean(TIMES_SECONDS) for name in TIMES})
     cache_hit: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
     skipped: int = 0
     samples_before: float | None = None
@@ -116,6 +120,8 @@ class RunTrend:
         self.skipped += skipped
         self._take_losses(values)
         self._take_step_time(values.get("step_time"))
+        for name, mean in self.times.items():
+            mean.add(values.get(name), min(max(waited_seconds, 0.1), TIMES_SECONDS))
         hit = values.get("cache_hit_rate")
         if hit is not None and self.values.get("epoch", 1.0) >= 1:
             self.cache_hit.add(100.0 * hit, min(max(waited_seconds, 0.1), MINUTE_SECONDS))
@@ -151,6 +157,7 @@ class RunTrend:
             run_id=run_id,
             is_training=is_training,
             values=self.values if is_fresh else {},
+            means=self._means() if is_fresh else {},
             stagnation=tuple(stagnation) if is_fresh else (),
             median_step_seconds=self.median_step_seconds,
             cache_hit_percent=self.cache_hit.value if is_fresh else None,
@@ -165,6 +172,10 @@ class RunTrend:
     def median_step_seconds(self) -> float | None:
         """The usual step time, None before there are enough steps."""
         return statistics.median(self.step_times) if len(self.step_times) >= LEAST_STEP_TIMES else None
+
+    def _means(self) -> dict[str, float]:
+        found = {name: mean.value for name, mean in self.times.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _take_losses(self, values: Mapping[str, float]) -> None:
         epoch = self.values.get("epoch")
@@ -208,6 +219,7 @@ class RunTrend:
             "best_loss": [self.best_loss.value, self.best_loss.step, self.best_loss.epoch],
             "best_validation": [self.best_validation.value, self.best_validation.step, self.best_validation.epoch],
             "step_times": list(self.step_times),
+            "times": {name: mean.to_json() for name, mean in self.times.items()},
             "cache_hit": self.cache_hit.to_json(),
             "skipped": self.skipped,
             "samples_before": self.samples_before,
@@ -224,6 +236,7 @@ class RunTrend:
             loss=Smoothed.from_json(data["loss"]),
             best_loss=Best(*data["best_loss"]),
             best_validation=Best(*data["best_validation"]),
+            times={name: Mean.from_json(TIMES_SECONDS, data["times"][name]) for name in TIMES},
             cache_hit=Mean.from_json(MINUTE_SECONDS, data["cache_hit"]),
             skipped=int(data["skipped"]),
             samples_before=data["samples_before"],

@@ -54,9 +54,11 @@ def host(**values: Any) -> HostMoment:
 
 def run(metrics: Mapping[str, float] | None = None, **values: Any) -> RunMoment:
     usual_metrics = {"loss": 1.9, "grad_norm": 1.2, "lr": 0.001, "step_time": 0.3, "data_time": 0.006, "epoch": 3.0}
+    values_now = {**usual_metrics, **(metrics or {})}
     usual: dict[str, Any] = {
         "run_id": "vit-1",
-        "values": {**usual_metrics, **(metrics or {})},
+        "values": values_now,
+        "means": {name: values_now[name] for name in ("step_time", "data_time")},
         "median_step_seconds": 0.3,
     }
     return RunMoment(**{**usual, **values})

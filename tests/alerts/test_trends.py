@@ -168,3 +168,12 @@ def test_what_the_script_says_counts_first() -> None:
     assert expected_rate(Schedule("linear"), 5, {}, 0.1) is None, "nobody says how many steps there are"
     assert expected_rate(Schedule("linear"), 5, {"total_steps": 10.0}, 0.1) is not None
     assert expected_rate(Schedule("constant"), 5, {}, None) is None
+
+
+def test_a_loader_that_reads_ahead_is_judged_by_its_mean() -> None:
+    trend = RunTrend(1)
+    for step in range(600):
+        trend.take(step, {"step_time": 0.3, "data_time": 0.8 if step % 8 == 0 else 0.0}, 0, 0.3)
+    means = trend.moment("r", 1.0, is_training=True).means
+    assert means["data_time"] == pytest.approx(0.1, abs=0.03) and means["step_time"] == pytest.approx(0.3)
+    assert not trend.moment("r", 400.0, is_training=True).means
