@@ -19,7 +19,7 @@ from gputui.store import metric_queries
 from gputui.store.database import open_reader, open_writer
 
 LINES = 200_000
-CHARTED_LINES = 100_000
+READ_LINES = 100_000
 ROUNDS = 3
 
 
@@ -32,10 +32,10 @@ def measure(lines: int = LINES, rounds: int = ROUNDS) -> dict[str, Any]:
             target.writelines(_line(step) for step in range(lines))
         results = [_round(Path(folder) / f"{number}.db", file, lines) for number in range(rounds)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        charted = Path(folder) / "charted.jsonl"
-        with charted.open("w") as target:
-            target.writelines(_line(step) for step in range(min(lines, CHARTED_LINES)))
-        reading = _read(Path(folder) / "charted.db", charted)
+        read = Path(folder) / "read.jsonl"
+        with read.open("w") as target:
+            target.writelines(_line(step) for step in range(min(lines, READ_LINES)))
+        reading = _read(Path(folder) / "read.db", read)
         size = file.stat().st_size
     wall = statistics.median(seconds for seconds, _ in results)
     cpu = statistics.median(seconds for _, seconds in results)

@@ -17,6 +17,7 @@ from gputui.store.views import AttemptView
 SAMPLES_AT_ONCE = 200_000
 """About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
 for a part of its time."""
+LEAST_SECONDS = 60.0
 
 _GPU: Mapping[HardwareField, str] = {
     "utilization": "utilization_percent",
@@ -135,8 +136,9 @@ class HardwareCurves:
         self._asked = asked
         self._devices.clear()
         self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
-        # At one sample a second.
-        self._looked_at = self._seconds * min(1.0, SAMPLES_AT_ONCE / (length * sources))
+        # At one sample a second; a recorder that is slower still leaves something in each.
+        share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
+        self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
 
     def _bring_up(
         self,

@@ -144,3 +144,34 @@ def test_smoothing_refuses_a_weight_that_never_forgets() -> None:
     for weight in (1.0, -0.1, math.nan):
         with pytest.raises(ValueError, match="weight"):
             DebiasedEma(weight)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats()), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.integers(2, 40),
+)
+def test_what_was_reduced_elsewhere_says_what_its_points_say(
+    points: list[tuple[float, float]], size: int, capacity: int
+) -> None:
+    points = sorted(points, key=lambda point: point[0])
+    plain, taken = Buckets(1.0, capacity), Buckets(1.0, capacity)
+    plain.extend(points)
+    for begin in range(0, len(points), size):
+        (made,) = reduce(points[begin : begin + size], 1)
+        taken.take(made)
+    for buckets in (plain, taken):
+        bins = buckets.bins(1 << 20)
+        assert len(bins) <= capacity
+        finite = [value for _, value in points if math.isfinite(value)]
+        assert sum(each.points for each in bins) == len(points)
+        assert buckets.non_finite == len(points) - len(finite)
+        assert min((each.low for each in bins if each.low is not None), default=None) == min(finite, default=None)
+        assert max((each.high for each in bins if each.high is not None), default=None) == max(finite, default=None)
+        assert [each.first_x for each in bins] == sorted(each.first_x for each in bins)
+
+
+def test_what_was_reduced_and_has_no_place_is_counted() -> None:
+    buckets = Buckets()
+    buckets.take(Bin(math.inf, math.inf, points=3, nan=3))
+    assert buckets.unplaced == 3 and buckets.bins(9) == []

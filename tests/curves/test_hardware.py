@@ -115,6 +115,7 @@ def test_followed_as_it_is_sampled(busy: Story) -> None:
 
 def test_a_long_stretch_is_looked_into(busy: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "SAMPLES_AT_ONCE", 300)
+    monkeypatch.setattr(hardware, "LEAST_SECONDS", 2.0)
     request = replace(REQUEST, hardware=("utilization",), bins=20)
     load = by_name(busy.ask(request).hardware)["utilization", "GPU-a"]
     assert sum(each.points for each in load.bins) <= 300
