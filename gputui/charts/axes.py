@@ -10,6 +10,9 @@ from gputui.charts.units import short_number
 
 AxisKind = Literal["linear", "log"]
 
+_NEARLY_EQUAL: Final = 1e-9
+"""Values that differ by no more than this share are one value and what rounding made of it."""
+
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ENDS: Final = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _TIME_STEPS_SECONDS: Final = tuple(
@@ -70,7 +73,7 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
         if low == high or math.log10(high) == math.log10(low):
             low, high = max(low / 2, 5e-324), min(high * 2, 1.7e308)
         return LogScale(low, high)
-    if low == high:
+    if high - low <= _NEARLY_EQUAL * max(abs(low), abs(high)):
         space = abs(low) * 0.1 or 1.0
         low, high = max(low - space, -1.7e308), min(high + space, 1.7e308)
     if not high / 2 - low / 2 > 0:

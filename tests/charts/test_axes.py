@@ -96,3 +96,10 @@ def test_bounds_of_what_has_no_values() -> None:
     assert axes.log_bounds(bins) == (None, None)
     assert axes.value_scale(None, None) == axes.LinearScale(0.0, 1.0)
     assert axes.log_bounds(reduce([(0.0, -1.0), (1.0, 4.0)], 4)) == (4.0, 4.0)
+
+
+def test_what_rounding_made_of_a_constant_is_no_curve() -> None:
+    scale = axes.value_scale(0.3, 0.1 + 0.2)
+    assert scale.low < 0.29 and scale.high > 0.31
+    real = axes.value_scale(1.0, 1.000001)
+    assert real.low == 1.0
