@@ -149,7 +149,8 @@ _SOURCES: Sequence[tuple[TickKind, str | None, str, str]] = (
 def _checkpoints(connection: sqlite3.Connection, start: float, end: float) -> list[Tick]:
     rows = connection.execute(
         "SELECT m.at, m.data FROM metric_sources AS s JOIN metrics AS m INDEXED BY metrics_with_event "
-        "ON m.source_id = s.source_id AND m.at BETWEEN ? AND ? AND instr(m.data, '\"event\"') > 0 LIMIT ?",
+        "ON m.source_id = s.source_id AND m.at BETWEEN ? AND ? AND instr(m.data, '\"event\"') > 0 "
+        "ORDER BY m.at DESC LIMIT ?",
         (start, end, TICKS_KEPT * 4),
     ).fetchall()
     found = []

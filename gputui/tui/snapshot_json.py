@@ -13,8 +13,10 @@ from gputui.tui.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """``{at, is_past, agent, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts` as those commands print
-    them, runs with how far they had come. ``running``: whether an agent runs now."""
+    """``{at, is_past, gap, agent, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts` as those commands
+    print them, runs with how far they had come; ``gap`` is the stretch without a recording in which a past moment lies.
+    ``running``: whether an agent runs now."""
+    gap = snapshot.past.gap if snapshot.past is not None else None
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
     gpus = []
     for gpu in snapshot.gpus:
@@ -31,6 +33,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
     return {
         "at": iso(snapshot.at),
         "is_past": snapshot.past is not None,
+        "gap": None if gap is None else {"start": iso(gap.start), "end": iso(gap.end)},
         "trouble": snapshot.trouble,
         "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
         "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
