@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import click
 
+from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, Session, fail, say
-from gputui.store import queries
+from gputui.store import alerts, queries
+from gputui.store.alerts import AlertView
 from gputui.store.step_times import StepTimes
 
 WIDTH = 100
+ALERTS_TOLD = 8
 
 
 @click.command("explain")
@@ -39,6 +43,7 @@ def command(session: Session, run: str, evidence: bool) -> None:
             now=time.time(),
             costs=costs(attempts, incidents, decisions, StepTimes(connection, view.run_id)),
         )
+        raised = alerts.of_run(connection, view.run_id)
     kept = evidence_folders(session.workspace.run_dir(view.run_id))
     if evidence:
         if not kept:
@@ -46,6 +51,8 @@ def command(session: Session, run: str, evidence: bool) -> None:
         for folder in kept:
             say(str(folder))
         return
+    if raised:
+        story.append(alerts_sentence(raised))
     if kept:
         attempts_word = "attempt " if len(kept) == 1 else "attempts "
         story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
@@ -54,6 +61,18 @@ def command(session: Session, run: str, evidence: bool) -> None:
             say("")
         for line in textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False):
             say(line)
+
+
+def alerts_sentence(raised: Sequence[AlertView]) -> str:
+    """What the alert rules said meanwhile, the newest last."""
+    told = []
+    for one in raised[-ALERTS_TOLD:]:
+        end = "lasts" if one.cleared_at is None else f"over after {units.duration(one.cleared_at - one.raised_at)}"
+        sentence = one.sentence.removeprefix(f"{one.run_id}: ")
+        told.append(f"{time.strftime('%H:%M:%S', time.localtime(one.raised_at))} {sentence} ({end})")
+    left = len(raised) - len(told)
+    more = f"; {left} earlier ones: gputui alerts --run {raised[0].run_id}" if left else ""
+    return f"Alerts: {'; '.join(told)}{more}"
 
 
 def evidence_folders(run_dir: Path) -> list[Path]:

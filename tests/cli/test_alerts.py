@@ -16,6 +16,7 @@ from gputui.store import alerts
 from gputui.store.database import open_writer
 from tests.cli.test_bad_input import refused
 from tests.machine import Machine
+from tests.tui.filling import Filler
 
 DISK = {
     "rule": "disk",
@@ -166,3 +167,19 @@ def test_a_message_is_tried(machine: Machine, hook: tuple[str, list[bytes]]) -> 
     results = json.loads(say(machine, "test", "--json", code=1))
     assert [(one["way"], one["sent"]) for one in results] == [("command", False), ("webhook", True)]
     assert json.loads(got[0])["kind"] == "test"
+
+
+def test_the_story_of_a_run_tells_of_its_alerts(machine: Machine) -> None:
+    filler = Filler(machine.workspace)
+    filler.run("vit-1", "running")
+    filler.attempt("vit-1", 1)
+    for number in range(10):
+        filler.alert(
+            "slow_steps", f"vit-1: a step takes {number} s", subject="vit-1", subject_id="vit-1", run_id="vit-1",
+            seconds_ago=900 - number, cleared_ago=500 if number < 9 else None,
+        )  # fmt: skip
+    filler.close()
+    result = CliRunner().invoke(gputui, ["--home", str(machine.folder / "home"), "explain", "vit-1"])
+    told = " ".join(result.stdout.split())
+    assert "a step takes 8 s (over after 6 min 32 s); " in told and "a step takes 9 s (lasts); 2 earlier ones" in told
+    assert [one["sentence"] for one in json.loads(say(machine, "--run", "vit-1", "--json"))][-1].endswith("0 s")
