@@ -95,8 +95,7 @@ class _Sheet:
 
     def shapes(self) -> Iterator[Path | Label]:
         yield from self._grid()
-        for marker in self.drawing.markers:
-            yield from self._marker(marker)
+        yield from self._markers()
         for curve in self.drawing.curves:
             yield from self._curve(curve)
         yield from self._legend()
@@ -129,18 +128,24 @@ class _Sheet:
         if self.drawing.x_axis.name:
             yield Label((right, bottom + 44), self.drawing.x_axis.name, axis, anchor="end")
 
-    def _marker(self, marker: Marker) -> Iterator[Path | Label]:
-        x = self._across(marker.x)
-        if x is None:
-            return
-        colour = COLOURS.get(marker.style, COLOURS["marker"])
+    def _markers(self) -> Iterator[Path | Label]:
+        """Lines and notches; of labels that would lie over each other the first."""
         bottom = self.height - _BOTTOM
-        if not marker.is_line:
-            yield Path(((x, bottom - 6), (x, bottom)), colour, 2.0)
-            return
-        yield Path(((x, _TOP), (x, bottom)), colour, 1.0, is_dashed=True)
-        if marker.label:
-            yield Label((x, bottom + 40), marker.label, colour, anchor="middle")
+        free = 0.0
+        for marker in sorted(self.drawing.markers, key=lambda each: each.x):
+            x = self._across(marker.x)
+            if x is None:
+                continue
+            colour = COLOURS.get(marker.style, COLOURS["marker"])
+            if not marker.is_line:
+                yield Path(((x, bottom - 6), (x, bottom)), colour, 2.0)
+                continue
+            yield Path(((x, _TOP), (x, bottom)), colour, 1.0, is_dashed=True)
+            width = _width(marker.label)
+            start = max(free, x - width / 2)
+            if marker.label and start <= x:
+                yield Label((start, bottom + 40), marker.label, colour)
+                free = start + width + _LEGEND_APART / 2
 
     def _curve(self, curve: Curve) -> Iterator[Path]:
         colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])

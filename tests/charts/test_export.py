@@ -54,6 +54,16 @@ def test_the_curve_goes_down_on_the_sheet_as_it_does_in_value() -> None:
     assert all(0 <= x <= sheet.width for x, _ in curve.points)
 
 
+def test_labels_of_markers_do_not_lie_over_each_other() -> None:
+    markers = [Marker(x, f"event {x:g}") for x in (100.0, 120.0, 2000.0, 2200.0)] + [
+        Marker(1000.0, "ckpt", is_line=False)
+    ]
+    sheet = picture(Drawing(DRAWING.curves, markers=markers))
+    labels = [shape.text for shape in sheet.shapes if isinstance(shape, Label) and "e" in shape.text]
+    assert labels == ["event 100", "event 2000", "event 2200"]
+    assert sum(isinstance(shape, Path) and shape.is_dashed for shape in sheet.shapes) == 4
+
+
 def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, math.nan), (3.0, 1.0), (4.0, 1.5)]
     sheet = picture(Drawing([Curve(reduce(points, 9), "series.3")]))
