@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("show", "One run with its attempts."),
     "logs": ("logs", "What a run printed."),
     "metrics": ("metrics", "What a run measured."),
+    "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
     "explain": ("explain", "What happened to a run, and why."),
     "stop": ("stop", "Stop a run; it may save a checkpoint first."),
     "restart": ("restart", "Begin a run again from the start."),

@@ -114,3 +114,27 @@ def _newest(connection: sqlite3.Connection, run_id: str) -> list[tuple[int, int,
         pairs = ((name, as_float(value)) for name, value in orjson.loads(text).items())
         found.append((attempt, rank, {name: value for name, value in pairs if value is not None}))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLine:
+    """One line as a run wrote it. ``at`` is unix seconds; ``data`` is the whole line, NaN and infinities as words."""
+
+    attempt: int
+    rank: int | None
+    step: int | None
+    at: float | None
+    data: Mapping[str, Any]
+
+    def numbers(self) -> dict[str, float]:
+        """Its metrics, NaN and infinities as such."""
+        pairs = ((name, as_float(value)) for name, value in self.data.items() if name not in NOT_METRICS)
+        return {name: value for name, value in pairs if value is not None}
+
+
+def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
+    """Every line of a run in the order they were written, a few at a time."""
+    for source_id, until in _places(connection, run_id).items():
+        rows = connection.execute(f"SELECT attempt, rank, step, at, data {_LINES}", (source_id, *until))
+        for attempt, rank, step, at, text in rows:
+            yield StoredLine(attempt, rank, step, at, orjson.loads(text))
