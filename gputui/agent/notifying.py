@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import selectors
+import signal
 import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -13,37 +19,93 @@ from gputui.recovery.policies import Notice
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 LAST_WORDS = 200
+PIECE_BYTES = 1 << 16
 
 
-def run_command(notice: Notice, message: Mapping[str, Any]) -> None:
+def run_command(notice: Notice, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
     """Run the command with the message's text as its last argument and all of it as JSON on its standard input.
+
+    It is over when the command itself has ended; what it left in the background, as mail programs do, is its own. Where
+    it takes longer than ``seconds``, it is killed with its process group.
 
     Raises OSError, and subprocess.SubprocessError where it fails or takes too long.
     """
-    subprocess.run(
-        [*notice.command, str(message["text"])],
-        input=json.dumps(message).encode(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=COMMAND_SECONDS,
-        check=True,
-        start_new_session=True,
-    )
+    command = [*notice.command, str(message["text"])]
+    with os.fdopen(os.memfd_create("message"), "w+b") as text:
+        text.write(json.dumps(message).encode())
+        text.seek(0)
+        process = subprocess.Popen(
+            command, stdin=text, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+    assert process.stderr is not None
+    with process.stderr as errors:
+        try:
+            words = _last_words(process, errors.fileno(), seconds)
+        except BaseException:
+            # Not reaped yet, so that the number is still its own.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if code := process.wait():
+        raise subprocess.CalledProcessError(code, command, stderr=words)
 
 
-def post(notice: Notice, message: Mapping[str, Any]) -> None:
-    """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException."""
+def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -> bytes:
+    """Wait for a process to end, and keep the end of what it says. Raises subprocess.TimeoutExpired."""
+    deadline = time.monotonic() + seconds
+    words = b""
+    ended = os.pidfd_open(process.pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(ended, selectors.EVENT_READ)
+            selector.register(errors, selectors.EVENT_READ)
+            while True:
+                left = deadline - time.monotonic()
+                ready = {key.fd for key, _ in selector.select(max(0.0, left))}
+                if errors in ready:
+                    piece = os.read(errors, PIECE_BYTES)
+                    words = (words + piece)[-PIECE_BYTES:]
+                    if not piece:
+                        selector.unregister(errors)
+                if ended in ready:
+                    return words
+                if left <= 0:
+                    raise subprocess.TimeoutExpired(process.args, seconds)
+    finally:
+        os.close(ended)
+
+
+def post(notice: Notice, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
+    """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException.
+
+    The deadline of a socket is one for each piece, and a server may send its answer a byte at a time; so the whole is
+    done in a thread that nobody waits for any longer.
+    """
     request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
         str(notice.webhook), json.dumps(message).encode(), {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=WEBHOOK_SECONDS) as answer:  # noqa: S310
-        answer.read(1)
+    raised: list[Exception] = []
+
+    def send() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
+                answer.read(1)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=send, name="webhook", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    if thread.is_alive():
+        raise TimeoutError(errno.ETIMEDOUT, f"no whole answer within {seconds:.0f} s")
 
 
 def describe(error: Exception) -> str:
     """What went wrong, without the command or the address, which may hold secrets."""
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"the command took longer than {COMMAND_SECONDS:.0f} s"
+        return f"the command took longer than {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):
         words = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()
         return f"the command ended with code {error.returncode}" + (f": {words[-1][:LAST_WORDS]}" if words else "")

@@ -157,7 +157,9 @@ def decide(
             f"{kind.title} before the first step: that is taken for a wrong set-up, and not tried again",
         )
     if len(retries) + 1 >= policy.max_attempts:
-        return stop("attempts", f"{len(retries) + 1} attempts were made, and the policy allows no more (max_attempts)")
+        count = len(retries) + 1
+        made = "1 attempt was" if count == 1 else f"{count} attempts were"
+        return stop("attempts", f"{made} made, and the policy allows no more (max_attempts)")
     if fruitless >= policy.max_without_progress:
         return stop(
             "crash_loop",
