@@ -6,6 +6,7 @@ import pytest
 
 from gputui.store import commands
 from gputui.tui.app import GputuiApp
+from gputui.tui.render.gpus import row_at
 from gputui.tui.screens.confirm import ConfirmScreen
 from gputui.tui.screens.gpu_page import GpuScreen
 from gputui.tui.screens.run_page import RunScreen
@@ -221,3 +222,28 @@ async def test_cards_stand_where_there_is_room(app: GputuiApp) -> None:
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
         assert text(app, "cards") == ""
+
+
+async def test_clicks_choose_gpus_and_events_and_open_them(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.click("#events", offset=(5, 1))
+        assert "▸03:02:11 ✗ vit-b16-1" in text(app, "events")
+        await pilot.click("#events", offset=(5, 0))
+        assert overview(app).focus_at.section == "events"
+        await pilot.click("#gpus", offset=(5, 3))
+        assert "▸ 2   12" in text(app, "gpus")
+        await pilot.click("#gpus", offset=(5, 5), times=2)
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(4)
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"), [((5, 0), None), ((5, 1), 0), ((5, 8), 7), ((45, 1), 8), ((45, 8), 15), ((45, 9), None)]
+)
+def test_cells_of_two_columns(cell: tuple[int, int], found: int | None) -> None:
+    assert row_at(16, 80, 9, 0, *cell) == found
+
+
+def test_cells_of_rows_that_scroll() -> None:
+    assert [row_at(16, 60, 6, 9, 5, y) for y in range(6)] == [None, 9, 10, 11, 12, None]
+    assert [row_at(2, 60, 6, 0, 5, y) for y in range(4)] == [None, 0, 1, None]

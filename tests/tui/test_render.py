@@ -14,10 +14,11 @@ from gputui.config import Workspace
 from gputui.store.database import open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.render.columns import between, fitting, rule, wrap
+from gputui.tui.render.events import events_lines
 from gputui.tui.render.gpus import gpu_lines
 from gputui.tui.render.overview import share_rows
 from gputui.tui.render.run_order import matching
-from gputui.tui.render.runs import RunsState, Surroundings, events_lines, runs_lines, surroundings
+from gputui.tui.render.runs import RunsState, Surroundings, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
 from gputui.tui.snapshot import Snapshot
 from tests.tui.filling import NOW, Filler

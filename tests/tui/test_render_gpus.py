@@ -11,8 +11,8 @@ from gputui.config import Workspace
 from gputui.store.database import open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.render.gpu_cards import card_grid, card_lines
-from gputui.tui.render.gpu_cells import gpu_row, health, pcie_link
 from gputui.tui.render.gpu_page import chart_lines, fact_lines, process_lines, report_lines
+from gputui.tui.render.gpu_words import gpu_row, health, pcie_link
 from gputui.tui.render.gpus import Pointed, first_shown, gpu_height, gpu_lines
 from gputui.tui.render.strips import aggregate_line
 from gputui.tui.snapshot import Snapshot

@@ -9,10 +9,11 @@ from gputui.charts.chart import Line
 from gputui.store.queries import OVER_STATES
 from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.columns import fit_line
+from gputui.tui.render.events import events_lines
 from gputui.tui.render.gpus import Pointed, gpu_height, gpu_lines
 from gputui.tui.render.moments import time_line
 from gputui.tui.render.overview import share_rows
-from gputui.tui.render.runs import RunsState, events_lines, runs_lines, surroundings
+from gputui.tui.render.runs import RunsState, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_line, head_line, host_line, notice_lines
 from gputui.tui.snapshot import RunRow, Snapshot
 

@@ -8,7 +8,7 @@ from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.units import percent
 from gputui.store.views import GpuView
 from gputui.tui.render.columns import fit_line
-from gputui.tui.render.gpu_cells import gpu_row, who
+from gputui.tui.render.gpu_words import gpu_row, who
 from gputui.tui.render.histories import newest, shares, time_bins
 from gputui.tui.snapshot import HISTORY_SECONDS, Snapshot
 

@@ -11,7 +11,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, celsius, count, duration, gibibytes, percent, short_number, watts
 from gputui.store.views import GpuView, ProcessView
 from gputui.tui.render.columns import between, fit_line, rule, wrap
-from gputui.tui.render.gpu_cells import GpuRow, health, held_back, lost, pcie_link, traffic
+from gputui.tui.render.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.tui.render.histories import newest, shares, time_bins
 from gputui.tui.render.moments import right_end
 from gputui.tui.render.words import is_hot, moment

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.tui.render.columns import Placed, fit_line, head_line, place, row_line, wrap
-from gputui.tui.render.gpu_cells import COLUMNS, NEEDED, SHORT_COLUMNS, WIDE, WIDE_COLUMNS, GpuRow, gpu_row, lost
+from gputui.tui.render.gpu_cells import COLUMNS, NEEDED, SHORT_COLUMNS, WIDE, WIDE_COLUMNS
+from gputui.tui.render.gpu_words import GpuRow, gpu_row, lost
 from gputui.tui.render.words import clock
 from gputui.tui.snapshot import Snapshot
 
@@ -99,6 +100,18 @@ def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -
         cut = reason if len(reason) <= room else reason[: room - 1] + "…"
         lines.append(fit_line([(head, "warn"), (cut, "text"), (tail, "dim")], width))
     return lines
+
+
+def row_at(count: int, width: int, height: int, top: int, x: int, y: int) -> int | None:
+    """Which of ``count`` GPUs stands in this cell of the area, counted from 0; None in the head, a note or a gap."""
+    if y < 1:
+        return None
+    depth = (count + 1) // 2
+    if count > height - 1 and width >= 2 * SHORT_ROW_WIDTH:
+        place = y - 1 + (depth if x >= width // 2 else 0)
+        return place if y <= depth and place < count else None
+    place = top + y - 1
+    return place if place < count and (count <= height - 1 or y < height - 1) else None
 
 
 def first_shown(count: int, place_of_cursor: int, top: int, height: int, width: int) -> int:

@@ -10,14 +10,13 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, age, count, duration, metric_value, short_number
+from gputui.charts.units import age, count, duration, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
-from gputui.store.views import EventView
-from gputui.tui.render.columns import Column, Placed, clip_line, fit_line, place, row_line, rule, styled_rule
+from gputui.tui.render.columns import Column, Placed, fit_line, place, row_line, styled_rule
 from gputui.tui.render.histories import thinned
 from gputui.tui.render.run_order import order_named
-from gputui.tui.render.words import OVER, SEVERITY_GLYPHS, SEVERITY_STYLES, moment, numbers, run_sign, run_state_text
+from gputui.tui.render.words import OVER, numbers, run_sign, run_state_text
 from gputui.tui.snapshot import Progress, RunRow, Snapshot
 
 
@@ -289,44 +288,3 @@ _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("profile", 12, _profile, importance=7, gap=2, most=24),
     Column("outlook", 12, _remark, gap=2, grow=4),
 )
-
-
-# --- events ---------------------------------------------------------------------------------------------------------
-
-
-def events_lines(
-    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
-) -> list[Line]:
-    """A heading and the newest events, the newest last; with a cursor those around the event of that id."""
-    room = max(0, height - 1)
-    listed = list(events)
-    end = len(listed)
-    place = next((number for number, event in enumerate(listed) if event.event_id == cursor), None)
-    if place is not None:
-        end = min(end, max(room, place + room // 2 + 1))
-    shown = listed[max(0, end - room) : end] if room else []
-    note = f"{end - len(shown) + 1}–{end} of {len(listed)}" if place is not None and len(listed) > room else ""
-    lines = [rule("EVENTS", width, note)]
-    if not events and height > 1:
-        lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
-    lines += [event_line(event, now, width, is_current=event.event_id == cursor) for event in shown]
-    return lines[:height]
-
-
-def event_line(event: EventView, now: float, width: int, *, is_current: bool = False) -> Line:
-    """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
-    style = SEVERITY_STYLES.get(event.severity, "text")
-    subject = event.subject or event.run_id
-    return fit_line(
-        clip_line(
-            [
-                ("▸" if is_current else " ", "cursor"),
-                (f"{moment(event.at, now)} ", "dim"),
-                (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
-                (f"{clean(subject)}  " if subject else "", "label"),
-                (clean(event.message) or UNKNOWN, "text"),
-            ],
-            width,
-        ),
-        width,
-    )

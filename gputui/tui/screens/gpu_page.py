@@ -14,8 +14,8 @@ from gputui.tui.actions import Context, Scope
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS
 from gputui.tui.reading import Interest
 from gputui.tui.render.columns import fit_line
-from gputui.tui.render.gpu_cells import gpu_row
 from gputui.tui.render.gpu_page import chart_lines, fact_lines, page_head, process_lines, report_lines
+from gputui.tui.render.gpu_words import gpu_row
 from gputui.tui.screens.base import Copyable, bindings_for
 from gputui.tui.screens.machine_actions import MachineActions
 from gputui.tui.snapshot import GpuPage
