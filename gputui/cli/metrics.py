@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, say
 from gputui.cli.table import columns
 from gputui.curves.drawing import drawing
-from gputui.curves.following import RunCurves
+from gputui.curves.following import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.profiles.nearest import nearest
-from gputui.store import metric_queries, queries
+from gputui.store import metric_queries
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
@@ -79,15 +78,6 @@ def command(
         rows = [(name, units.metric_value(value)) for name, value in latest.items() if not names or name in names]
         for line in columns(("METRIC", "NEWEST"), rows):
             say(line)
-
-
-def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
-    """The same curves as the screen shows. Raises sqlite3.Error."""
-    connection.execute("BEGIN")
-    try:
-        return RunCurves(run_id).read(connection, queries.attempts(connection, run_id), request)
-    finally:
-        connection.execute("ROLLBACK")
 
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:

@@ -17,7 +17,7 @@ from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, Window
 from gputui.curves.reading import Layout, Line, Part, Place
-from gputui.store import envelopes, metric_queries
+from gputui.store import envelopes, metric_queries, queries
 from gputui.store.views import AttemptView
 
 LINES_AT_ONCE = 8192
@@ -238,6 +238,15 @@ class RunCurves:
         for each in followed:
             entries = part.entries(connection, each.name, level)
             each.take_entries(attempt, entries, self._map, is_redone=part.share == "redone")
+
+
+def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
+    """The answer to one request, for who asks once. The connection is in no transaction. Raises sqlite3.Error."""
+    connection.execute("BEGIN")
+    try:
+        return RunCurves(run_id).read(connection, queries.attempts(connection, run_id), request)
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
