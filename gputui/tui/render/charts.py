@@ -33,7 +33,7 @@ MARKER_STYLES: Mapping[MarkerKind, str] = {
     "end": "dim",
 }
 
-_NOTCHES = frozenset({"checkpoint", "event", "start", "end"})
+_NOTCHES = frozenset({"checkpoint", "event", "end"})
 _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
 
@@ -112,7 +112,10 @@ def y_axis(panel: Panel, look: Look) -> YAxis:
 
 def _empty_text(panel: Panel, data: ChartData) -> str:
     if panel.field is not None:
-        return "not recorded then" if panel.field in data.request.hardware else "reading…"
+        if panel.field not in data.request.hardware:
+            return "reading…"
+        is_before = data.frame.start is None and data.frame.axis in ("step", "epoch")
+        return f"no {data.frame.axis} yet; x shows time" if is_before else "not recorded then"
     curve = data.curves.get(panel.key)
     return "reading…" if curve is None else curve.problem or "nothing measured here"
 
@@ -202,6 +205,8 @@ def _index(curve: HardwareCurve, look: Look) -> str:
 def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
     drawn = []
     for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
+        if marker.kind == "start":
+            continue
         word = marker.word if with_words and marker.kind not in _NOTCHES else ""
         drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=marker.kind not in _NOTCHES))
     return drawn

@@ -71,7 +71,7 @@ class RunCharts:
         shown = {panel.key for panel in self._visible}
         looked_at = (look.settings, look.window, look.cursor, look.focus, self.edit, self._visible)
         self.pane.show_when(
-            (width, height, page.run.gpus, looked_at),
+            (width, height, page.run.gpus, looked_at, data.request),
             (data.markers, data.hardware, *(curve for name, curve in data.curves.items() if name in shown)),
             lambda: self._lines(data, look, width, height),
             height=height,
