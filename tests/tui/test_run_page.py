@@ -178,6 +178,39 @@ async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: Gput
         assert page_of(app).charts.cursor is None
 
 
+async def test_a_run_without_a_step_says_where_to_look(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "G", "enter")
+        assert page_of(app).run_id == "resnet50-2"
+        assert "no step yet; x shows time" in text(app, "charts") and "reading…" not in text(app, "charts")
+        await press(pilot, "right", "left", "ctrl+left", "plus", "minus", "shift+left", "E", "y", "asterisk")
+        assert page_of(app).charts.cursor is None
+        await press(pilot, "x")
+        assert "not recorded then" in text(app, "charts")
+
+
+async def test_what_a_script_writes_cannot_drive_the_terminal(app: GputuiApp, filler: Filler) -> None:
+    hostile = "lo\x1b]0;x\x07ss [b]\u202e\u200b"
+    filler.metrics("vit-b16-1", 3, [{"step": 9441, "time": filler.now, "rank": 0, hostile: 1.0}])
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "slash", *"ss", "space", "enter")
+        shown = text(app, "charts")
+        assert "ss [b]" in shown and "\x1b" not in shown and "\u202e" not in shown and "\u200b" not in shown
+
+
+async def test_the_crosshair_goes_from_one_thing_that_happened_to_the_next(app: GputuiApp) -> None:
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter", "ctrl+left")
+        assert page_of(app).charts.cursor is not None
+        seen = [head(app)]
+        for _ in range(3):
+            await press(pilot, "ctrl+left")
+            seen.append(head(app))
+        await press(pilot, "ctrl+right")
+        assert head(app) == seen[-2]
+        assert any("GPU 7 was lost" in line for line in seen) and any("CUDA ran out of m" in line for line in seen)
+
+
 async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "plus")

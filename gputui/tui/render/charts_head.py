@@ -47,7 +47,7 @@ def chart_head(data: ChartData, panels: Panels, look: Look, visible: Sequence[Pa
     """What is shown: at the crosshair what happened there and the hardware's values that no chart shows; else the
     settings that are not the usual ones."""
     if look.cursor is not None:
-        return fitting(_at_cursor(data, look, visible), width)
+        return fit_line([span for part in _at_cursor(data, look, visible) for span in part], width)
     return fitting(_settings_parts(data, panels, look, visible), width)
 
 

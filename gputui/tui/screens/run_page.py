@@ -12,7 +12,8 @@ from gputui.tui.reading import Interest
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.run_page import run_head
 from gputui.tui.render.run_sections import section_lines, side_heights
-from gputui.tui.screens.run_keys import SECTIONS, WIDE, RunKeys, Section, charts_width
+from gputui.tui.screens.run_chart_keys import SECTIONS, WIDE, Section
+from gputui.tui.screens.run_keys import RunKeys, charts_width
 from gputui.tui.snapshot import RunPage
 from gputui.tui.widgets.pane import Pane
 
