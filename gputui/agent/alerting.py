@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +16,14 @@ from typing import Any, cast
 
 from gputui.agent.alert_delivery import AlertDelivery, notice_for
 from gputui.agent.alert_moments import AlertMoments, Training, known_incidents, parse_state
+from gputui.agent.alert_rows import Silences, Told, write_cleared, write_raised
 from gputui.agent.alert_settings import AlertSettings, RunRules
 from gputui.agent.nccl_logs import NcclLogs
 from gputui.agent.recorder import Recorder
-from gputui.alerts.engine import Change, Engine, Key
+from gputui.alerts.engine import Engine, Key
 from gputui.alerts.in_force import InForce, RuleSet
 from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
-from gputui.alerts.rules import RULES, SubjectKind
-from gputui.alerts.sentences import sentence
-from gputui.charts import units
+from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.metrics.report import IngestReport
@@ -43,17 +41,6 @@ SAVE_SECONDS = 60.0
 TROUBLE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A change with what is needed to write and tell it."""
-
-    change: Change
-    rule: InForce
-    subject: str
-    run_id: str | None
-    at: float
-
-
 @dataclass(slots=True)
 class Alerting:
     """All alerts of one state directory. ``living`` gives the attempts that run."""
@@ -67,7 +54,7 @@ class Alerting:
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
     ids: dict[Key, int] = field(default_factory=dict)
-    unwritten: list[_Told] = field(default_factory=list)
+    unwritten: list[Told] = field(default_factory=list)
     due: float = float("-inf")
     looked_at: float | None = None
     saved_at: float = float("-inf")
@@ -139,12 +126,12 @@ class Alerting:
         if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
             self._write()
 
-    def _changes(self, elapsed: float) -> list[_Told]:
+    def _changes(self, elapsed: float) -> list[Told]:
         training = self._training()
         rules = {one.record.run_id: self.settings.runs[one.record.run_id] for one in training}
         known = {key.subject_id for key in self.engine.standings if key.subject == "run"}
         self.settings.keep_only({*rules, *known})
-        found: list[_Told] = []
+        found: list[Told] = []
         gpus = self.moments.gpu_moments(training, elapsed)
         for gpu in gpus:
             own = rules.get(gpu.training_run or "")
@@ -161,14 +148,14 @@ class Alerting:
             found += self._gone({gpu.uuid for gpu in gpus})
         return found
 
-    def _gone(self, there: Collection[str]) -> Iterator[_Told]:
+    def _gone(self, there: Collection[str]) -> Iterator[Told]:
         """GPUs that the machine no longer has, though the driver is well: nothing will ever be known of them."""
         for key in self.engine.raised():
             if key.subject == "gpu" and key.subject_id not in there and key.rule in self.settings.machine:
                 rule = self.settings.machine[key.rule]
                 change = self.engine.look(rule, key, IDLE, 0.0)
                 if change is not None:
-                    yield _Told(change, rule, key.subject_id, None, self.wall())
+                    yield Told(change, rule, key.subject_id, None, self.wall())
         self.engine.forget("gpu", there)
 
     def _judge(
@@ -180,12 +167,12 @@ class Alerting:
         own: RunRules | None,
         elapsed: float,
         run_id: str | None,
-    ) -> Iterator[_Told]:
+    ) -> Iterator[Told]:
         for rule in self._rules(kind, self.settings.machine if own is None else own.rules):
             key = Key(rule.rule.id, kind, subject_id)
             change = self.engine.look(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
             if change is not None:
-                yield _Told(change, rule, name, run_id, self.wall())
+                yield Told(change, rule, name, run_id, self.wall())
 
     def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[InForce]:
         """The rules of one kind, sorted out once for each set."""
@@ -242,12 +229,12 @@ class Alerting:
     def _write(self) -> None:
         """Rows, events, messages and the memory in one transaction; then the log."""
         now = self.wall()
-        told: list[tuple[_Told, alerts.AlertView]] = []
+        told: list[tuple[Told, alerts.AlertView]] = []
         ids = dict(self.ids)
         with transaction(self.connection) as connection:
             silences = alerts.silences(connection, now) if self.unwritten else {}
             for one in self.unwritten:
-                view = self._raise(one, ids, silences) if one.change.kind == "raised" else self._clear(one, ids)
+                view = self._row(one, ids, silences)
                 if view is not None:
                     told.append((one, view))
                     if not view.is_silenced(now):
@@ -260,55 +247,16 @@ class Alerting:
         for one, view in told:
             log.warning("alert %d %s: %s", view.alert_id, one.change.kind, clean(view.sentence))
 
-    def _raise(
-        self, one: _Told, ids: dict[Key, int], silences: dict[tuple[str, str, str], tuple[float, str]]
-    ) -> alerts.AlertView | None:
-        key, rule, reading = one.change.key, one.rule, one.change.reading
-        if key in ids:
-            return None
-        silenced = silences.get(key) or silences.get((key.rule, key.subject, alerts.ANY_SUBJECT))
-        text = sentence(rule.rule, reading, one.subject)
-        ids[key] = alerts.raise_alert(
-            self.connection,
-            {
-                "rule": key.rule,
-                "severity": rule.severity,
-                "subject_kind": key.subject,
-                "subject_id": key.subject_id,
-                "subject_name": one.subject,
-                "run_id": one.run_id,
-                "raised_at": one.at,
-                "silenced_until": silenced[0] if silenced else None,
-                "silenced_by": silenced[1] if silenced else None,
-                "value": _finite(reading.value),
-                "threshold": _finite(reading.limit),
-                "unit": rule.rule.unit,
-                "sentence": text,
-                "remedy": rule.rule.remedy,
-            },
-        )
-        if silenced is None and not rule.rule.is_reported:
-            repository.add_event(
-                self.connection, text, now=one.at, severity=rule.severity, subject="alert", run_id=one.run_id
-            )
-        return alerts.one(self.connection, ids[key])
-
-    def _clear(self, one: _Told, ids: dict[Key, int]) -> alerts.AlertView | None:
-        alert_id = ids.pop(one.change.key, None)
-        if alert_id is None:
-            return None
-        alerts.clear_alert(self.connection, alert_id, now=one.at, why=one.change.why)
-        view = alerts.one(self.connection, alert_id)
-        if view is not None and not view.is_silenced(one.at) and not one.rule.rule.is_reported:
-            lasted = units.duration(max(0.0, one.at - view.raised_at))
-            repository.add_event(
-                self.connection,
-                f"{RULES[view.rule].title} ({view.subject_name}): over after {lasted}, {one.change.why}",
-                now=one.at,
-                subject="alert",
-                run_id=view.run_id,
-            )
-        return view
+    def _row(self, one: Told, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
+        key = one.change.key
+        if one.change.kind == "raised":
+            if key in ids:
+                return None
+            view = write_raised(self.connection, one, silences)
+            ids[key] = view.alert_id
+            return view
+        alert_id = ids.pop(key, None)
+        return None if alert_id is None else write_cleared(self.connection, one, alert_id)
 
     def _complain(self, text: str) -> None:
         repository.add_event(self.connection, text, now=self.wall(), severity="warning", subject="alerts")
@@ -316,7 +264,3 @@ class Alerting:
 
 def _key(view: alerts.AlertView) -> Key:
     return Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -236,7 +236,7 @@ def test_a_locked_database_loses_no_alert(bench: Bench, monkeypatch: pytest.Monk
         raise sqlite3.OperationalError("database is locked")
 
     bench.pass_time(25, hot)
-    monkeypatch.setattr("gputui.agent.alerting.alerts.raise_alert", locked)
+    monkeypatch.setattr("gputui.agent.alert_rows.alerts.raise_alert", locked)
     for _ in range(10):
         with suppress(sqlite3.OperationalError):
             bench.pass_time(1, hot)

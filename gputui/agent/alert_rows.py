@@ -1,0 +1,83 @@
+"""An alert that is raised or cleared, as a row and an event. All within the caller's transaction."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gputui.alerts.engine import Change
+from gputui.alerts.in_force import InForce
+from gputui.alerts.rules import RULES
+from gputui.alerts.sentences import sentence
+from gputui.charts import units
+from gputui.runs import repository
+from gputui.store import alerts
+from gputui.store.alerts import AlertView
+
+Silences = Mapping[tuple[str, str, str], tuple[float, str]]
+"""(rule, kind of subject, subject) → (until when, by whom)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A change with what is needed to write it: its rule as it holds, how its subject is called, the run that it
+    concerns, and when it was (UTC unix seconds)."""
+
+    change: Change
+    rule: InForce
+    subject: str
+    run_id: str | None
+    at: float
+
+
+def write_raised(connection: sqlite3.Connection, told: Told, silences: Silences) -> AlertView:
+    """A new row; an event where nobody has silenced it and nothing else tells of it."""
+    key, rule, reading = told.change.key, told.rule, told.change.reading
+    silenced = silences.get(key) or silences.get((key.rule, key.subject, alerts.ANY_SUBJECT))
+    text = sentence(rule.rule, reading, told.subject)
+    alert_id = alerts.raise_alert(
+        connection,
+        {
+            "rule": key.rule,
+            "severity": rule.severity,
+            "subject_kind": key.subject,
+            "subject_id": key.subject_id,
+            "subject_name": told.subject,
+            "run_id": told.run_id,
+            "raised_at": told.at,
+            "silenced_until": silenced[0] if silenced else None,
+            "silenced_by": silenced[1] if silenced else None,
+            "value": _finite(reading.value),
+            "threshold": _finite(reading.limit),
+            "unit": rule.rule.unit,
+            "sentence": text,
+            "remedy": rule.rule.remedy,
+        },
+    )
+    if silenced is None and not rule.rule.is_reported:
+        repository.add_event(connection, text, now=told.at, severity=rule.severity, subject="alert", run_id=told.run_id)
+    view = alerts.one(connection, alert_id)
+    assert view is not None
+    return view
+
+
+def write_cleared(connection: sqlite3.Connection, told: Told, alert_id: int) -> AlertView | None:
+    """The end of an alert; None where its row is gone, with its run."""
+    alerts.clear_alert(connection, alert_id, now=told.at, why=told.change.why)
+    view = alerts.one(connection, alert_id)
+    if view is not None and not view.is_silenced(told.at) and not told.rule.rule.is_reported:
+        lasted = units.duration(max(0.0, told.at - view.raised_at))
+        repository.add_event(
+            connection,
+            f"{RULES[view.rule].title} ({view.subject_name}): over after {lasted}, {told.change.why}",
+            now=told.at,
+            subject="alert",
+            run_id=view.run_id,
+        )
+    return view
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
