@@ -224,6 +224,17 @@ async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiAp
         assert "─ " in line and " ─" in line  # the gap in the time line
 
 
+async def test_a_click_on_the_time_line_goes_there(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("less_than_sign")
+        line = text(app, "notice").splitlines()[0]
+        await pilot.click("#notice", offset=(line.index("┴"), 0))
+        assert "◀ 03:02:5" in text(app, "head") or "◀ 03:03:0" in text(app, "head")
+        shown = text(app, "head")
+        await pilot.click("#notice", offset=(1, 0))  # beside it
+        assert text(app, "head") == shown
+
+
 async def test_news_does_not_move_the_past(app: GputuiApp, filler: Filler) -> None:
     feed = app.feed
     assert isinstance(feed, StillFeed)

@@ -50,9 +50,7 @@ def day_and_clock(at: float) -> str:
 def time_line(past: Past, at: float, width: int) -> Line:
     """``02:13 ────  ──✗──◆──●──── now``: what was recorded up to now, what happened, and the moment looked at."""
     timeline = past.timeline
-    left = f" {_edge(timeline, past.now)} "
-    right = " now "
-    cells = width - cell_width(left) - cell_width(right)
+    left, right, cells = _ends(past, width)
     if cells < LEAST_CELLS:
         return fit_line([], width)
     line: Line = [(left, "dim")]
@@ -62,6 +60,22 @@ def time_line(past: Past, at: float, width: int) -> Line:
         else:
             line.append((text, style))
     return fit_line([*line, (right, "dim")], width)
+
+
+def time_at(past: Past, width: int, x: int) -> float | None:
+    """The moment that column ``x`` of the time line stands for; None beside it."""
+    left, _, cells = _ends(past, width)
+    cell = x - cell_width(left)
+    if not 0 <= cell < cells or cells < LEAST_CELLS:
+        return None
+    timeline = past.timeline
+    return timeline.start + (cell + 0.5) / cells * (timeline.end - timeline.start)
+
+
+def _ends(past: Past, width: int) -> tuple[str, str, int]:
+    """What stands at either end of the time line, and how many cells are between."""
+    left, right = f" {_edge(past.timeline, past.now)} ", " now "
+    return left, right, width - cell_width(left) - cell_width(right)
 
 
 def _edge(timeline: Timeline, now: float) -> str:

@@ -14,9 +14,9 @@ from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.keys import footer_action, footer_line, message_lines
-from gputui.tui.render.moments import time_line
+from gputui.tui.render.moments import time_at, time_line
 from gputui.tui.render.strips import notice_lines
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.snapshot import Moment, Snapshot
 from gputui.tui.widgets.pane import Pane
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 9
@@ -118,6 +118,15 @@ class ActionScreen(Screen[None]):
         name = footer_action(self.context(), self.app.size.width, event.x)
         if name is not None:
             self.gputui.perform(name, self)
+
+    @on(events.Click, "#notice")
+    def time_line_clicked(self, event: events.Click) -> None:
+        """A click on the time line goes there."""
+        past = self.snapshot.past
+        at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
+        if at is not None:
+            event.stop()
+            self.gputui.look_back(Moment(at, direction=-1))
 
     def do_copy(self) -> None:
         found = self.copyable()
