@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ import pytest
 
 from gputui.charts.envelope import Bin
 from gputui.curves import reading
-from gputui.curves.following import RunCurves
+from gputui.curves.following import RunCurves, read_charts
 from gputui.curves.model import Axis, ChartRequest, Curve
+from gputui.store import queries
 
 from .conftest import BEGAN_AT, RUN, Story
 
@@ -266,3 +268,36 @@ def test_a_learning_rate_is_not_smoothed(story: Story) -> None:
     story.steps(0, 100, 0.0, lr=1e-3)
     curves = story.ask(ChartRequest(("loss", "lr"), smoothing=0.9)).curves
     assert curves["loss"].smooth and not curves["lr"].smooth
+
+
+def test_an_output_file_per_attempt(story: Story) -> None:
+    """Where metrics are read from what is printed, each attempt has a source of its own."""
+    folder = story.path.parent
+    pattern = r"iter (?P<step>\d+): loss (?P<loss>\S+)"
+    story.connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('run-2', 2, 'run', 'p', 'running', ?, '{}', 0)",
+        (json.dumps({"launcher": "command", "metrics": {"patterns": [pattern]}}),),
+    )
+    story.ingest.open_source("run-2", str(folder), "stdout", [pattern])
+    followed = RunCurves("run-2")
+    for number, (first, last) in enumerate(((0, 1500), (1000, 2500)), 1):
+        story.connection.execute(
+            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, first_step) "
+            "VALUES ('run-2', ?, 'running', '{}', '[]', '{}', ?, ?)",
+            (number, BEGAN_AT + number, first),
+        )
+        story.ingest.begin_attempt("run-2", number)
+        output = folder / "attempts" / str(number) / "output.log"
+        output.parent.mkdir(parents=True)
+        output.write_text("".join(f"iter {step}: loss {number}\n" for step in range(first, last)))
+        while story.ingest.pump("run-2").more:
+            pass
+        reader = story.reader
+        reader.execute("BEGIN")
+        curve = followed.read(reader, queries.attempts(reader, "run-2"), LOSS).curves["loss"]
+        reader.execute("ROLLBACK")
+        again = read_charts(reader, "run-2", LOSS).curves["loss"]
+        assert (told(curve.bins), told(curve.redone)) == (told(again.bins), told(again.redone))
+    assert told(curve.bins)[:4] == (2500, 0, 1.0, 2.0) and told(curve.redone)[:4] == (500, 0, 1.0, 1.0)
+    assert curve.bins[-1].last == 2.0
