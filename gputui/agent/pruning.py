@@ -49,8 +49,8 @@ class Pruning:
     clock: Callable[[], float]
 
     def turn(self, retention: Retention, now: float, *, ages_hold: bool) -> bool:
-        """Delete for about TURN_SECONDS; True when nothing is left to delete. ``now`` is UTC unix seconds; ``ages_hold``
-        says that it can be trusted. Raises sqlite3.Error."""
+        """Delete for about TURN_SECONDS; True when nothing is left to delete. ``now`` is UTC unix seconds;
+        ``ages_hold`` says that it can be trusted. Raises sqlite3.Error."""
         deadline = self.clock() + TURN_SECONDS
         while self._slice(retention, now, ages_hold):
             if self.clock() >= deadline:

@@ -109,8 +109,8 @@ class RecordKeeping:
         if too_large and not self._is_too_large:
             add_event(
                 self.connection,
-                f"the database uses {bytes_text(used)} of {bytes_text(limit)} although all old samples are deleted; the "
-                "metrics of runs take the rest: forget old runs with gputui rm, or raise size in record.yaml",
+                f"the database uses {bytes_text(used)} of {bytes_text(limit)} although all old samples are deleted; "
+                "the metrics of runs take the rest: forget old runs with gputui rm, or raise size in record.yaml",
                 now=self.wall(),
                 severity="warning",
             )

@@ -8,8 +8,8 @@ the clock was set back, gives the same row with the samples that came to it.
 from __future__ import annotations
 
 import itertools
-import logging
 import sqlite3
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +17,6 @@ from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
 from gputui.store.energy import Reading, energy_between
 from gputui.store.summaries import GPU_KEPT, HOST_KEPT, HOUR, MINUTE, names, summarise, throttled_fraction
-
-log = logging.getLogger(__name__)
 
 HOST_ID = 0
 # One such slice takes about 10 ms; a longer backlog waits for the next turn.
@@ -99,7 +97,7 @@ class Rollups:
                 rows = self._rows(source, first, until, -1)
             else:
                 rows = [row for row in rows if row[0] < until]
-        made = [self._summary(source, at, span, list(group)) for at, group in _by_span(rows, span)]
+        made = self._summaries(span, source, rows)
         with transaction(self.connection):
             self._store(span, source, made)
             self._move(span, source, until)
@@ -109,21 +107,20 @@ class Rollups:
         query = _HOST_ROWS if source == HOST_ID else _GPU_ROWS
         return self.connection.execute(query, (source, begin, end, limit)).fetchall()
 
-    def _summary(self, source: int, at: int, span: int, rows: Sequence[Row]) -> list[object]:
-        columns = list(zip(*rows, strict=True))
+    def _summaries(self, span: int, source: int, rows: Sequence[Row]) -> list[tuple[int, list[object]]]:
+        if not rows:
+            return []
         if source == HOST_ID:
-            return [at, len(rows), *summarise(HOST_KEPT, columns[1:])]
-        count = sum(state == "ok" for state in columns[1])
+            return [(at, _host_summary(at, group)) for at, group in _by_span(rows, span)]
         longest = max(60.0, 3 * self.interval_seconds)
-        energy = energy_between(self._readings(source, at - longest, at + span + longest), at, at + span, longest)
-        return [
-            source,
-            at,
-            count,
-            *summarise(GPU_KEPT, columns[3:]),
-            throttled_fraction(columns[2]),
-            None if energy is None else round(energy, 1),
-        ]
+        readings = self._readings(source, rows[0][0] - span - longest, rows[-1][0] + span + longest)
+        times = [at for at, _ in readings]
+        made = []
+        for at, group in _by_span(rows, span):
+            near = slice(bisect_left(times, at - longest), bisect_right(times, at + span + longest))
+            energy = energy_between(readings[near], at, at + span, longest)
+            made.append((at, _gpu_summary(source, at, group, energy)))
+        return made
 
     def _readings(self, gpu_id: int, begin: float, end: float) -> list[Reading]:
         return self.connection.execute(
@@ -132,21 +129,18 @@ class Rollups:
             (gpu_id, begin, end),
         ).fetchall()
 
-    def _store(self, span: int, source: int, made: Sequence[Sequence[object]]) -> None:
+    def _store(self, span: int, source: int, made: Sequence[tuple[int, list[object]]]) -> None:
         if not made:
             return
         columns = _HOST_NAMES if source == HOST_ID else _GPU_NAMES
         (raw_since,) = self.connection.execute("SELECT raw_since FROM record_bounds").fetchone()
-        place = 0 if source == HOST_ID else 1
-        for values in made:
-            at = values[place]
-            assert isinstance(at, int)
-            # A span whose samples were deleted keeps the row that was made of all of them.
-            clash = "IGNORE" if at < raw_since else "REPLACE"
-            self.connection.execute(
+        # A span whose samples were deleted keeps the row that was made of all of them.
+        lasting = [values for at, values in made if at < raw_since]
+        for clash, some in (("IGNORE", lasting), ("REPLACE", [values for at, values in made if at >= raw_since])):
+            self.connection.executemany(
                 f"INSERT OR {clash} INTO {_TABLES[span, source == HOST_ID]} ({', '.join(columns)}) "  # noqa: S608
                 f"VALUES ({', '.join('?' * len(columns))})",
-                values,
+                some,
             )
 
     def _mark(self, span: int, source: int) -> int:
@@ -166,3 +160,20 @@ class Rollups:
 def _by_span(rows: Sequence[Row], span: int) -> list[tuple[int, list[Row]]]:
     grouped = itertools.groupby(rows, key=lambda row: int(row[0] // span) * span)
     return [(at, list(group)) for at, group in grouped]
+
+
+def _host_summary(at: int, rows: Sequence[Row]) -> list[object]:
+    columns = list(zip(*rows, strict=True))
+    return [at, len(rows), *summarise(HOST_KEPT, columns[1:])]
+
+
+def _gpu_summary(gpu_id: int, at: int, rows: Sequence[Row], energy_joules: float | None) -> list[object]:
+    columns = list(zip(*rows, strict=True))
+    return [
+        gpu_id,
+        at,
+        sum(state == "ok" for state in columns[1]),
+        *summarise(GPU_KEPT, columns[3:]),
+        throttled_fraction(columns[2]),
+        None if energy_joules is None else round(energy_joules, 1),
+    ]

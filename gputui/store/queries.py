@@ -210,7 +210,7 @@ def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | 
     if row is not None or at is None:
         return None if row is None else HostView(*row)
     then = rollups.host_then(connection, at, rollups.bounds(connection))
-    return None if then is None else HostView(*(then.get(field.name) for field in fields(HostView)))
+    return None if then is None else HostView(**{field.name: None for field in fields(HostView)} | then)
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -221,15 +220,15 @@ def test_settings_that_are_wrong_change_nothing_and_are_told(machine: Machine) -
 
 @pytest.fixture
 def year(workspace: Workspace) -> Iterator[Machine]:
-    """Eight GPUs for a year, sampled twice an hour; what tidies behind them has its turn once a day."""
-    made = Machine(workspace, gpus=8, step=1800.0)
+    """Eight GPUs for a year, sampled every two hours; what tidies behind them has its turn once a day."""
+    made = Machine(workspace, gpus=8, step=7200.0)
     made.connection.execute("PRAGMA synchronous = OFF")
     for day in range(365):
-        for _ in range(48):
+        for _ in range(12):
             made.sample(utilization=float(day % 100), joules=600.0 * (made.boot - 1000.0))
-            made.pass_time(1800.0)
+            made.pass_time(7200.0)
         made.tidy()
-    made.pass_time(2 * HOUR)
+    made.pass_time(6 * HOUR)
     made.tidy()
     yield made
     made.connection.close()
@@ -239,25 +238,24 @@ def test_a_year(year: Machine) -> None:
     end = START + 365 * DAY
     (oldest_raw,) = year.rows("SELECT min(at) FROM gpu_samples")[0]
     (oldest_minute,) = year.rows("SELECT min(at) FROM gpu_minutes")[0]
-    assert oldest_raw == pytest.approx(end - 7 * DAY, abs=3 * HOUR)
-    assert oldest_minute == pytest.approx(end - 90 * DAY, abs=3 * HOUR)
-    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 24 * 365, 8 * 48 * 365)]
+    assert oldest_raw == pytest.approx(end - 7 * DAY, abs=8 * HOUR)
+    assert oldest_minute == pytest.approx(end - 90 * DAY, abs=8 * HOUR)
+    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 12 * 365, 8 * 12 * 365)]
     (joules,) = year.rows("SELECT sum(energy_joules) FROM gpu_hours WHERE gpu_id = 1")[0]
-    assert joules == pytest.approx(600.0 * 365 * DAY, rel=1e-3)
+    assert joules == pytest.approx(600.0 * 12 * HOUR * 365, rel=1e-3)
 
-    began = time.perf_counter()
     found = rollups.gpu_history(year.connection, START, end, 365)
-    seconds = time.perf_counter() - began
     assert len(found) == 8
     assert [round(value or 0) for value in found["GPU-3"].utilization_percent] == [day % 100 for day in range(365)]
-    print(f"a query over a year of eight GPUs: {seconds * 1000:.1f} ms")
 
     # What the screen asks goes on from the samples to what is left of them.
     history = queries.gpu_history(year.connection, end - 100 * DAY, end, 100, "GPU-0")["GPU-0"]
     assert None not in history.utilization_percent
-    then = past_hardware.gpus(year.connection, START + 30.5 * DAY, {})
+    then = past_hardware.gpus(year.connection, START + 30.5 * DAY + 60.0, {})
     assert [gpu.utilization_percent for gpu in then] == [30.0] * 8
-    assert timeline.gap_at(year.connection, START + 200 * DAY) is None
+    assert timeline.gap_at(year.connection, START + 200 * DAY + 60.0) is None
     number = int((START + 50 * DAY) // (10 * DAY))
     (span,) = hardware_spans.gpu_spans(year.connection, "GPU-1", ["power_watts"], 10 * DAY, number, number, DAY)
     assert span.values[0][1:] == (301.0, 301.0, 301.0)
+    host = queries.host(year.connection, START + 30.5 * DAY + 60.0)
+    assert host is not None and (host.cpu_percent, host.load_1m) == (10.0, None)
