@@ -49,8 +49,8 @@ def gpu_history(
     is_coarse = (until - since) / buckets >= HOUR or since < bounds(connection).minutes_since
     # Over the spans of the answer, not grouped by them: SQLite would sort the rows of a year first.
     query = (
-        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "
-        f"SELECT n, {', '.join(_MEANS)} FROM parts CROSS JOIN gpu_{'hours' if is_coarse else 'minutes'} "  # noqa: S608
+        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
+        f"SELECT n, {', '.join(_MEANS)} FROM parts CROSS JOIN gpu_{'hours' if is_coarse else 'minutes'} "
         "ON gpu_id = :gpu_id AND at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n"
     )
     named = {"buckets": buckets, "since": since, "width": (until - since) / buckets}
