@@ -55,6 +55,7 @@ PICTURES: dict[str, Picture] = {
     "run-80x24": Picture(80, 24, ("enter",)),
     "run-log": Picture(100, 30, ("enter", "3")),
     "compare": Picture(120, 34, ("space", "space", "c")),
+    "processes": Picture(120, 34, ("p",)),
     "alerts": Picture(120, 30, ("exclamation_mark",)),
     "launch": Picture(120, 36, ("n",)),
     "time-travel": Picture(120, 34, ("left_square_bracket", "left_square_bracket")),

@@ -31,11 +31,7 @@ from gputui.tui.keeper import AgentKeeper
 from gputui.tui.render.answers import answer_text
 from gputui.tui.render.words import OVER, run_sign
 from gputui.tui.screens.base import ActionScreen
-from gputui.tui.screens.confirm import ConfirmScreen
-from gputui.tui.screens.help import HelpScreen
 from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.screens.palette import PaletteScreen
-from gputui.tui.screens.run_page import RunScreen
 from gputui.tui.settings import Settings, load
 from gputui.tui.snapshot import Moment, Snapshot
 from gputui.tui.time_travel import TimeTravelApp
@@ -227,6 +223,8 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
 
     def open_run(self, run_id: str) -> None:
         """Open the page of a run, above whatever is open."""
+        from gputui.tui.screens.run_page import RunScreen
+
         if isinstance(self.screen, RunScreen):
             if self.screen.run_id == run_id:
                 return
@@ -284,6 +282,8 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
             if is_sure:
                 do()
 
+        from gputui.tui.screens.confirm import ConfirmScreen
+
         self.push_screen(ConfirmScreen(title, text), decide)
 
     def do_launch(self) -> None:
@@ -306,6 +306,8 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
 
     def do_help(self) -> None:
         if isinstance(self.screen, ActionScreen):
+            from gputui.tui.screens.help import HelpScreen
+
             self.push_screen(HelpScreen(self.screen.context()))
 
     def do_alerts(self) -> None:
@@ -332,6 +334,7 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
 
     def do_palette(self) -> None:
         from gputui.tui import finding
+        from gputui.tui.screens.palette import PaletteScreen
 
         screen = self.screen
         if isinstance(screen, ActionScreen):

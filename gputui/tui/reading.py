@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.curves.past import cut
 from gputui.store import envelopes, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
@@ -18,9 +18,11 @@ from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageRea
 from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, launched_params
 from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
-from gputui.tui.reading_past import PastPageReader, read_past, standing
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
 from gputui.tui.tracking import RunTracker
+
+if TYPE_CHECKING:
+    from gputui.tui.reading_past import PastPageReader
 
 EVENTS_KEPT = 50
 RUNS_KEPT = 500
@@ -84,7 +86,7 @@ class SnapshotReader:
         self._incident_costs = IncidentCostReader()
         self._checkpoints = RunCheckpoints(workspace)
         self._curves = CurveReader()
-        self._past_page = PastPageReader(self._curves)
+        self._past_page: PastPageReader | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes = ProcessReader(workspace)
@@ -146,6 +148,12 @@ class SnapshotReader:
         return replace(moved, page=replace(page, log=self._read_log(page.run, interest), checkpoints=checkpoints))
 
     def _read_past(self, connection: sqlite3.Connection, moment: Moment, now: float, interest: Interest) -> Snapshot:
+        # Only those who look back load what that needs.
+        from gputui.curves.past import cut
+        from gputui.tui.reading_past import PastPageReader, read_past, standing
+
+        if self._past_page is None:
+            self._past_page = PastPageReader(self._curves)
         if self._resolved is not None and self._resolved[0] == moment:
             # What was meant stays, whatever happens meanwhile.
             moment_read = Moment(self._resolved[1])

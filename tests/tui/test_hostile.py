@@ -98,6 +98,7 @@ WAYS = {
     "alerts": ("exclamation_mark",),
     "gpu": ("i",),
     "compare": ("c",),
+    "processes": ("p",),
 }  # fmt: skip
 """How each page is reached from the overview."""
 

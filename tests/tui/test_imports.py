@@ -35,3 +35,18 @@ def test_the_screen_starts_without_what_only_launching_needs() -> None:
     loaded = modules_after("gputui.tui.app")
     assert not {"pydantic", "plotext", "yaml", "psutil", "pynvml", "torch"} & loaded
     assert not any(name.startswith("gputui.agent") for name in loaded)
+
+
+def test_pages_are_loaded_when_they_are_opened() -> None:
+    """What is imported before the first frame delays it."""
+    loaded = modules_after("gputui.tui.app")
+    pages = {"run_page", "compare", "alerts", "gpu_page", "launch", "palette", "help", "confirm", "settings"}
+    assert not {f"gputui.tui.screens.{page}" for page in pages} & loaded
+    assert not {"gputui.alerts.rules", "gputui.tui.reading_past"} & loaded
+
+
+def test_severities_are_those_of_the_rules() -> None:
+    from gputui.alerts.rules import SEVERITIES
+    from gputui.tui.render.alerts import SEVEREST_FIRST
+
+    assert tuple(reversed(SEVERITIES)) == SEVEREST_FIRST

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gputui.alerts.rules import RULES, SEVERITIES
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -20,7 +19,7 @@ SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "ac
 """Glyph and style of each severity."""
 
 Order = Literal["severity", "time"]
-SEVEREST_FIRST = tuple(reversed(SEVERITIES))
+SEVEREST_FIRST = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,16 @@ def _place(alert: AlertView) -> int:
     return next((place for place, word in enumerate(SEVEREST_FIRST) if word == alert.severity), len(SEVEREST_FIRST))
 
 
+def _title(rule_name: str) -> str | None:
+    """What a rule is called; None for one that this gputui does not know."""
+    # The rules are only loaded by those who look at alerts.
+    from gputui.alerts.rules import RULES
+
+    return RULES[rule_name].title if rule_name in RULES else None
+
+
 def _matches(alert: AlertView, words: Sequence[str]) -> bool:
-    title = RULES[alert.rule].title if alert.rule in RULES else ""
+    title = _title(alert.rule) or ""
     parts = (alert.sentence, alert.rule, title, alert.severity, alert.subject_name, alert.run_id or "")
     text = " ".join(parts).lower()
     return all(word in text for word in words)
@@ -180,7 +187,7 @@ def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -
     """What there is to say of the alert under the cursor: the sentence, what to do, how it went on."""
     if alert is None or height < 1:
         return []
-    title = RULES[alert.rule].title.upper() if alert.rule in RULES else clean(alert.rule)
+    title = (_title(alert.rule) or clean(alert.rule)).upper()
     lines = [rule(title, width, f"{alert.rule} · {alert.severity}")]
     for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent")):
         lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text), width - 2)]

@@ -20,7 +20,6 @@ from gputui.tui.render.run_order import next_order, order_named
 from gputui.tui.render.runs import RunsState, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, head_line, host_line
 from gputui.tui.screens.base import bindings_for
-from gputui.tui.screens.compare import CompareScreen
 from gputui.tui.screens.overview_cursor import OverviewCursor
 from gputui.tui.widgets.pane import Pane
 from gputui.tui.widgets.slow_pane import SlowPane
@@ -171,6 +170,8 @@ class OverviewScreen(OverviewCursor):
             chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))
         if len(chosen) > MOST_RUNS:
             self.gputui.say(f"The first {MOST_RUNS} of {len(chosen)} runs; more curves cannot be told apart.")
+        from gputui.tui.screens.compare import CompareScreen
+
         self.gputui.push_screen(CompareScreen(chosen[:MOST_RUNS], self.gputui.chart_memory.usual))
 
     def do_mark(self) -> None:
