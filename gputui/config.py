@@ -38,6 +38,11 @@ class Workspace:
         return self.profiles.parent / "alerts.yaml"
 
     @property
+    def record(self) -> Path:
+        """How long this machine keeps what is recorded; may be missing."""
+        return self.profiles.parent / "record.yaml"
+
+    @property
     def agent_lock(self) -> Path:
         """Held exclusively by the one agent of this state directory; its text says who it is."""
         return self.state / "agent.lock"

@@ -109,7 +109,7 @@ class Agent:
             options.interval_seconds,
         )
         self.supervisor.outbox.alerts_by = self.alerting.told_by
-        self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall)
+        self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall, options.interval_seconds)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()

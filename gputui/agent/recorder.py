@@ -92,6 +92,8 @@ class Recorder:
         self._process_sets: dict[str, object] = {}
         self._owners = ProcessOwners(runs)
         self.lost_messages = 0
+        self._stopped_at: float | None = None
+        self._stopped_by = ""
         self.inventory: Inventory | None = None
         self.fast: dict[str, GpuSample] = {}
         self.fast_at = 0.0
@@ -104,6 +106,11 @@ class Recorder:
     @property
     def facts(self) -> dict[str, GpuFacts]:
         return {} if self.inventory is None else {gpu.uuid: gpu for gpu in self.inventory.gpus}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something that was taken is not stored yet."""
+        return bool(self._waiting)
 
     def owner(self, process: GpuProcess) -> Owner | None:
         return self._owners.of(process)
@@ -141,19 +148,25 @@ class Recorder:
                 for message in self._waiting:
                     self._write(message)
                 if self.lost_messages:
-                    add_event(
-                        self._connection,
-                        f"{self.lost_messages} hardware messages were lost while the database could not be written",
-                        now=self._wall(),
-                        severity="warning",
-                    )
+                    add_event(self._connection, self._what_was_lost(), now=self._wall(), severity="warning")
         except sqlite3.OperationalError as error:
             self._ids, self._process_sets = known, sets
-            log.warning("hardware samples wait: %s", error)
+            if self._stopped_at is None:
+                self._stopped_at, self._stopped_by = self._wall(), str(error)
+                log.warning("recording has stopped (%s); runs go on, and it begins again by itself", error)
             return False
+        if self._stopped_at is not None:
+            log.warning("recording goes on after %.0f s", self._wall() - self._stopped_at)
         self._waiting.clear()
         self.lost_messages = 0
+        self._stopped_at = None
         return True
+
+    def _what_was_lost(self) -> str:
+        lost = f"{self.lost_messages} hardware messages were lost while the database could not be written"
+        if self._stopped_at is None:
+            return lost
+        return f"{lost} for {self._wall() - self._stopped_at:.0f} s ({self._stopped_by})"
 
     def _write(self, message: Message) -> None:
         match message:

@@ -1,4 +1,5 @@
-"""What the agent sees to now and then: its own log and those of the runs, orphans, and what a logout would do."""
+"""What the agent sees to now and then: its own log and those of the runs, the record over
+months, orphans, and what a logout would do."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from gputui.agent import own_log
 from gputui.agent.log_bounds import LogBounds, Place
 from gputui.agent.orphan_watch import OrphanWatch
+from gputui.agent.record_keeping import RecordKeeping
 from gputui.agent.recorder import Recorder
 from gputui.config import Workspace
 from gputui.host.logout import what_a_logout_does
@@ -28,14 +30,19 @@ class Upkeep:
     workspace: Workspace
     recorder: Recorder
     wall: Callable[[], float]
+    interval_seconds: float
     log_at: float = 0.0
     log_is_stuck: bool = False
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
+    record: RecordKeeping = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.connection, self.workspace.runs, self.recorder, self.wall)
         self.log_bounds = LogBounds(self.connection, self.wall)
+        self.record = RecordKeeping(
+            self.connection, self.workspace.record, self.recorder, self.wall, self.interval_seconds
+        )
 
     def begin(self) -> None:
         """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
@@ -48,6 +55,7 @@ class Upkeep:
         """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)
+        self.record.turn(now)
         if now >= self.log_at:
             self.log_at = now + LOG_SECONDS
             self._bound_log()

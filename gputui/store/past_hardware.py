@@ -10,7 +10,9 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gputui.store import rollups
 from gputui.store.queries import GPU_ROW, LOST_SHOWN_SECONDS, gpu_view, rank_among, stale_after_seconds
+from gputui.store.rollups import Bounds
 from gputui.store.views import GpuView
 
 _THEN = GPU_ROW.format(
@@ -44,8 +46,11 @@ def gpus(connection: sqlite3.Connection, at: float, holders: Mapping[str, tuple[
     UUID. Raises sqlite3.Error."""
     reported = _gpu_events(connection, at)
     found = []
+    limits = rollups.bounds(connection)
     for gpu_id, *row in connection.execute(_GPUS, {"at": at}).fetchall():
         view = gpu_view(row, reported.get(row[0]), at, stale_after_seconds(_interval(connection, gpu_id, at)))
+        if view.at is None and at < limits.raw_since:
+            view = _put_together(connection, view, gpu_id, at, limits)
         if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
             continue
         run_id, run_name = holders.get(view.uuid, (None, None))
@@ -59,6 +64,14 @@ def gpus(connection: sqlite3.Connection, at: float, holders: Mapping[str, tuple[
             )
         )
     return found
+
+
+def _put_together(connection: sqlite3.Connection, view: GpuView, gpu_id: int, at: float, limits: Bounds) -> GpuView:
+    """The GPU with the means of its minute or hour, where the samples of that time are gone."""
+    then = rollups.gpu_then(connection, gpu_id, at, limits)
+    if then is None:
+        return view
+    return replace(view, **then, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
 
 
 def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str, object]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from gputui.store import json_columns
+from gputui.store import json_columns, rollups
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -32,6 +32,9 @@ from gputui.store.views import (
 # A sample is stale after this many intervals, and not before this many seconds.
 STALE_AFTER_INTERVALS = 3.0
 STALE_AFTER_SECONDS = 3.0
+
+# Samples later than now by more are of a clock that was set back since.
+CLOCK_SLACK_SECONDS = 2.0
 
 # A GPU that the driver no longer lists stays on show this long after it was last seen.
 LOST_SHOWN_SECONDS = 86_400.0
@@ -101,10 +104,10 @@ _GPUS = f"""
 SELECT {_NOW}
 FROM gpus AS g
 LEFT JOIN gpu_samples AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id)
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :latest)
 LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid
 LEFT JOIN runs AS r ON r.run_id = l.run_id
-WHERE g.present = 1 OR g.last_seen_at > ?
+WHERE g.present = 1 OR g.last_seen_at > :seen
 ORDER BY g.position, g.gpu_id
 """  # noqa: S608 - fixed names
 
@@ -116,7 +119,7 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     reported = _newest_gpu_events(connection)
     return [
         gpu_view(row, reported.get(row[0]), now, stale_after)
-        for row in connection.execute(_GPUS, (now - LOST_SHOWN_SECONDS,))
+        for row in connection.execute(_GPUS, {"latest": now + CLOCK_SLACK_SECONDS, "seen": now - LOST_SHOWN_SECONDS})
     ]
 
 
@@ -179,7 +182,7 @@ def gpu_history(
     there are left out."""
     columns = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
     known = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
-    found = {}
+    found: dict[str, GpuHistory] = {}
     # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
     for gpu_id, name in known:
         table = _empty(len(columns), buckets)
@@ -192,7 +195,7 @@ def gpu_history(
             _place(table, bucket, values)
         if rows:
             found[name] = GpuHistory(*(tuple(series) for series in table))
-    return found
+    return rollups.completed(connection, found, since, until, buckets, uuid)
 
 
 def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
@@ -204,7 +207,10 @@ def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | 
         "FROM host_samples WHERE at <= ? ORDER BY at DESC LIMIT 1",
         (float("inf") if at is None else at,),
     ).fetchone()
-    return None if row is None else HostView(*row)
+    if row is not None or at is None:
+        return None if row is None else HostView(*row)
+    then = rollups.host_then(connection, at, rollups.bounds(connection))
+    return None if then is None else HostView(**{field.name: None for field in fields(HostView)} | then)
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:

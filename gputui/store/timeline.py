@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 import orjson
 
+from gputui.store.rollups import first_sample, sampled_after, sampled_before
+
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
 GAP_SECONDS = 10.0
@@ -61,15 +63,16 @@ class Timeline:
 def began_at(connection: sqlite3.Connection) -> float | None:
     """When the record begins: with the first sample, or with what is told of before it."""
     row = connection.execute(
-        "SELECT min(at) FROM (SELECT min(at) AS at FROM host_samples UNION ALL SELECT min(at) FROM events "
-        "UNION ALL SELECT min(at) FROM transitions)"
+        "SELECT min(at) FROM (SELECT ? AS at UNION ALL SELECT min(at) FROM events UNION ALL "
+        "SELECT min(at) FROM transitions)",
+        (first_sample(connection),),
     ).fetchone()
     return None if row[0] is None else float(row[0])
 
 
 def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
     """The stretch without samples in which a moment lies; None where the recorder ran."""
-    before, after = _before(connection, at), _after(connection, at)
+    before, after = sampled_before(connection, at), sampled_after(connection, at)
     if before is None:
         return Span(None, after)
     if not _is_gap(connection, before, at if after is None else after):
@@ -83,29 +86,17 @@ def recorded(
     """The stretches between two moments in which the recorder ran, to about the width of one of ``pieces``."""
     width = (end - start) / pieces
     found: list[tuple[float, float]] = []
-    at = _after(connection, start, including=True)
+    at = sampled_after(connection, start, including=True)
     while at is not None and at < end:
         # The last sample of the piece that this one lies in; the next one begins the following stretch or goes on.
         edge = min(end, start + (int((at - start) / width) + 1) * width)
-        last = max(at, _before(connection, edge) or at)
+        last = max(at, sampled_before(connection, edge) or at)
         if found and not _is_gap(connection, found[-1][1], at):
             found[-1] = (found[-1][0], last)
         else:
             found.append((at, last))
-        at = _after(connection, max(edge, last))
+        at = sampled_after(connection, max(edge, last))
     return tuple(found)
-
-
-def _before(connection: sqlite3.Connection, at: float, *, including: bool = True) -> float | None:
-    compare = "<=" if including else "<"
-    row = connection.execute(f"SELECT max(at) FROM host_samples WHERE at {compare} ?", (at,)).fetchone()  # noqa: S608
-    return None if row[0] is None else float(row[0])
-
-
-def _after(connection: sqlite3.Connection, at: float, *, including: bool = False) -> float | None:
-    compare = ">=" if including else ">"
-    row = connection.execute(f"SELECT min(at) FROM host_samples WHERE at {compare} ?", (at,)).fetchone()  # noqa: S608
-    return None if row[0] is None else float(row[0])
 
 
 def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bool:
@@ -113,7 +104,7 @@ def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bo
     apart = following - last
     if apart <= GAP_SECONDS:
         return False
-    earlier = _before(connection, last, including=False)
+    earlier = sampled_before(connection, last, including=False)
     return earlier is None or apart > GAP_INTERVALS * (last - earlier)
 
 

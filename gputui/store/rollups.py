@@ -1,0 +1,159 @@
+"""What is left of samples that were deleted: minutes, and after those hours. Times are UTC unix seconds."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from gputui.store.summaries import HOUR, MINUTE
+from gputui.store.views import GpuHistory
+
+# Each row counts as much as it has samples; one that knew nothing counts for nothing.
+_MEANS = tuple(
+    f"sum({name}_mean * sample_count) / sum(CASE WHEN {name}_mean NOTNULL THEN sample_count END)"
+    for name in ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
+)
+
+
+class Bounds(NamedTuple):
+    """Samples, and minutes, are there from these moments on; 0 where none was ever deleted."""
+
+    raw_since: float
+    minutes_since: float
+
+
+def bounds(connection: sqlite3.Connection) -> Bounds:
+    """Raises sqlite3.Error."""
+    row = connection.execute("SELECT raw_since, minutes_since FROM record_bounds").fetchone()
+    return Bounds(0.0, 0.0) if row is None else Bounds(*row)
+
+
+def spans_for(limits: Bounds, at: float) -> str:
+    """Which tables hold a moment whose samples are gone: ``minutes`` or ``hours``."""
+    return "minutes" if at >= limits.minutes_since else "hours"
+
+
+def span_seconds(name: str) -> int:
+    return MINUTE if name == "minutes" else HOUR
+
+
+def gpu_history(
+    connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
+) -> dict[str, GpuHistory]:
+    """Means over ``buckets`` equal parts of [since, until), per GPU UUID, or for one GPU alone: from hours where a
+    bucket is at least as long or minutes are gone, else from minutes. GPUs of which nothing is known are left out.
+
+    Raises sqlite3.Error.
+    """
+    is_coarse = (until - since) / buckets >= HOUR or since < bounds(connection).minutes_since
+    # Over the spans of the answer, not grouped by them: SQLite would sort the rows of a year first.
+    query = (
+        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
+        f"SELECT n, {', '.join(_MEANS)} FROM parts CROSS JOIN gpu_{'hours' if is_coarse else 'minutes'} "
+        "ON gpu_id = :gpu_id AND at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n"
+    )
+    named = {"buckets": buckets, "since": since, "width": (until - since) / buckets}
+    found: dict[str, GpuHistory] = {}
+    for gpu_id, name in connection.execute(
+        "SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)
+    ).fetchall():
+        table: list[list[float | None]] = [[None] * buckets for _ in _MEANS]
+        for bucket, *values in connection.execute(query, {**named, "gpu_id": gpu_id}):
+            for series, value in zip(table, values, strict=True):
+                series[bucket] = value
+        if any(value is not None for series in table for value in series):
+            found[name] = GpuHistory(*(tuple(series) for series in table))
+    return found
+
+
+def completed(
+    connection: sqlite3.Connection,
+    history: dict[str, GpuHistory],
+    since: float,
+    until: float,
+    buckets: int,
+    uuid: str | None = None,
+) -> dict[str, GpuHistory]:
+    """The same history, with what is left of the samples in buckets whose samples are gone."""
+    if since >= bounds(connection).raw_since:
+        return history
+    older = gpu_history(connection, since, until, buckets, uuid)
+    return {name: _filled(history.get(name), older.get(name)) for name in {**older, **history}}
+
+
+def _filled(newer: GpuHistory | None, older: GpuHistory | None) -> GpuHistory:
+    if newer is None or older is None:
+        known = newer or older
+        assert known is not None
+        return known
+    pairs = ((getattr(newer, field.name), getattr(older, field.name)) for field in fields(GpuHistory))
+    return GpuHistory(*(tuple(b if a is None else a for a, b in zip(new, old, strict=True)) for new, old in pairs))
+
+
+def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bounds) -> dict[str, Any] | None:
+    """The means of a GPU in the minute or hour in which a moment lies, by the names of a sample's columns, with ``at``,
+    when that begins; None where nothing is known of it. Raises sqlite3.Error."""
+    name = spans_for(limits, at)
+    row = connection.execute(
+        "SELECT at, utilization_percent_mean, memory_used_bytes_mean, temperature_celsius_mean, power_watts_mean, "  # noqa: S608
+        f"sm_clock_mhz_mean FROM gpu_{name} WHERE gpu_id = ? AND at <= ? AND at > ? AND sample_count > 0",
+        (gpu_id, at, at - span_seconds(name)),
+    ).fetchone()
+    if row is None:
+        return None
+    clock = None if row[5] is None else round(row[5])
+    names = ("at", "utilization_percent", "memory_used_bytes", "temperature_celsius", "power_watts")
+    return {**dict(zip(names, row[:5], strict=True)), "sm_clock_mhz": clock}
+
+
+def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict[str, Any] | None:
+    """The same of the host."""
+    name = spans_for(limits, at)
+    cursor = connection.execute(
+        "SELECT at, cpu_percent_mean AS cpu_percent, memory_used_bytes_mean AS memory_used_bytes, "  # noqa: S608
+        "disk_used_bytes_mean AS disk_used_bytes, disk_read_bytes_per_second_mean AS disk_read_bytes_per_second, "
+        "disk_write_bytes_per_second_mean AS disk_write_bytes_per_second, "
+        "network_received_bytes_per_second_mean AS network_received_bytes_per_second, "
+        f"network_sent_bytes_per_second_mean AS network_sent_bytes_per_second FROM host_{name} "
+        "WHERE at <= ? AND at > ?",
+        (at, at - span_seconds(name)),
+    )
+    row = cursor.fetchone()
+    return None if row is None else dict(zip((column[0] for column in cursor.description), row, strict=True))
+
+
+def sampled_before(connection: sqlite3.Connection, at: float, *, including: bool = True) -> float | None:
+    """When the host was sampled last up to a moment, as far as that is still known. Raises sqlite3.Error."""
+    compare = "<=" if including else "<"
+    for table, until in reversed(_places(bounds(connection))):
+        (found,) = connection.execute(
+            f"SELECT max(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
+            (at, until),
+        ).fetchone()
+        if found is not None:
+            return float(found)
+    return None
+
+
+def sampled_after(connection: sqlite3.Connection, at: float, *, including: bool = False) -> float | None:
+    """When the host was sampled first after a moment."""
+    compare = ">=" if including else ">"
+    for table, until in _places(bounds(connection)):
+        (found,) = connection.execute(
+            f"SELECT min(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
+            (at, until),
+        ).fetchone()
+        if found is not None:
+            return float(found)
+    return None
+
+
+def first_sample(connection: sqlite3.Connection) -> float | None:
+    """When the host was sampled first, as far as that is still known."""
+    return sampled_after(connection, float("-inf"))
+
+
+def _places(limits: Bounds) -> tuple[tuple[str, float], ...]:
+    """Where the host's samples are, oldest first, and up to when each place is the one to look at."""
+    return ("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since), ("host_samples", float("inf"))
