@@ -104,7 +104,7 @@ def test_a_flood_of_log_lines(filler: Filler, workspace: Workspace) -> None:
                 file.write(f"line {number} of what a rank says when it says too much \x1b[31mred\x1b[0m {number * 7}\n")
                 if number % 500 == 0:
                     file.flush()
-                    time.sleep(0.003)
+                    time.sleep(0.01)
             file.write("the very last line\n")
 
     with screen(workspace.state.parent) as app:
