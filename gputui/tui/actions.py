@@ -80,8 +80,9 @@ def _needs_run(context: Context) -> str | None:
 def _can_open(context: Context) -> str | None:
     if context.section == "gpus" and context.gpu is not None:
         return None
-    if context.section == "events" and context.run is None:
-        return "This event is about no run that is still there."
+    if context.section == "events":
+        is_gone = context.run is None and context.gpu is None
+        return "This event is about no run or GPU that is still there." if is_gone else None
     return _needs_run(context)
 
 

@@ -216,6 +216,24 @@ async def test_i_opens_the_gpu_of_the_run_under_the_cursor(app: GputuiApp) -> No
         assert app.screen is overview(app)
 
 
+async def test_an_event_of_a_gpu_leads_to_its_page(app: GputuiApp, filler: Filler) -> None:
+    filler.connection.execute(
+        "INSERT INTO events (at, severity, subject, message) VALUES (?, 'error', 'GPU 3', 'XID 31: page fault')",
+        (filler.now,),
+    )
+    filler.connection.execute(
+        "INSERT INTO events (at, severity, message) VALUES (?, 'info', 'the queue was paused')", (filler.now,)
+    )
+    async with app.run_test(size=SMALL) as pilot:
+        feed_of(app).refresh()
+        await pilot.pause()
+        await pilot.press("tab", "enter")
+        assert "about no run or GPU" in text(app, "message").replace("\n", " ")
+        await pilot.press("up", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(3)
+
+
 async def test_cards_stand_where_there_is_room(app: GputuiApp) -> None:
     async with app.run_test(size=LARGE) as pilot:
         assert "0 gpt2-124m r0" in text(app, "cards") and text(app, "cards").count("utilisation") == 8

@@ -151,9 +151,10 @@ class OverviewScreen(OverviewCursor):
 
     def do_open(self) -> None:
         """The page of what the cursor stands on."""
-        if self.focus_at.section == "gpus":
+        run = self.run_in_question
+        if self.focus_at.section == "gpus" or run is None:
             self.do_gpu_detail()
-        elif (run := self.run_in_question) is not None:
+        else:
             self.gputui.open_run(run.run_id)
 
     def do_gpu_detail(self) -> None:

@@ -45,12 +45,17 @@ class OverviewCursor(FilterScreen, MachineActions):
 
     @property
     def gpu_in_question(self) -> GpuView | None:
-        """The GPU under the cursor, or the one that the run under it has."""
+        """The GPU under the cursor or that the event is about, or the first one of the run under it."""
         gpus = self.snapshot.gpus
         if self.focus_at.section == "gpus":
             return next((gpu for gpu in gpus if gpu.uuid == self.focus_at.gpu), None)
         run = self.run_in_question
-        return next((gpu for gpu in gpus if run is not None and gpu.run_id == run.run_id), next(iter(gpus), None))
+        of_run = next((gpu for gpu in gpus if run is not None and gpu.run_id == run.run_id), None)
+        if self.focus_at.section == "events":
+            event = self.event_in_question
+            subject = event.subject if event else None
+            return next((gpu for gpu in gpus if subject == f"GPU {gpu.index}"), of_run)
+        return of_run or next(iter(gpus), None)
 
     @property
     def event_in_question(self) -> EventView | None:
