@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gputui.agent import run_energy
 from gputui.agent.pruning import Pruning, room
 from gputui.agent.recorder import Recorder
 from gputui.agent.rollups import Rollups
@@ -19,6 +20,7 @@ from gputui.store.retention import Retention
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 30.0
+ENERGY_SECONDS = 10.0
 # A clock that was set, or that nobody has looked at yet, decides about no sample's age for so long.
 TRUST_SECONDS = 3600.0
 JUMP_SECONDS = 60.0
@@ -60,6 +62,7 @@ class RecordKeeping:
     trust: ClockTrust = field(default_factory=ClockTrust)
     rollups: Rollups = field(init=False)
     pruning: Pruning = field(init=False)
+    _energy_at: float = 0.0
     _prune_at: float = 0.0
     _read: tuple[int, int, int] | None = None
     _is_too_large: bool = False
@@ -76,6 +79,9 @@ class RecordKeeping:
             return  # a span whose samples are not all stored yet must not be put together
         try:
             self.rollups.turn(self.wall())
+            if now >= self._energy_at:
+                self._energy_at = now + ENERGY_SECONDS
+                run_energy.settle(self.connection, self.wall())
             if now >= self._prune_at:
                 self._look_at_settings()
                 done = self.pruning.turn(self.retention, self.wall(), ages_hold=trusted)

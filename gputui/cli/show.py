@@ -11,6 +11,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.store import json_shapes, queries
+from gputui.store.run_costs import RunCost, run_cost
 from gputui.store.step_times import StepTimes
 
 
@@ -27,16 +28,19 @@ def command(session: Session, run: str, as_json: bool) -> None:
         attempts = queries.attempts(connection, view.run_id)
         incidents = queries.incidents(connection, view.run_id)
         decisions = queries.decisions(connection, view.run_id)
+        taken = run_cost(connection, view.run_id, time.time())
         costs = cost.costs(attempts, incidents, decisions, StepTimes(connection, view.run_id))
     together = cost.total(costs.values())
     if as_json:
         sums = None if together is None else together.sum_json()
-        print_json(json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums))
+        print_json(json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken))
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.reason})" if view.reason else ""))
     say(f"profile     {view.profile}")
     say("parameters  " + "  ".join(f"{name}={value}" for name, value in view.params.items()))
+    if taken.gpu_hours:
+        say("took        " + taken_words(taken))
     if view.waiting_for:
         say(f"waiting     {view.waiting_for}")
     causes = {incident.attempt: incident.summary for incident in incidents}
@@ -62,3 +66,11 @@ def command(session: Session, run: str, as_json: bool) -> None:
 
 def steps(first: int | None, last: int | None) -> str:
     return "–" if first is None or last is None else f"{units.count(first)}–{units.count(last)}"
+
+
+def taken_words(taken: RunCost) -> str:
+    """``3.2 GPU-hours, 2.14 kWh``; what the energy counters did not tell is not in the second."""
+    words = f"{units.short_number(taken.gpu_hours)} GPU-hours"
+    if taken.energy_kwh is None:
+        return words
+    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{units.short_number(taken.energy_kwh)} kWh"

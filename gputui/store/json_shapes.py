@@ -8,6 +8,7 @@ from typing import Any
 
 from gputui.store.alerts import AlertView
 from gputui.store.quarantine import Quarantined
+from gputui.store.run_costs import AttemptCost, RunCost
 from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, IncidentView, RunView
 
 Shape = dict[str, Any]
@@ -126,20 +127,30 @@ def show_shape(
     decisions: Sequence[DecisionView],
     costs: Mapping[int, Shape] | None = None,
     cost_of_failures: Shape | None = None,
+    taken: RunCost | None = None,
 ) -> Shape:
     """``gputui show RUN --json``. An attempt that met several incidents shows the first: the others follow from it.
 
     ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures`` their sum; null
-    where the run met no incident.
+    where the run met no incident. ``taken`` is what the run and each attempt took of the machine.
     """
     first: dict[int, IncidentView] = {}
     for incident in incidents:
         first.setdefault(incident.attempt, incident)
     decided = {decision.incident_id: decision for decision in decisions}
+    by_attempt = {one.attempt: one for one in (taken.attempts if taken else ())}
     return {
         **run_shape(run),
-        "attempts": [_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}) for attempt in attempts],
+        "attempts": [
+            {
+                **_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}),
+                **_taken_shape(by_attempt.get(attempt.number)),
+            }
+            for attempt in attempts
+        ],
         "cost_of_failures": cost_of_failures,
+        **_taken_shape(taken),
+        "energy_is_partial": taken.energy_is_partial if taken else False,
     }
 
 
@@ -178,6 +189,14 @@ def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
         "started_at": iso(known.started_at) if known else None,
         "recording": known.recording if known else False,
         "home": home,
+    }
+
+
+def _taken_shape(taken: RunCost | AttemptCost | None) -> Shape:
+    hours, joules = (None, None) if taken is None else (taken.gpu_hours, taken.energy_joules)
+    return {
+        "gpu_hours": None if hours is None else round(hours, 6),
+        "energy_joules": None if joules is None else round(joules, 1),
     }
 
 

@@ -1,0 +1,90 @@
+"""What each attempt consumed, added up from the energy counters of its GPUs while they are read.
+
+How far the readings were taken into account is written with the sum, so that none counts twice and none is missed;
+the sum outlives the readings.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass, replace
+
+from gputui.runs.repository import transaction
+from gputui.store.energy import consumed_joules
+
+# Readings further apart do not tell how much of what lies between belongs to the attempt that began or ended there.
+# Within an attempt they do, however far apart: the counter went on.
+BORDER_SECONDS = 120.0
+READINGS_AT_ONCE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One GPU of one attempt: the newest reading that was taken into account (``counter_joules`` is None before the
+    first), and the sum so far. Times are UTC unix seconds."""
+
+    until: float
+    counter_joules: float | None = None
+    energy_joules: float | None = None
+
+
+def added(tally: Tally, at: float, counter_joules: float, began: float, ended: float | None) -> Tally:
+    """The tally with the next reading. Pure."""
+    before = tally.counter_joules
+    if before is None:
+        return replace(tally, until=at, counter_joules=counter_joules)
+    apart = at - tally.until
+    end = at if ended is None else min(at, ended)
+    inside = end - max(tally.until, began)
+    is_border = inside < apart
+    energy = tally.energy_joules
+    if inside > 0 and not (is_border and apart > BORDER_SECONDS):
+        energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * inside / apart
+    return Tally(at, counter_joules, energy)
+
+
+def settle(connection: sqlite3.Connection, now: float) -> None:
+    """Take into account what was read since the last time. Raises sqlite3.Error."""
+    attempts = connection.execute(
+        "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a WHERE started_at NOTNULL "
+        "AND json_array_length(gpus) > (SELECT count(*) FROM attempt_energy AS e "
+        "WHERE e.run_id = a.run_id AND e.attempt = a.number AND e.settled = 1)"
+    ).fetchall()
+    for run_id, number, gpus, began, ended in attempts:
+        for uuid in json.loads(gpus):
+            _bring_up(connection, (run_id, number, uuid), began, ended, now)
+
+
+def _bring_up(
+    connection: sqlite3.Connection, key: tuple[str, int, str], began: float, ended: float | None, now: float
+) -> None:
+    row = connection.execute(
+        "SELECT until, counter_joules, energy_joules, settled FROM attempt_energy "
+        "WHERE run_id = ? AND attempt = ? AND gpu_uuid = ?",
+        key,
+    ).fetchone()
+    if row is not None and row[3]:
+        return
+    tally = Tally(*row[:3]) if row is not None else Tally(began - BORDER_SECONDS)
+    last = now if ended is None else ended + BORDER_SECONDS
+    readings = connection.execute(
+        "SELECT at, energy_joules FROM gpu_slow_samples WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
+        "AND at > ? AND at <= ? AND energy_joules NOTNULL ORDER BY at LIMIT ?",
+        (key[2], tally.until, last, READINGS_AT_ONCE),
+    ).fetchall()
+    for at, counter in readings:
+        tally = added(tally, at, counter, began, ended)
+        if ended is not None and at >= ended:
+            break
+    if tally.counter_joules is None:
+        # Nothing is stored with an earlier time any more: a GPU without a counter is not walked through again.
+        tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
+    seen_all = len(readings) < READINGS_AT_ONCE and now > last
+    settled = ended is not None and (tally.until >= ended or seen_all)
+    with transaction(connection):
+        connection.execute(
+            "INSERT OR REPLACE INTO attempt_energy "
+            "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*key, tally.until, tally.counter_joules, tally.energy_joules, settled),
+        )
