@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -219,7 +220,9 @@ class Agent:
     def _read_sampler(self) -> None:
         self.recorder.take(self.sampler.read())
         if self.recorder.flush():
-            self._heartbeat()
+            # The next sample brings the next one; a disk that has just become full must not end the agent here.
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._heartbeat()
         self.supervisor.needs_schedule = True
 
     def _pump(self) -> bool:
