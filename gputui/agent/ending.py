@@ -80,6 +80,8 @@ class Ending:
     def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> None:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
         run, attempt = self._current(task.attempt)
+        if task.survivors:
+            self._note_survivors(run, task.survivors, self._wall())
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
             case "stopped":
                 self._stopped(run, attempt, task.exit_record, task.ended_at)
@@ -87,8 +89,6 @@ class Ending:
                 self._succeeded(run, attempt, task.exit_record, task.ended_at)
             case "failed":
                 self._failed(run, attempt, task, findings, around)
-        if task.survivors:
-            self._note_survivors(run, task.survivors, self._wall())
 
     def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
         run = repository.get_run(self._connection, attempt.run_id)

@@ -54,7 +54,6 @@ class Guard:
         text = f"{error}" or type(error).__name__
         if self.told.get(run_id) == text:
             return
-        self.told[run_id] = text
         repository.add_event(
             self.connection,
             f"cannot be looked after: {text}; trying again every {TROUBLE_SECONDS:.0f} s, see agent.log",
@@ -62,3 +61,4 @@ class Guard:
             severity="error",
             run_id=run_id,
         )
+        self.told[run_id] = text

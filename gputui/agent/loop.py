@@ -46,6 +46,7 @@ PUMP_BUDGET_BYTES = 8 << 20
 REDUCE_SECONDS = 0.1
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
+UNWRITABLE_SECONDS = 0.5
 TICKET_SECONDS = 3600.0
 
 
@@ -123,6 +124,7 @@ class Agent:
             ),
             workspace.agent_log,
         )
+        self._unwritable: str | None = None
         self._shown_health: tuple[str, int] | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -157,15 +159,15 @@ class Agent:
             now = self.clock()
             due = min(next_commands, next_housekeeping, next_reducing, now + 1.0 if pump_at is None else pump_at)
             due = min(due, self.supervisor.next_due() or due)
-            for key, _ in self.selector.select(max(0.0, due - now)):
-                if key.fd == self._wake_read:
-                    self._drain_wake()
-                    next_commands = min(next_commands, self.clock())
-                    pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
-                elif key.fd == self.sampler.fileno():
-                    self._read_sampler()
-            now = self.clock()
+            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - now))}
+            if self._wake_read in ready:
+                self._drain_wake()
+                next_commands = min(next_commands, self.clock())
+                pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
             try:
+                if self.sampler.fileno() in ready:
+                    self._read_sampler()
+                now = self.clock()
                 if pump_at is not None and now >= pump_at:
                     pump_at = now if self._pump() else None
                 if now >= next_commands:
@@ -184,13 +186,21 @@ class Agent:
                     self.sampler.send_occupants(self.supervisor.occupants())
             except sqlite3.OperationalError as error:
                 # A full disk or a lock held elsewhere: nothing was changed, everything is tried again.
-                log.warning("the database cannot be written now: %s", error)
-                self._wait_quietly()
+                self._wait_quietly(str(error))
+            else:
+                if self._unwritable is not None:
+                    log.info("the database can be written again")
+                    self._unwritable = None
 
-    def _wait_quietly(self) -> None:
+    def _wait_quietly(self, why: str) -> None:
+        if why != self._unwritable:
+            # Said once: where the disk is full, the log lies on it too.
+            log.warning("the database cannot be written now: %s", why)
+            self._unwritable = why
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
-        self.selector.select(0.5)
+        # What is ready stays so until it is looked at, so that a selector would not wait.
+        time.sleep(UNWRITABLE_SECONDS)
 
     # --- what wakes it --------------------------------------------------------------------------------------------
 
@@ -340,9 +350,12 @@ class Agent:
         )
 
     def _leave(self) -> None:
-        self.recorder.flush()
-        self.alerting.save()
-        self.connection.execute("UPDATE agent SET ended_at = ?", (self.wall(),))
+        try:
+            self.recorder.flush()
+            self.alerting.save()
+            self.connection.execute("UPDATE agent SET ended_at = ?", (self.wall(),))
+        except sqlite3.OperationalError as error:
+            log.warning("the last words of this agent cannot be written: %s", error)
         self.connection.close()
         log.info("agent ended")
 

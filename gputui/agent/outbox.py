@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,13 +36,18 @@ class Outbox:
     alerts_by: Callable[[], Notice | None] = lambda: None
     under_way: set[int] = field(default_factory=set)
     results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
+    # What could not be written yet must not be sent again.
+    unsettled: deque[Result] = field(default_factory=deque)
 
     def turn(self) -> None:
         """Note how sending ended, and begin to send what is due. Raises sqlite3.Error."""
         while not self.results.empty():
-            owed, trouble = self.results.get()
+            self.unsettled.append(self.results.get())
+        while self.unsettled:
+            owed, trouble = self.unsettled[0]
             self._settle(owed, trouble)
             self.under_way.discard(owed.notice_id)
+            self.unsettled.popleft()
         for owed in notices.due(self.connection, self.wall()):
             if owed.notice_id not in self.under_way:
                 self._begin(owed)

@@ -12,7 +12,7 @@ import selectors
 import signal
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -358,9 +358,10 @@ class Supervisor:
             # Noticed like a shim that was lost at once: the policy tells how often that is tried again.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
             shim = None
+        # What runs is looked after, also where that cannot be written now.
+        self._watch(replace(record, shim=shim), shim)
         if shim is not None:
             repository.set_shim(self.connection, record.run_id, record.number, shim)
-        self._watch(record, shim)
 
     def _watch(self, record: AttemptRecord, shim: ProcessIdentity | None) -> None:
         live = LiveAttempt(record, shim)
@@ -448,8 +449,10 @@ class Supervisor:
             at = time_in(started.get("at")) or self.wall()
             repository.set_attempt_started(self.connection, live.record.run_id, live.record.number, at)
             refreshed = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
+            if refreshed is not None and refreshed.shim is None and live.shim is not None:
+                repository.set_shim(self.connection, live.record.run_id, live.record.number, live.shim)
             if refreshed is not None:
-                live.record = refreshed
+                live.record = replace(refreshed, shim=live.shim)
 
     def _sweep(self, live: LiveAttempt, left: list[ProcessIdentity]) -> bool:
         """End what a dead shim left behind. True when there is no more to be done: what is left cannot be killed."""
