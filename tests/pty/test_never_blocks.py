@@ -84,6 +84,7 @@ def test_a_locked_database(filler: Filler, workspace: Workspace) -> None:
             app.type("s")
             app.read_until(lambda: "Stop vit-b16-1?" in app.terminal.text)
             app.type("y")
+            app.read_until(lambda: "Stop vit-b16-1?" not in app.terminal.text)
             assert check_keys(app, lambda: time.monotonic() < until) >= 5
             app.read_until(lambda: "locked" in app.terminal.text or time.monotonic() > until)
             assert time.monotonic() < until + 1
