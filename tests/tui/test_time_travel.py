@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -233,6 +234,17 @@ async def test_a_click_on_the_time_line_goes_there(app: GputuiApp) -> None:
         shown = text(app, "head")
         await pilot.click("#notice", offset=(1, 0))  # beside it
         assert text(app, "head") == shown
+
+
+async def test_a_database_that_cannot_be_read_is_told_while_looking_back(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        app.moment = Moment(NOW - 60)  # asked for, and not read yet
+        live = app.snapshot
+        app.show_snapshot(replace(live, at=NOW + 1))
+        assert app.snapshot is live  # the present does not flash up meanwhile
+        app.show_snapshot(replace(live, trouble="The database is locked by another program."))
+        await pilot.pause()
+        assert "locked by another program" in text(app, "notice")
 
 
 async def test_news_does_not_move_the_past(app: GputuiApp, filler: Filler) -> None:
