@@ -17,6 +17,10 @@ from gputui.store.views import AttemptView
 SAMPLES_AT_ONCE = 200_000
 """About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
 for a part of its time."""
+
+APART_SECONDS = 10.0
+"""Samples further apart than this, and than a span, are not joined: recorders look more often than that."""
+
 LEAST_SECONDS = 60.0
 
 _GPU: Mapping[HardwareField, str] = {
@@ -94,7 +98,8 @@ class HardwareCurves:
             device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
             self._bring_up(connection, device, uuid, fields, moments)
             own = [stay for stay in stays if stay.uuid == uuid]
-            for name, bins in zip(fields, _bins(device, own, axis_map, cuts, request.window), strict=True):
+            drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
+            for name, bins in zip(fields, drawn, strict=True):
                 curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None))
         order = {name: place for place, name in enumerate(request.hardware)}
         return tuple(sorted(curves, key=lambda curve: order[curve.field]))
@@ -161,9 +166,15 @@ class HardwareCurves:
 
 
 def _bins(
-    device: _Device, stays: Sequence[Stay], axis_map: AxisMap, cuts: Mapping[int, float], window: Window | None
+    device: _Device,
+    stays: Sequence[Stay],
+    axis_map: AxisMap,
+    cuts: Mapping[int, float],
+    window: Window | None,
+    seconds: float,
 ) -> list[tuple[Bin, ...]]:
-    """The bins of each field. Spans that will not grow any more, and whose place is known, are placed once."""
+    """The bins of each field, from spans of so many ``seconds``. Spans that will not grow any more, and whose place is
+    known, are placed once."""
     if not device.spans:
         return [() for _ in device.placed]
     newest = max(device.spans)
@@ -181,7 +192,7 @@ def _bins(
             start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
             end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
             if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
-                is_apart = before is not None and before != number - 1
+                is_apart = before is not None and (number - before) * seconds > max(seconds, APART_SECONDS)
                 for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
                     if count:
                         bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))

@@ -126,3 +126,11 @@ def test_nothing_was_sampled(story: Story) -> None:
     story.attempt(1, 0, gpus=GPUS)
     assert story.ask(REQUEST).hardware == ()
     assert story.ask(ChartRequest()).hardware == ()
+
+
+def test_samples_are_joined_however_finely_a_chart_is_cut_and_a_pause_is_not(busy: Story) -> None:
+    busy.connection.execute("DELETE FROM gpu_samples WHERE at > ? AND at < ?", (BEGAN_AT + 40, BEGAN_AT + 70))
+    fine = replace(REQUEST, hardware=("utilization",), window=(20.0, 90.0), bins=400)
+    bins = busy.ask(fine).hardware[0].bins
+    assert len(bins) >= 40  # a bin for each sample
+    assert [each.first_x for each in bins if each.gap_before] == [70.0]
