@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gputui.runs.repository import transaction
 from gputui.store.retention import Retention
+from gputui.store.room import pragma, room
 from gputui.store.summaries import HOUR
 
 # So many ticks make a slice, about 10 ms with eight GPUs.
@@ -25,20 +26,6 @@ KEPT_FREE_PAGES = 4096
 VACUUMED_PAGES = 256
 
 _RAW = ("gpu_samples", "gpu_slow_samples")
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a database takes: bytes of its file, and those of them in use."""
-
-    file_bytes: int
-    used_bytes: int
-
-
-def room(connection: sqlite3.Connection) -> Room:
-    """The room that the database takes. Raises sqlite3.Error."""
-    size, pages, free = (_pragma(connection, name) for name in ("page_size", "page_count", "freelist_count"))
-    return Room(size * pages, size * (pages - free))
 
 
 @dataclass(slots=True)
@@ -142,10 +129,6 @@ class Pruning:
         return True
 
     def _give_back(self) -> None:
-        free, pages = (_pragma(self.connection, name) for name in ("freelist_count", "page_count"))
-        if free > max(KEPT_FREE_PAGES, pages // 10) and _pragma(self.connection, "auto_vacuum") == 2:
+        free, pages = (pragma(self.connection, name) for name in ("freelist_count", "page_count"))
+        if free > max(KEPT_FREE_PAGES, pages // 10) and pragma(self.connection, "auto_vacuum") == 2:
             self.connection.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
-
-
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent import run_energy
-from gputui.agent.pruning import Pruning, room
+from gputui.agent.pruning import Pruning
 from gputui.agent.recorder import Recorder
 from gputui.agent.rollups import Rollups
 from gputui.charts.units import bytes_text
 from gputui.runs.repository import add_event
 from gputui.store.retention import Retention
+from gputui.store.room import room
 
 log = logging.getLogger(__name__)
 

@@ -81,6 +81,16 @@ class ProcessOwners:
         return owner_in(environment, self._runs)
 
 
+# A whole number takes a third of the room.
+_WHOLE = frozenset(name for name in (*_HOST_COLUMNS, *_SLOW_COLUMNS) if name.endswith("_bytes_per_second"))
+
+
+def _stored(sample: HostSample | GpuSlowSample, name: str) -> object:
+    """A value as it is stored: rates in whole bytes a second."""
+    value = getattr(sample, name)
+    return round(value) if name in _WHOLE and value is not None else value
+
+
 class Recorder:
     """Writes hardware messages in one transaction per batch, and keeps the newest of each kind in memory."""
 
@@ -173,7 +183,7 @@ class Recorder:
             case FastTick():
                 self._write_fast(message)
             case HostSample():
-                self._connection.execute(_INSERT_HOST, [getattr(message, name) for name in _HOST_COLUMNS])
+                self._connection.execute(_INSERT_HOST, [_stored(message, name) for name in _HOST_COLUMNS])
             case SlowTick():
                 self._write_slow(message)
             case ProcessTick():
@@ -196,7 +206,7 @@ class Recorder:
         for sample in tick.gpus:
             gpu_id = self._ids.get(sample.uuid)
             if gpu_id is not None:
-                values = [getattr(sample, name) for name in _SLOW_COLUMNS]
+                values = [_stored(sample, name) for name in _SLOW_COLUMNS]
                 self._connection.execute(_INSERT_SLOW, (tick.at, gpu_id, *values))
                 self._connection.execute(
                     "UPDATE gpus SET slow = ?, slow_at = ?, last_seen_at = ? WHERE gpu_id = ?",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import click
 
 from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, print_json, say
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store import json_shapes, queries
+from gputui.store.record_status import RecordStatus, record_status
+from gputui.store.retention import Retention
 
 
 @click.group("agent")
@@ -43,10 +47,26 @@ def status(session: Session, as_json: bool) -> None:
     connection = session.reader_or_none()
     view = None if connection is None else queries.agent(connection)
     home = str(session.workspace.state.parent)
+    record = _record(session, connection)
     if as_json:
-        print_json(json_shapes.agent_shape(view, running=identity is not None, home=home))
-    elif identity is None:
+        shape = json_shapes.agent_shape(view, running=identity is not None, home=home)
+        print_json({**shape, "record": record.to_json()})
+        return
+    if identity is None:
         say(f"no agent runs for {home}")
     else:
         doing = "recording" if identity.recording else "in the background"
         say(f"agent {identity.version} {doing}, pid {identity.process.pid}, home {home}")
+    for line in record.lines():
+        say(line)
+
+
+def _record(session: Session, connection: sqlite3.Connection | None) -> RecordStatus:
+    from gputui.profiles.problems import ProfileError
+    from gputui.profiles.record_file import load_retention
+
+    try:
+        retention, problem = load_retention(session.workspace.record), None
+    except ProfileError as error:
+        retention, problem = Retention(), str(error.problems[0])
+    return record_status(connection, retention, problem)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gputui.agent.pruning import room
 from gputui.agent.record_keeping import RecordKeeping
 from gputui.agent.recorder import Recorder
 from gputui.config import Workspace
@@ -18,6 +17,7 @@ from gputui.host.model import HostSample
 from gputui.store import hardware_spans, past_hardware, queries, rollups, timeline
 from gputui.store.database import open_writer
 from gputui.store.retention import Retention
+from gputui.store.room import room
 
 START = 1_790_035_200.0
 """A full hour."""

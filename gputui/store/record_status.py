@@ -1,0 +1,66 @@
+"""How far the record reaches, what it takes, and how long it is kept: for `gputui agent status`."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gputui.store.json_shapes import iso
+from gputui.store.retention import Retention, age_words
+from gputui.store.rollups import bounds, first_sample
+from gputui.store.room import room
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStatus:
+    """Times are UTC unix seconds; None where nothing is recorded yet. ``problem`` is why the settings cannot be used."""
+
+    retention: Retention
+    problem: str | None
+    began_at: float | None = None
+    raw_since: float | None = None
+    file_bytes: int | None = None
+    used_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "began_at": iso(self.began_at),
+            "raw_since": iso(self.raw_since),
+            "file_bytes": self.file_bytes,
+            "used_bytes": self.used_bytes,
+            "retention": asdict(self.retention),
+            "problem": self.problem,
+        }
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        kept = self.retention
+        limit = "any size" if kept.size_bytes is None else f"at most {_megabytes(kept.size_bytes)}"
+        found = [] if self.problem is None else [f"record.yaml is not used: {self.problem}"]
+        if self.began_at is not None and self.used_bytes is not None:
+            found.append(f"record      since {_day(self.began_at)}, {_megabytes(self.used_bytes)} of {limit}")
+        found.append(
+            f"kept        samples {age_words(kept.raw_seconds)}, minutes {age_words(kept.minutes_seconds)}, "
+            f"hours {age_words(kept.hours_seconds)}"
+        )
+        return found
+
+
+def record_status(connection: sqlite3.Connection | None, retention: Retention, problem: str | None) -> RecordStatus:
+    """``connection`` is None where nothing is recorded yet. Raises sqlite3.Error."""
+    if connection is None:
+        return RecordStatus(retention, problem)
+    began = first_sample(connection)
+    taken = room(connection)
+    raw_since = None if began is None else max(began, bounds(connection).raw_since)
+    return RecordStatus(retention, problem, began, raw_since, taken.file_bytes, taken.used_bytes)
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB" if count < 10 << 30 else f"{count / 2**30:.1f} GiB"
