@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("check", "Check a profile and show what it would start."),
     "policy": ("policy", "What recovery would do, without doing it."),
     "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
+    "service": ("service", "Record always: a systemd unit of this user."),
     "agent": ("agent", "Start, stop or look at the agent."),
 }
 

@@ -15,7 +15,7 @@ from gputui.store.room import room
 
 @dataclass(frozen=True, slots=True)
 class RecordStatus:
-    """Times are UTC unix seconds; None where nothing is recorded yet. ``problem`` is why the settings cannot be used."""
+    """Times are UTC unix seconds; None: nothing is recorded yet. ``problem`` is why the settings cannot be used."""
 
     retention: Retention
     problem: str | None
