@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gputui.agent import alert_commands, noting, queueing
+from gputui.agent import alert_commands, noting, queueing, removing
 from gputui.agent.refusing import RefusedError, UnansweredError
 from gputui.agent.rundirs import open_metrics
 from gputui.agent.searching import CheckpointSearch
@@ -185,12 +185,13 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     """Forget a run that is over: its rows and its folder."""
     target = find(supervisor, command)
-    if not target.state.is_over or target.run_id in supervisor.draining.entries:
+    if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
+    if target.run_id in supervisor.draining.entries:
+        raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
     folder = supervisor.workspace.run_dir(target.run_id)
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
+        removing.put_away(supervisor.workspace, target.run_id)
     except OSError as error:
         raise RefusedError(f"cannot remove {folder}: {error}") from error
     with transaction(supervisor.connection) as connection:

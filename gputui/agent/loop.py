@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gputui.agent import handlers, rebuilding
+from gputui.agent import handlers, rebuilding, removing
 from gputui.agent.alerting import Alerting
 from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
@@ -135,6 +135,7 @@ class Agent:
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._introduce(ready=False)
         rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+        removing.go_on(self.workspace)
         self.watcher.start()
         self.supervisor.adopt()
         self.supervisor.repeat_stops()

@@ -28,6 +28,8 @@ from gputui.recovery.policies import (
 _KEYS = ("policy", "max_attempts", "max_without_progress", "backoff", "ladders", "ends_on", "hang_after", "notify")
 _BACKOFF = {"base": "base_seconds", "factor": "factor", "max": "max_seconds", "jitter": "jitter"}
 MAX_RUNGS = 50
+# Of seconds that is eleven days; no action means more of anything.
+MOST_NUMBER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,11 @@ class _Parser:
         if kind.argument is None:
             self.wrong(key, f"{name} takes no number, got {number!r}")
             return ()
-        if not _is_number(number) or number < kind.least or (kind.whole and not float(number).is_integer()):
+        is_within = _is_number(number) and kind.least <= number <= MOST_NUMBER
+        if not is_within or (kind.whole and not float(number).is_integer()):
             what = "a whole number" if kind.whole else "a number"
-            self.wrong(key, f"{name} takes {what} of {kind.argument} of at least {kind.least:g}, got {number!r}")
+            span = f"from {kind.least:g} to {MOST_NUMBER}"
+            self.wrong(key, f"{name} takes {what} ({kind.argument}) {span}, got {number!r}")
             return ()
         return (Action(kind.name, float(number)),)
 

@@ -107,11 +107,15 @@ def test_the_ladder_of_everything_else() -> None:
         ({"ladders": {"cuda_oom": [["stop", "restart"]]}}, "recovery.ladders.cuda_oom[0]: stop stands alone"),
         (
             {"ladders": {"cuda_oom": [{"rollback": 0}]}},
-            "recovery.ladders.cuda_oom[0]: rollback takes a whole number of checkpoints of at least 1, got 0",
+            "recovery.ladders.cuda_oom[0]: rollback takes a whole number (checkpoints) from 1 to 1000000, got 0",
         ),
         (
             {"ladders": {"cuda_oom": [{"rollback": 1.5}]}},
-            "rollback takes a whole number of checkpoints of at least 1, got 1.5",
+            "rollback takes a whole number (checkpoints) from 1 to 1000000, got 1.5",
+        ),
+        (
+            {"ladders": {"cuda_oom": [{"wait": 1e12}]}},
+            "recovery.ladders.cuda_oom[0]: wait takes a number (seconds) from 0 to 1000000, got 1000000000000.0",
         ),
         ({"ladders": {"cuda_oom": [{"restart": 2}]}}, "recovery.ladders.cuda_oom[0]: restart takes no number, got 2"),
         ({"policy": "off", "ladders": {"cuda_oom": ["restart"]}}, "recovery.ladders: the policy off has no ladders"),
