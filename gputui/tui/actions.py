@@ -19,7 +19,7 @@ class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
     wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
-    in the overview the cursor is, the GPU in question, which are in quarantine, whether the queue is paused; on the
+    in the overview the cursor is, the GPU in question, which are in quarantine; on the
     page of processes the PID under the cursor."""
 
     scope: Scope
@@ -33,7 +33,6 @@ class Context:
     section: str = "runs"
     gpu: GpuView | None = None
     quarantined: frozenset[str] = frozenset()
-    is_paused: bool = False
     pid: int | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -165,11 +165,6 @@ def _run(shown: _Shown, width: int) -> list[Span]:
     return [(name, "accent"), (rank, "text")]
 
 
-def _state(shown: _Shown, width: int) -> list[Span]:
-    word = _STATES.get(shown.row.state or "", "")
-    return [(word, "warn")] if word else []
-
-
 def _command(shown: _Shown, width: int) -> list[Span]:
     row = shown.row
     word = _STATES.get(row.state or "", "")

@@ -82,7 +82,6 @@ class OverviewCursor(FilterScreen, MachineActions):
             section=self.focus_at.section,
             gpu=self.gpu_in_question,
             quarantined=frozenset(held.quarantined),
-            is_paused=held.queue_pause is not None,
         )
 
     def keep_cursor(self) -> None:
