@@ -33,8 +33,7 @@ class CheckpointReader:
         self._clock = clock
         self._wish: _Wish | None = None
         self._listed_at = float("-inf")
-        self._found = CheckpointList()
-        self._found_for: Hashable = None
+        self._found: tuple[Hashable, CheckpointList] = (None, CheckpointList())
         self._checked: dict[Hashable, tuple[bool, str]] = {}
         self._thread: threading.Thread | None = None
 
@@ -47,7 +46,8 @@ class CheckpointReader:
             self._wish, self._listed_at = wish, now
             self._thread = threading.Thread(target=self._look, args=(wish,), name="checkpoints", daemon=True)
             self._thread.start()
-        return self._found if self._found_for == (folder, pattern) else CheckpointList()
+        found_for, found = self._found
+        return found if found_for == (folder, pattern) else CheckpointList()
 
     def wait(self, seconds: float) -> None:
         """Wait until the look under way is over."""
@@ -81,8 +81,8 @@ class CheckpointReader:
         return Checkpoint(bare.name, bare.step, size, modified, valid, why)
 
     def _show(self, wish: _Wish, listed: list[Checkpoint], count: int) -> None:
-        self._found = CheckpointList(tuple(listed), count, is_known=True)
-        self._found_for = (wish.folder, wish.pattern)
+        # One assignment: the feed's thread reads it at any time.
+        self._found = ((wish.folder, wish.pattern), CheckpointList(tuple(listed), count, is_known=True))
 
 
 def _identity(path: Path, found: Checkpoint) -> Hashable:

@@ -78,7 +78,7 @@ def test_a_folder_is_as_large_as_its_files_and_another_run_is_unknown(tmp_path: 
     reader.read(tmp_path, "step_*")
     reader.wait(5.0)
     assert reader.read(tmp_path, "step_*").newest[0].size_bytes == 1024
-    assert not reader.read(tmp_path / "other", "step_*").is_known
+    assert reader.read(tmp_path / "other", "step_*").newest == ()
     reader.wait(5.0)
 
 
