@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from gputui.agent import handlers, rebuilding, removing
 from gputui.agent.alerting import Alerting
+from gputui.agent.file_output import FileOutput
 from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
@@ -53,12 +54,14 @@ TICKET_SECONDS = 3600.0
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """How this agent was asked to run. ``recording`` keeps it alive with nothing else to do; ``duration_seconds``
-    ends it by itself; ``linger_seconds`` is how long it stays once nobody needs it."""
+    ends it by itself; ``linger_seconds`` is how long it stays once nobody needs it; ``output`` takes what is sampled,
+    besides the database."""
 
     recording: bool = False
     interval_seconds: float = 1.0
     duration_seconds: float | None = None
     linger_seconds: float = LINGER_SECONDS
+    output: FileOutput | None = None
 
 
 class Agent:
@@ -150,6 +153,8 @@ class Agent:
         finally:
             self.watcher.stop()
             self.sampler.close()
+            if self.options.output is not None:
+                self.options.output.close()
             self._leave()
 
     def _loop(self) -> None:
@@ -229,7 +234,11 @@ class Agent:
             return
 
     def _read_sampler(self) -> None:
-        self.recorder.take(self.sampler.read())
+        messages = self.sampler.read()
+        self.recorder.take(messages)
+        if self.options.output is not None:
+            indices = {uuid: gpu.index for uuid, gpu in self.recorder.facts.items()}
+            self.options.output.take(messages, indices)
         if self.recorder.flush():
             # The next sample brings the next one; a disk that has just become full must not end the agent here.
             with contextlib.suppress(sqlite3.OperationalError):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from gputui.agent.file_output import FileOutput
 from gputui.agent.lock import AgentLock, AgentRunningError
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_failure, log_to_stderr
 from gputui.agent.reporting import record_line, record_shape
@@ -51,9 +52,11 @@ def record(
     duration_seconds: float | None,
     as_json: bool,
     output: TextIO,
+    samples: FileOutput | None = None,
 ) -> int:
     """The agent in the foreground: records until stopped, printing a line a minute. Takes over from one that runs,
-    and hands over to one in the background when it ends while runs are alive.
+    and hands over to one in the background when it ends while runs are alive. ``samples`` takes what is sampled,
+    besides the database.
 
     Raises RecordError.
     """
@@ -61,10 +64,19 @@ def record(
         workspace.create()
     except OSError as error:
         raise RecordError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
+    if samples is not None:
+        try:
+            samples.start()
+        except OSError as error:
+            raise RecordError(f"cannot write {error.filename}: {error.strerror}; choose another --output") from error
     lock = _take_over(workspace)
     reporter = _Reporter(as_json, output)
     options = AgentOptions(
-        recording=True, interval_seconds=interval_seconds, duration_seconds=duration_seconds, linger_seconds=0.0
+        recording=True,
+        interval_seconds=interval_seconds,
+        duration_seconds=duration_seconds,
+        linger_seconds=0.0,
+        output=samples,
     )
     code = _run(workspace, options, lock, reporter)
     _hand_over(workspace)

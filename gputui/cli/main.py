@@ -68,6 +68,13 @@ class VerbGroup(click.Group):
 @click.option("--once", is_flag=True, help="Print one frame as text and end; works without a terminal.")
 @click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, yesterday 3:12, -20m, 2026-11-20 03:12.")
 @click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there (--record).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write every sample to FILE.ndjson or FILE.csv too (--record).",
+)
+@click.option("--rotate", metavar="SIZE", help="Begin that file anew at so many bytes, and keep ten: 100MB (--record).")
 @click.option("--demo", is_flag=True, help="Eight simulated GPUs in a throw-away workspace.")
 @click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
 @click.version_option(VERSION, prog_name="gputui")
@@ -80,6 +87,8 @@ def command(
     duration: float | None,
     as_json: bool,
     prometheus: str | None,
+    output: Path | None,
+    rotate: str | None,
     once: bool,
     at: str | None,
     demo: bool,
@@ -98,9 +107,11 @@ def command(
     if record:
         from gputui.cli.record import record as record_in_foreground
 
-        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus))
-    if duration is not None or prometheus is not None:
-        fail(f"--{'duration' if duration is not None else 'prometheus'} goes with --record", EXIT_USAGE)
+        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus, output, rotate))
+    given = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
+    for name, value in given.items():
+        if value is not None:
+            fail(f"--{name} goes with --record", EXIT_USAGE)
     if once:
         if demo:
             fail("--once and --demo do not go together: a demo begins empty", EXIT_USAGE)

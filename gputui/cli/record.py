@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gputui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
 
+if TYPE_CHECKING:
+    from gputui.agent.file_output import FileOutput
+    from gputui.agent.sample_lines import Format
+
+LEAST_ROTATED_BYTES = 64 << 10
+
 
 def record(
-    session: Session, interval_seconds: float, duration_seconds: float | None, as_json: bool, prometheus: str | None
+    session: Session,
+    interval_seconds: float,
+    duration_seconds: float | None,
+    as_json: bool,
+    prometheus: str | None,
+    output: Path | None,
+    rotate: str | None,
 ) -> int:
-    """Record in the foreground until stopped; ``prometheus`` is the address that may be scraped meanwhile."""
+    """Record in the foreground until stopped; ``prometheus`` is the address that may be scraped meanwhile. ``output``
+    is a file that gets every sample too, begun anew at the size ``rotate``."""
+    samples = _samples(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)
     from gputui.agent.start import RecordError
@@ -23,9 +39,32 @@ def record(
             duration_seconds=duration_seconds,
             as_json=as_json,
             output=sys.stdout,
+            samples=samples,
         )
     except RecordError as error:
         fail(str(error), EXIT_UNREACHABLE)
+
+
+def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
+    from gputui.agent.file_output import FileOutput
+    from gputui.profiles.sizes import parse_size
+
+    if output is None:
+        if rotate is not None:
+            fail("--rotate goes with --output", EXIT_USAGE)
+        return None
+    size = None if rotate is None else parse_size(rotate)
+    if rotate is not None and (size is None or size < LEAST_ROTATED_BYTES):
+        fail(
+            f"--rotate: expected a size from {LEAST_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", EXIT_USAGE
+        )
+    forms: dict[str, Format] = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}
+    form = forms.get(output.suffix.lower())
+    if form is None:
+        fail(f"--output: {output} ends neither in .ndjson nor in .csv", EXIT_USAGE)
+    if not output.parent.is_dir() or output.is_dir():
+        fail(f"--output: {output.parent} is no folder, or {output} is one", EXIT_USAGE)
+    return FileOutput(output.absolute(), form, size)
 
 
 def _expose(session: Session, text: str) -> None:

@@ -1,0 +1,58 @@
+"""What the sampler tells as lines of a file: NDJSON, or one CSV table. Pure.
+
+A line is one GPU, the host, or one report of the driver at one moment; `kind` says which: ``gpu``, ``gpu_slow``,
+``host`` or ``gpu_event``. Unknown is null, or an empty cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from typing import Any, Literal
+
+from gputui.gpu.model import FastTick, GpuEvent, GpuSample, GpuSlowSample, Inventory, ProcessTick, SlowTick
+from gputui.host.model import HostSample
+from gputui.store.json_shapes import iso
+
+Format = Literal["ndjson", "csv"]
+Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
+Line = dict[str, Any]
+
+_LEADING = ("time", "at", "kind", "gpu", "uuid")
+CSV_COLUMNS = tuple(
+    dict.fromkeys(
+        (*_LEADING, *(f.name for kind in (GpuSample, GpuSlowSample, HostSample, GpuEvent) for f in fields(kind)))
+    )
+)
+
+
+def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
+    """The lines of a message; ``indices`` gives a GPU's index by its UUID. Lists of processes are not among them: they
+    name what other people run."""
+    if isinstance(message, FastTick | SlowTick):
+        kind = "gpu" if isinstance(message, FastTick) else "gpu_slow"
+        for sample in message.gpus:
+            head = {"time": iso(message.at), "at": message.at, "kind": kind, "gpu": indices.get(sample.uuid)}
+            yield {**head, **asdict(sample)}
+    elif isinstance(message, HostSample):
+        yield {"time": iso(message.at), **asdict(message), "kind": "host"}
+    elif isinstance(message, GpuEvent):
+        head = {"time": iso(message.at), "gpu": indices.get(message.uuid)}
+        yield {**head, **asdict(message), "kind": "gpu_event"}
+
+
+def encoded(line: Line, form: Format) -> bytes:
+    """A line with its end."""
+    if form == "ndjson":
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    cells = [line.get(column) for column in CSV_COLUMNS]
+    return csv_row([";".join(cell) if isinstance(cell, list | tuple) else cell for cell in cells])
+
+
+def csv_row(cells: list[Any]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
