@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,8 @@ class FileWatcher:
         try:
             from watchdog.observers.inotify import InotifyObserver
 
+            # Said of folders that come and go quickly, with kilobytes of its own bookkeeping; nothing is missed.
+            warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
             self._observer = InotifyObserver()
             self._observer.start()
             self._schedule(self._runs, self._on_root_event, recursive=False)

@@ -22,6 +22,10 @@ MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400
 MAX_DETAIL_CHARACTERS = 160
 
+# Too little for a log to grow by its next buffer on a file system with large blocks.
+FULL_BYTES = 1 << 20
+_SAYS_NOTHING = ("nonzero_exit", "unknown")
+
 Outcome = Literal["succeeded", "stopped", "failed"]
 
 _CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
@@ -73,6 +77,8 @@ def classify(evidence: Evidence) -> Incident:
     report = report_of(evidence)
     found = gather(evidence, report)
     primary = min(found, key=_order) if found else _without_findings(evidence)
+    if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
+        primary = full
     who = _who(primary, evidence)
     detail = _detail(primary)
     summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
@@ -107,6 +113,15 @@ def _order(finding: Finding) -> tuple[int, bool, float, bool, int]:
         not finding.specific,
         -1 if finding.rank is None else finding.rank,
     )
+
+
+def _full_disk(evidence: Evidence, primary: Finding) -> Finding | None:
+    """Where a run ends without a word on a disk that is full, there was no room for one."""
+    free = None if evidence.exit is None else evidence.exit.disk_free_bytes
+    if free is None or free >= FULL_BYTES:
+        return None
+    text = f"{bytes_text(free)} were left on the disk of its logs when it ended"
+    return Finding("disk_full", primary.rank, Tier.CAUSE, text, specific=False, detail=text)
 
 
 def _without_findings(evidence: Evidence) -> Finding:

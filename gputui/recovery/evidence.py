@@ -33,6 +33,7 @@ class ExitRecord:
     oom_kills_cgroup: int | None = None
     oom_kills_host: int | None = None
     max_rss_bytes: int | None = None
+    disk_free_bytes: int | None = None
     cpu_seconds: float | None = None
     survivors: tuple[int, ...] = ()
     error: str | None = None
@@ -68,6 +69,7 @@ class ExitRecord:
             oom_kills_cgroup=_whole(kills.get("cgroup")),
             oom_kills_host=_whole(kills.get("host")),
             max_rss_bytes=_whole(data.get("max_rss_bytes")),
+            disk_free_bytes=_whole(data.get("disk_free_bytes")),
             cpu_seconds=_number(data.get("cpu_seconds")),
             survivors=tuple(pid for pid in _list(data.get("survivors")) if isinstance(pid, int)),
             error=None if error is None else str(error),

@@ -153,6 +153,14 @@ def counter_in(path: Path) -> int | None:
     return None
 
 
+def free_bytes(directory: Path) -> int | None:
+    """What is left on a folder's disk, or None when it cannot be told."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        return status.f_bavail * status.f_frsize
+    return None
+
+
 def growth(before: int | None, after: int | None) -> int | None:
     """How much a counter grew, or None when it cannot be read."""
     return None if before is None or after is None else after - before
@@ -191,6 +199,8 @@ class Shim:
         self.grace = float(self.plan["grace_seconds"])
         self.run_dir = os.fsencode(self.plan["env"]["GPUTUI_RUN_DIR"])
         self.status: int | None = None
+        # When the command ended: a full disk leaves no message, for there is no room for one.
+        self.free_bytes: int | None = None
         self.child = 0
         self.stop_requested = False
         self.forced = False
@@ -230,6 +240,7 @@ class Shim:
             "survivors": survivors,
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "disk_free_bytes": self.free_bytes,
             "oom_kills": {name: growth(before[name], after[name]) for name in after},
         }
         if self.status is not None:
@@ -352,6 +363,7 @@ class Shim:
                 return
             if pid == self.child:
                 self.status = status
+                self.free_bytes = free_bytes(self.directory)
 
 
 def main() -> int:

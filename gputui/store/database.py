@@ -120,7 +120,7 @@ def _connect_existing(path: Path) -> sqlite3.Connection:
     try:
         _refuse_newer(connection, path)
         if _version(connection) < migrations()[-1][0]:
-            raise StoreMissingError(f"{path} is not set up for this gputui yet; start gputui or gputui --record")
+            raise StoreMissingError(f"{path} is not set up for this gputui yet; gputui agent start does that")
     except sqlite3.Error as error:
         connection.close()
         raise _explain(error, path) from error

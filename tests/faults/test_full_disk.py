@@ -58,5 +58,7 @@ def test_the_agent_outlives_a_full_disk_and_recovers_what_failed_on_it(small: Ma
     assert small.agent() == agent
     (small.folder / "ballast").unlink()
     small.wait_for("steps-1", "succeeded")
+    ((kind,),) = small.rows("SELECT kind FROM incidents")
+    assert kind in ("disk_full", "killed")
     assert small.agent() == agent
     assert small.rows("PRAGMA integrity_check") == [("ok",)]

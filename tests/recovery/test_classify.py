@@ -387,3 +387,17 @@ def test_an_observed_cause_is_told_in_its_own_words() -> None:
     incident = classify(evidence)
     assert incident.summary == "rank 3 lost its GPU (XID 79 on GPU 3)"
     assert outcome(evidence, stop_intended=False) == "failed"
+
+
+def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path) -> None:
+    full = ExitRecord(code=1, disk_free_bytes=4096)
+    incident = classify(collect(tmp_path, exit=full, ended_at=None, launcher="python", last_step=5))
+    assert incident.kind == "disk_full" and "4 KiB were left on the disk" in incident.summary
+    roomy = ExitRecord(code=1, disk_free_bytes=1 << 30)
+    incident = classify(collect(tmp_path, exit=roomy, ended_at=None, launcher="python", last_step=5))
+    assert incident.kind == "nonzero_exit"
+    (tmp_path / "output.log").write_text(
+        'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nValueError: 3 channels\n'
+    )
+    incident = classify(collect(tmp_path, exit=full, ended_at=None, launcher="python", last_step=5))
+    assert incident.kind == "user_exception"

@@ -190,6 +190,7 @@ def test_the_end_of_a_command_that_filled_the_disk_is_told(tmp_path: Path) -> No
         attempt.start("open('all', 'wb', buffering=0).write(bytes(2_000_000)); open('more', 'w').write('x' * 9999)")
         ended = attempt.ended()
         assert ended["code"] == 1 and os.statvfs(small).f_bavail <= 1
+        assert ended["disk_free_bytes"] < 100_000
         assert not (small / "exit.json.tmp").exists()
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
