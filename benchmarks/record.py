@@ -1,6 +1,6 @@
-"""What `gputui --record` costs at 1 Hz: CPU, memory and calls to the driver, all its processes summed.
+"""What `gputui --record` costs: CPU, memory and calls to the driver, all its processes summed; and what it leaves.
 
-python -m benchmarks.record [SECONDS]
+python -m benchmarks.record [SECONDS] takes everything with 8 and 16 GPUs, once and ten times a second.
 """
 
 from __future__ import annotations
@@ -11,20 +11,30 @@ from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.processes import CpuMeter, family, memory
-from benchmarks.scene import Scene, wait_until
+from benchmarks.record_sizes import bytes_on_disk, year_query
+from benchmarks.scene import GPUS, PROCESSES_EACH, Scene, wait_until
 from gputui.runs.agent_process import read_identity
 
 WARM_SECONDS = 8.0
 """Imports and the first tick of every tier are over by then."""
 
+DISK_SECONDS = 3660.0
+"""An hour of samples, which is put together in it."""
 
-def measure(seconds: float = 30.0, *, warm_seconds: float = WARM_SECONDS) -> dict[str, Any]:
+
+def measure(
+    seconds: float = 30.0, *, warm_seconds: float = WARM_SECONDS, gpus: int = GPUS, hertz: float = 1.0
+) -> dict[str, Any]:
     """CPU in percent of one core, memory in bytes, calls a second. 30 s hold a whole number of rounds of every tier."""
-    with Scene() as scene:
+    with Scene(gpus=gpus, processes=gpus * PROCESSES_EACH) as scene:
         log = scene.folder / "record.log"
         with log.open("wb") as output:
             recorder = subprocess.Popen(
-                scene.gputui("--record"), env=scene.environment, cwd=scene.folder, stdout=output, stderr=output
+                scene.gputui("--record", "--interval", f"{1 / hertz:g}"),
+                env=scene.environment,
+                cwd=scene.folder,
+                stdout=output,
+                stderr=output,
             )
         try:
             wait_until(lambda: log.stat().st_size > 0, what="the first line of --record")
@@ -60,5 +70,18 @@ def measure(seconds: float = 30.0, *, warm_seconds: float = WARM_SECONDS) -> dic
     }
 
 
+def measure_all(seconds: float = 30.0) -> dict[str, Any]:
+    """`measure` and what is left on disk, for machines of two sizes at two paces, and a question over a year."""
+    found: dict[str, Any] = {
+        f"{gpus} GPUs, {hertz} Hz": {
+            **measure(seconds, gpus=gpus, hertz=hertz),
+            **bytes_on_disk(gpus, hertz, DISK_SECONDS),
+        }
+        for gpus in (GPUS, 2 * GPUS)
+        for hertz in (1, 10)
+    }
+    return {**found, **year_query()}
+
+
 if __name__ == "__main__":
-    alone(measure)
+    alone(measure_all)

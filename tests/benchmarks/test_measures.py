@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, death, ingest, latency, moments, peers, record, start, tui
+from benchmarks import curves, death, ingest, latency, moments, peers, record, record_sizes, start, tui
 from benchmarks.watching import Spans
 
 BRIEF = Spans(warm_seconds=1.5, idle_seconds=1.2, keys_seconds=1.2)
 SMALL = ((80, 24),)
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+
+
+def test_what_the_record_leaves() -> None:
+    """An aim that is missed here is missed anywhere."""
+    found = record_sizes.bytes_on_disk(2, 1.0, 180.0)
+    assert found["minute_bytes_per_gpu_day"] < found["raw_bytes_per_gpu_day"] < 20e6
+    assert 0 < record_sizes.year_query(1)["year_query_one_gpu_seconds"] < 0.5
 
 
 def test_record() -> None:
