@@ -27,11 +27,12 @@ from gputui.agent.guarding import Guard
 from gputui.agent.outbox import Outbox
 from gputui.agent.recorder import Recorder
 from gputui.agent.rundirs import notice_of
-from gputui.agent.scheduling import FOREIGN_BUSY_BYTES, GpuStanding, Start, schedule
+from gputui.agent.scheduling import GpuStanding, Start, schedule
 from gputui.agent.searching import CheckpointSearch
+from gputui.agent.standing import standings
 from gputui.agent.watching import Watching
 from gputui.config import Workspace
-from gputui.gpu.model import GpuProcess, Occupant
+from gputui.gpu.model import Occupant
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import notices, repository
 from gputui.runs.foreign_json import read_foreign_json, time_in
@@ -40,7 +41,6 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
-from gputui.store.quarantine import quarantined
 
 log = logging.getLogger(__name__)
 
@@ -255,43 +255,7 @@ class Supervisor:
 
     def standings(self) -> list[GpuStanding] | None:
         """How each GPU stands for the scheduler, or None before the first inventory."""
-        inventory = self.recorder.inventory
-        if inventory is None:
-            return None
-        holders = repository.leases(self.connection)
-        draining = self.draining.uuids()
-        failed = quarantined(self.connection)
-        standings = []
-        for gpu in inventory.gpus:
-            sample = self.recorder.fast.get(gpu.uuid)
-            obstacle = None
-            if gpu.uuid in failed:
-                obstacle = f"is in quarantine ({failed[gpu.uuid].reason})"
-            elif sample is None:
-                obstacle = "has not been read yet"
-            elif sample.state != "ok":
-                obstacle = "is lost" if sample.state == "lost" else f"has an error: {sample.detail}"
-            elif gpu.uuid in draining:
-                obstacle = "still holds memory of the previous attempt"
-            elif gpu.mig_mode:
-                obstacle = "is split by MIG"
-            else:
-                stranger = self._stranger(gpu.uuid)
-                if stranger is not None:
-                    obstacle = f"is used by {stranger.user or 'another user'} (pid {stranger.pid})"
-            total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
-            used = sample.memory_used_bytes if sample else None
-            free = None if total is None or used is None else total - used
-            broken = (sample is not None and sample.state != "ok") or bool(gpu.mig_mode)
-            standings.append(GpuStanding(gpu.uuid, gpu.index, holders.get(gpu.uuid), obstacle, free, broken))
-        return standings
-
-    def _stranger(self, uuid: str) -> GpuProcess | None:
-        for process in self.recorder.processes.get(uuid) or ():
-            heavy = process.kind != "G" or (process.memory_bytes or 0) >= FOREIGN_BUSY_BYTES
-            if heavy and self.recorder.owner(process) is None:
-                return process
-        return None
+        return standings(self.connection, self.recorder, self.draining.uuids())
 
     def _schedule(self) -> None:
         waiting = repository.queue(self.connection)
