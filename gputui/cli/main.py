@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "gpus": ("gpus", "The GPUs, and who is on them."),
     "profiles": ("profiles", "List the profiles."),
     "check": ("check", "Check a profile and show what it would start."),
+    "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
     "policy": ("policy", "What recovery would do, without doing it."),
     "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
     "service": ("service", "Record always: a systemd unit of this user."),

@@ -7,14 +7,12 @@ for stand in files. The question is put in the run's working directory and envir
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gputui.host.child import ChildError, run_child
 from gputui.profiles.checks import CheckResult
 from gputui.runs.command import substitute, values_for
 from gputui.runs.spec import RunSpec
@@ -36,7 +34,7 @@ def find(name):
         spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), list(spec.submodule_search_locations))
     return spec
 answer = {"python": sys.version.split()[0], "module": None, "runnable": False}
-answer.update({"torch": None, "cuda": None, "elastic": False})
+answer.update({"torch": None, "cuda": None, "nccl": None, "elastic": False})
 if sys.argv[1]:
     spec = find(sys.argv[1])
     if spec is not None:
@@ -54,6 +52,12 @@ if torch is not None and torch.submodule_search_locations:
         answer["torch"] = version.group(1) if version else "unknown"
         answer["cuda"] = cuda.group(1) if cuda else None
     except OSError:
+        pass
+    try:
+        from importlib import metadata
+        for cuda_major in (answer["cuda"] or "").split(".")[:1]:
+            answer["nccl"] = metadata.version("nvidia-nccl-cu" + cuda_major)
+    except Exception:
         pass
 sys.stdout.write("\n" + sys.argv[2] + json.dumps(answer) + "\n")
 """
@@ -123,35 +127,34 @@ def _module(spec: RunSpec, module: str, answer: Mapping[str, Any]) -> CheckResul
 
 def _ask(spec: RunSpec, module: str, environ: Mapping[str, str], deadline_seconds: float) -> dict[str, Any] | str:
     """The answer, or what went wrong as the end of a sentence."""
+    return ask(str(spec.python), environment_of(spec, environ), spec.workdir, module, deadline_seconds)
+
+
+def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with what the profile adds to it."""
     values = values_for(spec.params, "/nowhere", None)
-    environment = {**environ, **{name: substitute(text, values) for name, text in spec.env.items()}}
-    workdir = spec.workdir if Path(spec.workdir).is_dir() else "/"
+    return {**environ, **{name: substitute(text, values) for name, text in spec.env.items()}}
+
+
+def ask(
+    python: str,
+    environ: Mapping[str, str],
+    workdir: str,
+    module: str = "",
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> dict[str, Any] | str:
+    """What an interpreter has: ``python``, ``torch``, ``cuda`` and ``nccl`` versions (None where it has none),
+    ``elastic`` whether torchrun is there, ``module`` and ``runnable`` about the one asked for. Or what went wrong, as
+    the end of a sentence."""
+    folder = workdir if Path(workdir).is_dir() else "/"
     try:
-        process = subprocess.Popen(
-            [str(spec.python), "-c", _SCRIPT, module, _MARK],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=environment,
-            cwd=workdir,
+        answered = run_child(
+            [python, "-c", _SCRIPT, module, _MARK], deadline_seconds=deadline_seconds, environ=environ, workdir=folder
         )
-    except (OSError, ValueError) as error:
-        return f"cannot be started: {getattr(error, 'strerror', None) or error}".lower()
-    try:
-        output, complaint = process.communicate(timeout=deadline_seconds)
-    except subprocess.TimeoutExpired:
-        return f"did not answer within {deadline_seconds:g} s"
-    finally:
-        if process.returncode is None:  # not reaped yet, so the PID and the group are still its own
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    for line in reversed(output.decode("utf-8", "replace").splitlines()):
+    except ChildError as error:
+        return str(error)
+    for line in reversed(answered.output.splitlines()):
         if line.startswith(_MARK):
             answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return answer
-    last = (complaint.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-    return f"does not answer as a Python: {last[:120]}"
+    return f"does not answer as a Python: {answered.last_words}"

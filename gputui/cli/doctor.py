@@ -1,0 +1,69 @@
+"""`gputui doctor`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from gputui.cli.context import EXIT_RUN_FAILED, Session, print_json, say
+
+if TYPE_CHECKING:
+    from gputui.doctor.examine import Interpreter
+    from gputui.profiles.checks import CheckResult
+
+WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "– SKIP"}
+
+
+@click.command("doctor")
+@click.argument("profile", required=False)
+@click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
+@click.pass_obj
+def command(session: Session, profile: str | None, as_json: bool) -> None:
+    """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
+
+    With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else python3.
+    Exit code 1 when something fails.
+    """
+    from gputui.doctor.examine import examine
+
+    interpreter = _interpreter(session, profile)
+    results = examine(session.workspace, interpreter, time.time())
+    if as_json:
+        print_json([result.to_json() for result in results])
+    else:
+        for line in report(results):
+            say(line)
+    if any(result.status == "fail" for result in results):
+        raise SystemExit(EXIT_RUN_FAILED)
+
+
+def report(results: list[CheckResult]) -> list[str]:
+    """The checks for a person, with a summary at the end."""
+    width = max(len(result.name) for result in results)
+    lines = []
+    for result in results:
+        lines.append(f"{WORDS[result.status]}  {result.name:<{width}}  {result.detail}")
+        if result.remedy and result.status in ("warn", "fail"):
+            lines.append(f"{'':<{width + 8}}  → {result.remedy}")
+    counted = Counter[str](result.status for result in results)
+    names = {"pass": "passed", "warn": "warnings" if counted["warn"] != 1 else "warning", "fail": "failed"}
+    summary = ", ".join(f"{counted[status]} {word}" for status, word in names.items() if counted[status])
+    return [*lines, "", f"{summary}; {counted['skip']} could not be judged" if counted["skip"] else summary]
+
+
+def _interpreter(session: Session, profile: str | None) -> Interpreter:
+    from gputui.doctor.examine import Interpreter, current_interpreter
+
+    if profile is None:
+        return current_interpreter()
+    from gputui.cli import resolving
+    from gputui.profiles.probe import environment_of
+
+    spec = resolving.resolve_spec(resolving.load_profile(session, profile), (), "0", None)
+    environ = environment_of(spec, os.environ)
+    return Interpreter(str(spec.python or sys.executable), environ, spec.workdir)

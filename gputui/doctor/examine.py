@@ -1,0 +1,58 @@
+"""Everything that `gputui doctor` looks at, in the order in which it is shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.config import Workspace
+from gputui.doctor.environment import judge_interpreter
+from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
+from gputui.doctor.gpu_reading import read_gpus
+from gputui.doctor.home_judgements import judge_home
+from gputui.doctor.home_reading import read_home, read_quarantine
+from gputui.doctor.host_judgements import judge_host
+from gputui.doctor.host_reading import read_host
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.probe import ask
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The Python whose torch is asked about, and the environment and folder that it works in."""
+
+    python: str
+    environ: Mapping[str, str]
+    workdir: str
+
+
+def current_interpreter() -> Interpreter:
+    """What ``python3`` means here, else the one that runs gputui."""
+    return Interpreter(shutil.which("python3") or sys.executable, dict(os.environ), str(Path.cwd()))
+
+
+def examine(workspace: Workspace, interpreter: Interpreter, now: float) -> list[CheckResult]:
+    """Look at everything; ``now`` is in UTC unix seconds. The slow readings go on beside each other, and each has a
+    deadline of its own."""
+    scenario = workspace.scenario if workspace.scenario.exists() else None
+    with ThreadPoolExecutor(3) as pool:
+        gpus_to_come = pool.submit(read_gpus, scenario)
+        python_to_come = pool.submit(ask, interpreter.python, interpreter.environ, interpreter.workdir)
+        home_to_come = pool.submit(read_home, workspace, now)
+        host, held_back = read_host(), read_quarantine(workspace)
+    gpus = gpus_to_come.result()
+    return [
+        judge_driver(gpus, has_hardware=host.nvidia_hardware),
+        judge_gpus(gpus, held_back),
+        judge_persistence(gpus),
+        judge_pcie(gpus),
+        judge_topology(gpus),
+        *judge_interpreter(interpreter.python, python_to_come.result(), gpus),
+        *judge_host(host),
+        *judge_home(home_to_come.result()),
+    ]

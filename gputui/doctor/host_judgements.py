@@ -1,0 +1,123 @@
+"""Whether the host is fit for training; pure. Thresholds are this product's own unless a source is named."""
+
+from __future__ import annotations
+
+from gputui.doctor.host_reading import HostReading
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.sizes import format_size
+
+LOW_MEMORY_FRACTION = 0.10
+MUCH_SWAP_FRACTION = 0.50
+# Docker's default for --shm-size is 64 MB: data loader workers of PyTorch die of it with a bus error.
+SHM_TOO_SMALL_BYTES = 64 * 2**20
+SHM_SMALL_BYTES = 2**30
+# A data loader shares tensors by file descriptors: some per batch, worker and rank.
+FILES_FEW = 4096
+FILES_TOO_FEW = 512
+
+
+def judge_host(host: HostReading) -> list[CheckResult]:
+    """Everything about the host, in the order in which it is shown."""
+    return [
+        judge_memory(host),
+        judge_swap(host),
+        judge_shm(host),
+        judge_files(host),
+        judge_clock(host),
+        judge_logout(host),
+        judge_linger(host),
+        judge_oom(host),
+    ]
+
+
+def judge_memory(host: HostReading) -> CheckResult:
+    """Is there host memory left?"""
+    free, total = host.memory_available_bytes, host.memory_total_bytes
+    if free is None or not total:
+        return CheckResult("memory", "skip", "unknown")
+    said = f"{format_size(free)} of {format_size(total)} available"
+    if free < total * LOW_MEMORY_FRACTION:
+        return CheckResult("memory", "warn", said, "end what holds it (gputui orphans, ps aux --sort=-rss)")
+    return CheckResult("memory", "pass", said)
+
+
+def judge_swap(host: HostReading) -> CheckResult:
+    """Much of it in use means that memory was short."""
+    used, total = host.swap_used_bytes, host.swap_total_bytes
+    if used is None or total is None:
+        return CheckResult("swap", "skip", "unknown")
+    if total == 0:
+        return CheckResult("swap", "pass", "none")
+    said = f"{format_size(used)} of {format_size(total)} in use"
+    if used > total * MUCH_SWAP_FRACTION:
+        return CheckResult("swap", "warn", said, "training that swaps crawls: lower num_workers or the batch size")
+    return CheckResult("swap", "pass", said)
+
+
+def judge_shm(host: HostReading) -> CheckResult:
+    """Data loader workers hand over batches there, and NCCL talks through it."""
+    free, total = host.shm_free_bytes, host.shm_total_bytes
+    if free is None or total is None:
+        return CheckResult("shared memory", "skip", "there is no /dev/shm that can be read")
+    said = f"{format_size(free)} of {format_size(total)} free in /dev/shm"
+    remedy = "give the container --shm-size=8g or --ipc=host, or mount -o remount,size=8G /dev/shm; else num_workers=0"
+    if total <= SHM_TOO_SMALL_BYTES:
+        return CheckResult("shared memory", "fail", said, remedy)
+    if free < SHM_SMALL_BYTES:
+        return CheckResult("shared memory", "warn", said, remedy)
+    return CheckResult("shared memory", "pass", said)
+
+
+def judge_files(host: HostReading) -> CheckResult:
+    """The soft limit is what counts; a process may raise it up to the hard one."""
+    soft, hard = host.files_soft, host.files_hard
+    if soft is None:
+        return CheckResult("open files", "skip", "unknown")
+    said = f"at most {soft} open files (hard limit {hard})" if soft < 2**40 else "no limit"
+    remedy = "ulimit -n 65536, or nofile in /etc/security/limits.conf; then gputui agent stop, so that the next has it"
+    if soft < FILES_TOO_FEW:
+        return CheckResult("open files", "fail", said, remedy)
+    if soft < FILES_FEW:
+        return CheckResult("open files", "warn", said, remedy)
+    return CheckResult("open files", "pass", said)
+
+
+def judge_clock(host: HostReading) -> CheckResult:
+    """Times of several machines and of logs compare only when clocks agree."""
+    if host.clock_synchronised is None:
+        return CheckResult("clock", "skip", "the kernel does not say whether it is synchronised")
+    if not host.clock_synchronised:
+        remedy = "timedatectl set-ntp true, or start chrony"
+        return CheckResult("clock", "warn", "not synchronised, as far as the kernel knows", remedy)
+    return CheckResult("clock", "pass", "synchronised")
+
+
+def judge_logout(host: HostReading) -> CheckResult:
+    """Would a logout end the agent, when it is started from here?"""
+    if host.logout is None:
+        return CheckResult("logout", "pass", "runs outlive a logout")
+    said, _, remedy = host.logout.partition(": ")
+    return CheckResult("logout", "warn", said, remedy or None)
+
+
+def judge_linger(host: HostReading) -> CheckResult:
+    """Needed by user services, such as gputui's own."""
+    if host.lingers is None:
+        return CheckResult("linger", "skip", "no systemd here")
+    if not host.lingers:
+        remedy = "loginctl enable-linger lets user services start at boot and outlive the last logout"
+        return CheckResult("linger", "warn", "off for this user", remedy)
+    return CheckResult("linger", "pass", "on for this user")
+
+
+def judge_oom(host: HostReading) -> CheckResult:
+    """Has the kernel killed for lack of memory?"""
+    boot, here = host.oom_kills_boot, host.oom_kills_cgroup
+    if boot is None and here is None:
+        return CheckResult("out of memory", "skip", "the kernel does not count")
+    if not boot and not here:
+        return CheckResult("out of memory", "pass", "nothing was killed since boot")
+    said = f"the kernel killed {max(boot or 0, here or 0)} processes since boot"
+    if here:
+        said += f", {here} of them in this control group"
+    return CheckResult("out of memory", "warn", said, "dmesg | grep -i 'out of memory' says which, and when")

@@ -1,0 +1,144 @@
+"""What is said of a driver and its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.doctor.environment import judge_interpreter
+from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
+from gputui.doctor.gpu_reading import GpuReading, Pair, decode, read_gpus
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+
+FACTS = tuple(
+    GpuFacts(f"GPU-{n}", n, "H100", pcie_generation_max=5, pcie_width_max=16, persistence_mode=True, mig_mode=False)
+    for n in (0, 1)
+)
+FIT = GpuReading(
+    "nvml",
+    driver_version="570.1",
+    cuda=(12, 8),
+    facts=FACTS,
+    samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=90.0) for gpu in FACTS},
+    slow={gpu.uuid: GpuSlowSample(gpu.uuid, pcie_generation=5, pcie_width=16) for gpu in FACTS},
+    pairs=(Pair(0, 1, p2p=True, nvlink=True),),
+    nvlinks={0: 18, 1: 18},
+)
+
+
+def first_changed(reading: GpuReading, **changes: Any) -> GpuReading:
+    return replace(reading, facts=(replace(reading.facts[0], **changes), *reading.facts[1:]))
+
+
+def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
+    return replace(reading, slow={**reading.slow, "GPU-0": replace(reading.slow["GPU-0"], **changes)})
+
+
+def test_a_fit_machine_passes_everything() -> None:
+    for result in (
+        judge_driver(FIT, has_hardware=True), judge_gpus(FIT, {}), judge_persistence(FIT), judge_pcie(FIT),
+        judge_topology(FIT),
+    ):  # fmt: skip
+        assert result.status == "pass", result
+    assert (
+        judge_topology(FIT).detail
+        == "1 of 1 pairs by NVLink (18 links active on each), all pairs reach each other directly"
+    )
+
+
+def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
+    nothing = GpuReading("nvml", problem="No NVIDIA driver found")
+    assert judge_driver(nothing, has_hardware=True).status == "fail"
+    assert judge_driver(nothing, has_hardware=False).status == "warn"
+    assert judge_driver(GpuReading("simulated"), has_hardware=False).status == "skip"
+    missing = judge_driver(replace(FIT, problem="GPU 2 does not answer"), has_hardware=True)
+    assert missing.status == "fail" and "GPU 2" in missing.detail
+
+
+@pytest.mark.parametrize(
+    ("reading", "quarantined", "status", "words"),
+    [
+        (replace(FIT, samples={"GPU-0": GpuSample("GPU-0", state="lost")}), {}, "fail", "GPU 0 is lost"),
+        (slow_changed(FIT, row_remap_failed=True), {}, "fail", "could not be remapped"),
+        (FIT, {"GPU-1": "XID 79"}, "fail", "GPU 1 is in quarantine (XID 79)"),
+        (slow_changed(FIT, row_remap_pending=True), {}, "warn", "waits for a reset"),
+        (slow_changed(FIT, ecc_uncorrected=3), {}, "warn", "3 uncorrectable"),
+        (first_changed(FIT, mig_mode=True), {}, "warn", "MIG"),
+        (GpuReading("nvml"), {}, "skip", "no GPUs"),
+    ],
+)
+def test_unhealthy_gpus(reading: GpuReading, quarantined: dict[str, str], status: str, words: str) -> None:
+    result = judge_gpus(reading, quarantined)
+    assert result.status == status and words in result.detail
+
+
+def test_persistence_mode_off_and_unknown() -> None:
+    off = judge_persistence(first_changed(FIT, persistence_mode=False))
+    assert off.status == "warn" and off.detail == "off on GPU 0"
+    unknown = replace(FIT, facts=tuple(replace(gpu, persistence_mode=None) for gpu in FACTS))
+    assert judge_persistence(unknown).status == "skip"
+
+
+def test_a_narrow_link_counts_under_load_only() -> None:
+    narrow = slow_changed(FIT, pcie_width=8)
+    loaded = judge_pcie(narrow)
+    assert loaded.status == "warn" and "GPU 0 at generation 5 ×8 of 5 ×16 under load" in loaded.detail
+    idle = judge_pcie(
+        replace(narrow, samples={uuid: replace(s, utilization_percent=0.0) for uuid, s in FIT.samples.items()})
+    )
+    assert idle.status == "skip" and "idle" in idle.detail
+    assert judge_pcie(replace(FIT, slow={})).status == "skip"
+
+
+def test_topologies() -> None:
+    apart = judge_topology(replace(FIT, pairs=(Pair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
+    assert apart.status == "warn" and "no direct access between 0-1 over two CPUs" in apart.detail
+    uneven = judge_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
+    assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
+    assert judge_topology(replace(FIT, pairs=(Pair(0, 1),))).status == "skip"
+
+
+ANSWER = {"python": "3.12.1", "torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "elastic": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reading", "status", "words"),
+    [
+        ({}, FIT, "pass", "the driver supports up to 12.8"),
+        ({"cuda": "13.0"}, FIT, "fail", "built for CUDA 13.0, the driver supports up to 12.8"),
+        ({"cuda": "12.9"}, FIT, "warn", "of the same major"),
+        ({"cuda": "11.8"}, FIT, "pass", "11.8"),
+        ({"cuda": None}, FIT, "fail", "without CUDA"),
+        ({"cuda": None}, GpuReading("nvml"), "pass", "no GPU"),
+        ({"torch": None}, FIT, "warn", "has no torch"),
+    ],
+)
+def test_torch_and_the_driver(changes: dict[str, str | None], reading: GpuReading, status: str, words: str) -> None:
+    torch = judge_interpreter("/env/python", {**ANSWER, **changes}, reading)[1]
+    assert (torch.name, torch.status) == ("torch", status) and words in torch.detail
+
+
+def test_nccl_and_an_interpreter_that_does_not_answer() -> None:
+    nccl = judge_interpreter("/env/python", ANSWER, FIT)[2]
+    assert nccl.status == "pass" and "NCCL 2.27.3 for CUDA 12" in nccl.detail
+    assert judge_interpreter("/env/python", {**ANSWER, "nccl": None}, FIT)[2].status == "skip"
+    (dead,) = judge_interpreter("/env/python", "did not answer within 20 s", FIT)
+    assert dead.status == "fail" and "did not answer within 20 s" in dead.detail
+
+
+def test_a_driver_that_hangs_is_left_behind() -> None:
+    hung = read_gpus(None, deadline_seconds=0.01)
+    assert hung.problem is not None and "did not answer within 0.01 s" in hung.problem
+    assert judge_driver(hung, has_hardware=True).status == "fail"
+
+
+def test_simulated_gpus_are_read_by_the_child(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("gpus: 3\nmemory: 80GiB\nseed: 1\n")
+    found = read_gpus(tmp_path / "s.yaml")
+    assert [gpu.index for gpu in found.facts] == [0, 1, 2] and found.problem is None
+    assert set(found.samples) == {gpu.uuid for gpu in found.facts}
+    with pytest.raises(ValueError, match="Expecting value"):
+        decode("not JSON")
