@@ -73,21 +73,19 @@ class Rollups:
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
         for span, end in zip((MINUTE, HOUR), closed, strict=True):
             for source in sources:
-                while not self._advance(span, source, end):
+                while (mark := self._mark(span, source)) != end:
                     if self.clock() >= deadline:
                         self._behind = True
                         return
+                    self._advance(span, source, mark, end)
         self._behind = False
 
-    def _advance(self, span: int, source: int, end: int) -> bool:
-        """One slice of one source; True when nothing is left of it."""
-        mark = self._mark(span, source)
-        if mark == end:
-            return True
+    def _advance(self, span: int, source: int, mark: int, end: int) -> None:
+        """One slice of one source, from its mark on."""
         if mark > end:
             # The clock was set back: what is sampled from here on belongs to spans that were done already.
             self._move(span, source, end)
-            return True
+            return
         rows, until = self._rows(source, mark, end, ROWS_AT_ONCE), end
         if len(rows) == ROWS_AT_ONCE:
             until = int(rows[-1][0] // span) * span
@@ -101,7 +99,6 @@ class Rollups:
         with transaction(self.connection):
             self._store(span, source, made)
             self._move(span, source, until)
-        return until == end
 
     def _rows(self, source: int, begin: float, end: float, limit: int) -> list[Row]:
         query = _HOST_ROWS if source == HOST_ID else _GPU_ROWS

@@ -259,3 +259,19 @@ def test_a_year(year: Machine) -> None:
     assert span.values[0][1:] == (301.0, 301.0, 301.0)
     host = queries.host(year.connection, START + 30.5 * DAY + 60.0)
     assert host is not None and (host.cpu_percent, host.load_1m) == (10.0, None)
+
+
+def test_a_turn_ends_when_its_time_is_over_and_the_next_goes_on(workspace: Workspace) -> None:
+    machine = Machine(workspace, gpus=4)
+    ticking = iter(range(10_000))
+    machine.keeping.rollups.clock = lambda: next(ticking) * 0.004
+    machine.sample()
+    machine.pass_time(2 * HOUR)
+    assert machine.recorder.flush()
+    turns = 0
+    while machine.keeping.rollups.is_behind:
+        machine.keeping.rollups.turn(machine.now)
+        turns += 1
+    assert turns >= 3
+    assert machine.rows("SELECT (SELECT count(*) FROM gpu_minutes), (SELECT count(*) FROM gpu_hours)") == [(4, 4)]
+    machine.connection.close()
