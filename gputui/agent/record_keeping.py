@@ -76,11 +76,12 @@ class RecordKeeping:
     def turn(self, now: float) -> None:
         """Whatever is due; ``now`` is monotonic. On a full disk nothing is done, and it is tried again."""
         trusted = self.trust.look(self.wall(), self.boot())
-        if self.recorder.is_waiting:
-            return  # a span whose samples are not all stored yet must not be put together
+        # A span whose samples are not all stored yet must not be put together; on a full disk deleting may make room.
+        is_whole = not self.recorder.is_waiting
         try:
-            self.rollups.turn(self.wall())
-            if now >= self._energy_at:
+            if is_whole:
+                self.rollups.turn(self.wall())
+            if is_whole and now >= self._energy_at:
                 self._energy_at = now + ENERGY_SECONDS
                 run_energy.settle(self.connection, self.wall())
             if now >= self._prune_at:

@@ -220,15 +220,15 @@ def test_settings_that_are_wrong_change_nothing_and_are_told(machine: Machine) -
 
 @pytest.fixture
 def year(workspace: Workspace) -> Iterator[Machine]:
-    """Eight GPUs for a year, sampled every two hours; what tidies behind them has its turn once a day."""
-    made = Machine(workspace, gpus=8, step=7200.0)
+    """Eight GPUs for a year, sampled every four hours; what tidies behind them has its turn once a day."""
+    made = Machine(workspace, gpus=8, step=14400.0)
     made.connection.execute("PRAGMA synchronous = OFF")
     for day in range(365):
-        for _ in range(12):
+        for _ in range(6):
             made.sample(utilization=float(day % 100), joules=600.0 * (made.boot - 1000.0))
-            made.pass_time(7200.0)
+            made.pass_time(14400.0)
         made.tidy()
-    made.pass_time(6 * HOUR)
+    made.pass_time(10 * HOUR)
     made.tidy()
     yield made
     made.connection.close()
@@ -238,11 +238,11 @@ def test_a_year(year: Machine) -> None:
     end = START + 365 * DAY
     (oldest_raw,) = year.rows("SELECT min(at) FROM gpu_samples")[0]
     (oldest_minute,) = year.rows("SELECT min(at) FROM gpu_minutes")[0]
-    assert oldest_raw == pytest.approx(end - 7 * DAY, abs=8 * HOUR)
-    assert oldest_minute == pytest.approx(end - 90 * DAY, abs=8 * HOUR)
-    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 12 * 365, 8 * 12 * 365)]
+    assert oldest_raw == pytest.approx(end - 7 * DAY, abs=12 * HOUR)
+    assert oldest_minute == pytest.approx(end - 90 * DAY, abs=12 * HOUR)
+    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 6 * 365, 8 * 6 * 365)]
     (joules,) = year.rows("SELECT sum(energy_joules) FROM gpu_hours WHERE gpu_id = 1")[0]
-    assert joules == pytest.approx(600.0 * 12 * HOUR * 365, rel=1e-3)
+    assert joules == pytest.approx(600.0 * 6 * HOUR * 365, rel=1e-3)
 
     found = rollups.gpu_history(year.connection, START, end, 365)
     assert len(found) == 8
@@ -275,3 +275,32 @@ def test_a_turn_ends_when_its_time_is_over_and_the_next_goes_on(workspace: Works
     assert turns >= 3
     assert machine.rows("SELECT (SELECT count(*) FROM gpu_minutes), (SELECT count(*) FROM gpu_hours)") == [(4, 4)]
     machine.connection.close()
+
+
+def test_on_a_full_disk_recording_stops_and_begins_again(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.record(3 * HOUR)
+    machine.tidy()
+    (pages,) = machine.rows("PRAGMA page_count")[0]
+    machine.rows(f"PRAGMA max_page_count = {pages}")
+    stopped_at = machine.now
+    while machine.recorder.flush():
+        machine.sample()
+        machine.pass_time(1.0)
+    for _ in range(100):
+        machine.sample()
+        assert not machine.recorder.flush()
+        machine.pass_time(1.0)
+        machine.keeping.turn(0.0)
+    told = [record.getMessage() for record in caplog.records if "recording has stopped" in record.getMessage()]
+    assert len(told) == 1 and "disk is full" in told[0]
+
+    # The limit that the user sets lets the oldest samples go, and that makes room.
+    limit = room(machine.connection).used_bytes - (300 << 10)
+    machine.keeping.retention = Retention(size_bytes=limit)
+    machine.keeping.turn(math.inf)
+    assert machine.recorder.flush()
+    machine.tidy()
+    assert machine.rows("SELECT count(*) FROM gpu_samples WHERE at >= ?", stopped_at) == [
+        (int(machine.now - stopped_at),)
+    ]
+    assert machine.rows("SELECT min(at) > ? FROM gpu_samples", START) == [(1,)]
