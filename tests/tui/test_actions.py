@@ -9,7 +9,7 @@ import pytest
 
 from gputui.charts.cells import cell_width
 from gputui.store import queries
-from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, refused_here
+from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
 from gputui.tui.app import GputuiApp
 from gputui.tui.render.keys import footer_line, help_lines, message_lines
 from gputui.tui.screens.alerts import AlertsScreen
@@ -38,6 +38,11 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 def test_no_key_means_two_things(scope: Scope) -> None:
     keys = [key for action in actions_in(scope) for key in action.keys]
     assert len(keys) == len(set(keys))
+
+
+def test_every_key_is_printed_as_what_is_on_the_keyboard() -> None:
+    printed = {key: key_word(key) for action in ACTIONS for key in action.keys}
+    assert [key for key, word in printed.items() if "_" in word] == []
 
 
 def test_names_are_unique() -> None:

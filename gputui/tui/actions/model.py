@@ -1,0 +1,77 @@
+"""What an action is, and what decides whether it is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gputui.store.alerts import AlertView
+from gputui.store.views import GpuView, RunView
+from gputui.tui.actions.key_words import key_word
+
+Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare", "processes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
+    a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
+    wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
+    in the overview the cursor is, the GPU in question, which are in quarantine; on the
+    page of processes the PID under the cursor."""
+
+    scope: Scope
+    run: RunView | None = None
+    is_readonly: bool = False
+    past_at: float | None = None
+    obstacle: str | None = None
+    alert: AlertView | None = None
+    is_ascii: bool = False
+    line: str | None = None
+    section: str = "runs"
+    gpu: GpuView | None = None
+    quarantined: frozenset[str] = frozenset()
+    pid: int | None = None
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def keys_of(self, action: Action) -> tuple[str, ...]:
+        """The keys that lead to an action here: those of the table, or those that the person chose."""
+        return self.keys.get(action.name, action.keys)
+
+    def key_word(self, action: Action) -> str:
+        """The first of them, as it is printed."""
+        return key_word(self.keys_of(action)[0], is_ascii=self.is_ascii)
+
+
+WhyNot = Callable[[Context], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do. ``why_not`` answers with a sentence when it is not possible now. ``shown`` puts it into the
+    footer; the help and the palette hold all."""
+
+    name: str
+    keys: tuple[str, ...]
+    label: str
+    tooltip: str
+    scopes: tuple[Scope, ...]
+    why_not: WhyNot
+    shown: bool
+    in_palette: bool
+
+
+def act(
+    name: str,
+    keys: str,
+    label: str,
+    tooltip: str,
+    scopes: tuple[Scope, ...],
+    why_not: WhyNot = lambda context: None,
+    *,
+    shown: bool = True,
+    in_palette: bool = True,
+) -> Action:
+    """An action as the table writes it; ``keys`` are parted by spaces."""
+    return Action(name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette)

@@ -1,0 +1,122 @@
+"""Why an action is not possible now, in a sentence; None where it is."""
+
+from __future__ import annotations
+
+from gputui.tui.actions.model import Context
+from gputui.tui.render.words import OVER, clock, run_sign
+
+
+def refused_here(context: Context) -> str | None:
+    """Why this view changes nothing at all; every action that changes something asks this first."""
+    if context.is_readonly:
+        return "This view is read only."
+    if context.past_at is not None:
+        return f"You look at {clock(context.past_at)}, and this would change the present; L returns to it."
+    return None
+
+
+def needs_run(context: Context) -> str | None:
+    return None if context.run is not None else "There is no run to choose."
+
+
+def can_open(context: Context) -> str | None:
+    if context.section == "gpus" and context.gpu is not None:
+        return None
+    if context.section == "events":
+        is_gone = context.run is None and context.gpu is None
+        return "This event is about no run or GPU that is still there." if is_gone else None
+    return needs_run(context)
+
+
+def needs_gpu(context: Context) -> str | None:
+    return None if context.gpu is not None else "There is no GPU."
+
+
+def can_clear(context: Context) -> str | None:
+    refused = refused_here(context)
+    if refused or not context.quarantined:
+        return refused or "No GPU is in quarantine."
+    if (context.gpu is None or context.gpu.uuid not in context.quarantined) and len(context.quarantined) > 1:
+        return "Several GPUs are in quarantine; choose one with tab and the arrow keys."
+    return None
+
+
+def needs_process(context: Context) -> str | None:
+    return None if context.pid is not None else "There is no process to choose."
+
+
+def can_signal(context: Context) -> str | None:
+    return refused_here(context) or needs_process(context)
+
+
+def can_move(context: Context) -> str | None:
+    problem = changes_run(context)
+    if problem is None and context.run is not None and context.run.state != "queued":
+        return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a waiting run can move in the queue."
+    return problem
+
+
+def changes_run(context: Context) -> str | None:
+    return refused_here(context) or needs_run(context)
+
+
+def can_stop(context: Context) -> str | None:
+    problem = changes_run(context)
+    if problem is None and context.run is not None:
+        if context.run.state in OVER:
+            return f"{context.run.run_id} is {run_sign(context.run.state).word} already."
+        if context.run.state == "stopping":
+            return f"{context.run.run_id} is stopping already."
+    return problem
+
+
+def can_go_on(context: Context) -> str | None:
+    problem = changes_run(context)
+    if problem is None and context.run is not None and context.run.state not in OVER:
+        return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a run that is over can go on."
+    return problem
+
+
+def can_start_over(context: Context) -> str | None:
+    problem = changes_run(context)
+    if problem is None and context.run is not None and context.run.state in ("queued", "recovering", "stopping"):
+        return f"{context.run.run_id} is {run_sign(context.run.state).word}; it cannot begin again now."
+    return problem
+
+
+def can_remove(context: Context) -> str | None:
+    problem = changes_run(context)
+    if problem is None and context.run is not None and context.run.state not in OVER:
+        return f"{context.run.run_id} is {run_sign(context.run.state).word}; stop it first."
+    return problem
+
+
+def can_launch(context: Context) -> str | None:
+    return context.obstacle
+
+
+def needs_alert(context: Context) -> str | None:
+    return None if context.alert is not None else "There is no alert to choose."
+
+
+def changes_alert(context: Context) -> str | None:
+    problem = refused_here(context) or needs_alert(context)
+    if problem is None and context.alert is not None and not context.alert.lasts:
+        return "This alert is over."
+    return problem
+
+
+def can_acknowledge(context: Context) -> str | None:
+    problem = changes_alert(context)
+    if problem is None and context.alert is not None and context.alert.acknowledged_at is not None:
+        return f"{context.alert.acknowledged_by} has acknowledged it already."
+    return problem
+
+
+def has_run(context: Context) -> str | None:
+    problem = needs_alert(context)
+    return problem or (None if context.run is not None else "This alert concerns no run that is known.")
+
+
+def looks_back(context: Context) -> str | None:
+    return None if context.past_at is not None else "This is the present already; < looks back."
