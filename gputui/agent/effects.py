@@ -79,7 +79,7 @@ def take_effect(
         connection.execute("DELETE FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run.run_id))
         repository.add_event(
             connection,
-            f"GPU {uuid} is in quarantine: {reason}; when it is well, gputui gpus --clear {uuid}",
+            f"{uuid} is in quarantine: {reason}; when it is well, gputui gpus --clear {uuid}",
             now=now,
             severity="error",
             run_id=run.run_id,

@@ -92,7 +92,7 @@ class Gates:
                 limit = facts[uuid].temperature_slowdown_celsius
             if sample is None:
                 # An agent that has just begun has read nothing yet.
-                return f"for a reading of GPU {uuid}"
+                return f"for a reading of {uuid}"
             # What cannot be measured cannot be waited for.
             if sample.temperature_celsius is None or limit is None:
                 continue

@@ -208,9 +208,9 @@ def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
     uuid = str(command.args.get("uuid") or "")
     with transaction(supervisor.connection) as connection:
         if not quarantine.clear(connection, uuid):
-            raise RefusedError(f"GPU {uuid} is not in quarantine; gputui gpus shows those that are")
+            raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
         now = supervisor.wall()
-        repository.add_event(connection, f"GPU {uuid} was cleared by {command.actor}", now=now)
+        repository.add_event(connection, f"{uuid} was cleared by {command.actor}", now=now)
         commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
     supervisor.needs_schedule = True
 

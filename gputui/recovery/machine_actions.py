@@ -80,7 +80,7 @@ def exclude_gpu(case: Case) -> Result:
     faulty = faulty_gpu(case.incident, gpus, spec)
     if faulty is None:
         return SkippedAction(name, "which GPU failed is not known")
-    index = f"GPU {faulty}"
+    index = faulty if faulty.startswith(("GPU-", "MIG-")) else f"GPU {faulty}"
     if case.around.spares:
         effect = Effect(quarantine=(faulty,), replacements=case.around.spares[:1])
         return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
