@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gputui.cli.context import EXIT_RUN_FAILED, Session, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, Session, fail, print_json, say
 
 if TYPE_CHECKING:
     from gputui.doctor.examine import Interpreter
@@ -22,8 +23,14 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
 @click.command("doctor")
 @click.argument("profile", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    metavar="FILE.tar.gz",
+    help="Write it all down for a bug report, redacted.",
+)
 @click.pass_obj
-def command(session: Session, profile: str | None, as_json: bool) -> None:
+def command(session: Session, profile: str | None, as_json: bool, bundle: Path | None) -> None:
     """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
 
     With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else python3.
@@ -38,6 +45,8 @@ def command(session: Session, profile: str | None, as_json: bool) -> None:
     else:
         for line in report(results):
             say(line)
+    if bundle is not None:
+        _write(session, bundle, results)
     if any(result.status == "fail" for result in results):
         raise SystemExit(EXIT_RUN_FAILED)
 
@@ -54,6 +63,18 @@ def report(results: list[CheckResult]) -> list[str]:
     names = {"pass": "passed", "warn": "warnings" if counted["warn"] != 1 else "warning", "fail": "failed"}
     summary = ", ".join(f"{counted[status]} {word}" for status, word in names.items() if counted[status])
     return [*lines, "", f"{summary}; {counted['skip']} could not be judged" if counted["skip"] else summary]
+
+
+def _write(session: Session, path: Path, results: list[CheckResult]) -> None:
+    from gputui.doctor.bundle import write_bundle
+
+    try:
+        names = write_bundle(path, session.workspace, results, os.environ, time.time())
+    except FileExistsError:
+        fail(f"{path} exists already; choose another name", EXIT_REFUSED)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}; choose another place", EXIT_REFUSED)
+    click.echo(f"wrote {path} ({', '.join(names)}); secrets are redacted, look through it before you send it", err=True)
 
 
 def _interpreter(session: Session, profile: str | None) -> Interpreter:
