@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "What a run printed."),
     "metrics": ("metrics", "What a run measured."),
     "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
+    "report": ("report", "How well runs did, what they cost: JSON and a page; quality gates."),
     "explain": ("explain", "What happened to a run, and why."),
     "stop": ("stop", "Stop a run; it may save a checkpoint first."),
     "restart": ("restart", "Begin a run again from the start."),

@@ -10,6 +10,7 @@ from typing import Literal
 from gputui.charts.envelope import Bin
 from gputui.charts.safe_text import clean
 from gputui.charts.units import metric_value
+from gputui.curves.direction import is_more_better
 from gputui.curves.model import ChartData
 from gputui.runs.command import format_value
 from gputui.tui.page_reading import launched_params
@@ -20,13 +21,6 @@ MOST_RUNS = 6
 
 SortKey = Literal["chosen", "best", "last", "step", "hours"]
 SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
-
-_MORE_IS_BETTER = frozenset(
-    {
-        "accuracy", "acc", "f1", "auc", "bleu", "rouge", "map", "iou", "precision", "recall", "reward", "score", "mfu",
-        "samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s", "throughput", "retrieval", "hit",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +86,6 @@ def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
     leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]
     rest = [name for name in counts if name not in common]
     return (*leading, *(name for name in common if name not in leading), *rest)
-
-
-def is_more_better(metric: str) -> bool:
-    """Whether a larger value of this metric is the better one, told by the words in its name."""
-    words = metric.lower().replace("/", "_").replace("-", "_")
-    parts = set(words.split("_"))
-    if not parts.isdisjoint({"loss", "error", "err", "perplexity", "ppl", "time", "wer", "mse", "mae"}):
-        return False
-    return not parts.isdisjoint(_MORE_IS_BETTER) or any(name in words for name in _MORE_IS_BETTER if "_" in name)
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:

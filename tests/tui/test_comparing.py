@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputui.charts.envelope import Bin
+from gputui.curves.direction import is_more_better
 from gputui.curves.model import ChartData, ChartRequest, Curve, Frame
 from gputui.store.views import RunView
 from gputui.tui.comparing import (
@@ -17,7 +18,6 @@ from gputui.tui.comparing import (
     differing,
     group_next,
     in_order,
-    is_more_better,
     metric_names,
 )
 from gputui.tui.snapshot import Progress, RunRow

@@ -10,8 +10,9 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
+from gputui.curves.direction import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
-from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words, is_more_better
+from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words
 from gputui.tui.render.charts import AXIS_NAMES, GUTTER, within
 from gputui.tui.render.charts_head import place_words
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule

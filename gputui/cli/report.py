@@ -1,0 +1,196 @@
+"""`gputui report`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gputui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.store.views import RunView
+
+if TYPE_CHECKING:
+    from gputui.reports.summary.facts import Lost, RunFacts
+    from gputui.reports.summary.page import Report
+    from gputui.reports.summary.tally import ExpectedRate
+
+_SPAN = re.compile(r"\d+(?:\.\d+)?\s*[smhdw]")
+
+
+@click.command("report")
+@click.argument("names", metavar="[RUN]...", nargs=-1)
+@click.option("--since", metavar="TIME", help="All runs that were active since: 24h, 7d, yesterday, 2026-11-20.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder; else report-… in this one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures; files are written only with --out.")
+@click.option("--gates", "with_gates", is_flag=True, help="Exit code 1 when a quality gate fails.")
+@click.option("--gate", "changes", metavar="NAME=NUMBER", multiple=True, help="Another threshold for a gate.")
+@click.option("--price-per-kwh", type=click.FloatRange(0.0), help="Price of a kilowatt-hour.")
+@click.option("--price-per-gpu-hour", type=click.FloatRange(0.0), help="Price of a GPU-hour, beside the energy.")
+@click.option("--currency", help="What prices are in; only told.")
+@click.pass_obj
+def command(
+    session: Session,
+    names: tuple[str, ...],
+    since: str | None,
+    out: Path | None,
+    as_json: bool,
+    with_gates: bool,
+    changes: tuple[str, ...],
+    price_per_kwh: float | None,
+    price_per_gpu_hour: float | None,
+    currency: str | None,
+) -> None:
+    """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are compared."""
+    from gputui.reports.summary.costs import Prices
+    from gputui.reports.summary.files import ReportError, write_files
+    from gputui.reports.summary.making import contents, shapes
+
+    if bool(names) == (since is not None):
+        fail("name runs, or say --since when (see gputui report --help)", EXIT_USAGE)
+    thresholds = _thresholds(changes)
+    prices = Prices(price_per_kwh, price_per_gpu_hour, currency)
+    now = time.time()
+    with closing(session.reader()) as connection:
+        runs = _runs(session, connection, names, since, now)
+        title = "Report of " + (f"all runs since {since}" if since is not None else ", ".join(r.run_id for r in runs))
+        report = _report(connection, runs, title, now, thresholds, prices)
+    folder = out or Path("report-" + ("since" if since is not None else runs[0].run_id))
+    if not as_json or out is not None:
+        try:
+            write_files(folder, contents(report))
+        except ReportError as error:
+            fail(str(error), EXIT_REFUSED)
+    failed = [
+        (run_id, one) for run_id, verdicts in report.verdicts.items() for one in verdicts if one.outcome == "fail"
+    ]
+    if as_json:
+        print_json(shapes(report))
+    else:
+        say(f"{len(runs)} run{'' if len(runs) == 1 else 's'} in {folder / 'report.html'}")
+        for run_id, one in failed:
+            say(f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})")
+    raise SystemExit(EXIT_RUN_FAILED if with_gates and failed else EXIT_OK)
+
+
+def _runs(
+    session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
+) -> list[RunView]:
+    if since is None:
+        named = [session.find_run(connection, name) for name in names]
+        return list({run.run_id: run for run in named}.values())
+    from gputui.reports.summary.reading import active_since
+    from gputui.tui.typed_time import TypedTimeError, parse_moment
+
+    try:
+        # A span alone means so long ago.
+        moment = parse_moment(f"-{since}" if _SPAN.match(since.strip()) else since, now)
+    except TypedTimeError as error:
+        fail(f"--since: {error}", EXIT_USAGE)
+    found = active_since(connection, moment)
+    if not found:
+        fail(f"no run was active since {since}; gputui ps lists them all", EXIT_REFUSED)
+    return found
+
+
+def _report(
+    connection: sqlite3.Connection,
+    runs: list[RunView],
+    title: str,
+    now: float,
+    thresholds: Mapping[str, float],
+    prices: Any,
+) -> Report:
+    from gputui.reports.summary.making import make
+    from gputui.reports.summary.reading import siblings
+
+    named = [_facts(connection, run, now, with_pictures=True) for run in runs]
+    others = [_facts(connection, run, now, with_pictures=False) for run in siblings(connection, runs)]
+    return make(title, now, named, others, thresholds, prices)
+
+
+def _facts(connection: sqlite3.Connection, run: RunView, now: float, *, with_pictures: bool) -> RunFacts:
+    from gputui.reports.summary.reading import read_facts
+
+    return read_facts(
+        connection,
+        run,
+        now=now,
+        lost=_lost(connection, run.run_id),
+        expected=_expected(connection, run),
+        with_pictures=with_pictures,
+    )
+
+
+def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
+    """What the run's failures cost."""
+    from gputui.recovery import cost
+    from gputui.reports.summary.facts import Lost
+    from gputui.store import queries
+    from gputui.store.step_times import StepTimes
+
+    found = cost.total(
+        cost.costs(
+            queries.attempts(connection, run_id),
+            queries.incidents(connection, run_id),
+            queries.decisions(connection, run_id),
+            StepTimes(connection, run_id),
+        ).values()
+    )
+    if found is None:
+        return None
+    return Lost(found.lost_gpu_hours, found.lost_seconds, found.lost_steps, found.incidents, found.unknown)
+
+
+def _expected(connection: sqlite3.Connection, run: RunView) -> ExpectedRate:
+    """What the learning rate should be: as the script says, else by the schedule of the profile."""
+    from gputui.alerts.overrides import AlertsError, parse_overrides
+    from gputui.alerts.schedules import expected_rate
+    from gputui.runs.spec import RunSpec, SpecError
+    from gputui.store import queries
+
+    schedule = None
+    peaks: dict[int, float] = {}
+    try:
+        spec = RunSpec.from_json(json.loads(run.spec_json))
+        if isinstance(spec.alerts, Mapping):
+            schedule = parse_overrides(spec.alerts, "profile").schedule
+        for attempt in queries.attempts(connection, run.run_id):
+            value = attempt.params.get(spec.role("lr", attempt.params) or "")
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                peaks[attempt.number] = float(value)
+    except (ValueError, SpecError, AlertsError):
+        schedule = None  # stored by another version of gputui; the script's own word still counts
+
+    def expected(attempt: int, step: int, values: Mapping[str, float]) -> tuple[float, float] | None:
+        return expected_rate(schedule, step, values, peaks.get(attempt))
+
+    return expected
+
+
+def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
+    from gputui.profiles.nearest import nearest
+    from gputui.reports.summary.gates import GATES
+
+    found = {}
+    for change in changes:
+        name, _, text = change.partition("=")
+        if name not in GATES:
+            meant = nearest(name, GATES)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(GATES)}"
+            fail(f"--gate: no gate {name!r}; {hint}", EXIT_USAGE)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            fail(f"--gate: {name} needs a number, such as {name}={GATES[name].threshold:g}", EXIT_USAGE)
+        found[name] = value
+    return found

@@ -1,0 +1,38 @@
+"""Files of a report: all of them whole, or none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class ReportError(Exception):
+    """It cannot be written; the text says why and what to do."""
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is made where it is missing. Everything is on the disk under other names before
+    the first takes its place. Raises ReportError."""
+    beside = {name: folder / f".{name}.{os.getpid()}.new" for name in contents}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            with beside[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        taken = next((folder / name for name in contents if (folder / name).is_dir()), None)
+        if taken is not None:
+            raise IsADirectoryError(None, f"{taken.name} is a folder")
+        for name, path in beside.items():
+            path.replace(folder / name)
+    except OSError as error:
+        raise ReportError(
+            f"cannot write into {folder}: {error.strerror or error}; choose another folder with --out"
+        ) from error
+    finally:
+        for path in beside.values():
+            with contextlib.suppress(OSError):
+                path.unlink()

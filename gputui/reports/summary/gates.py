@@ -1,0 +1,143 @@
+"""Quality gates: is a run good enough? Each passes, fails, or is skipped where there is nothing to judge. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gputui.charts.units import short_number
+from gputui.reports.summary.facts import RunFacts
+from gputui.reports.summary.plain import number
+
+Outcome = Literal["pass", "fail", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a gate says of a run. ``figure`` is what was compared with ``threshold``, both in ``unit``; None where it is
+    unknown, infinite where no number is bad enough. ``text`` says it in one sentence."""
+
+    gate: str
+    outcome: Outcome
+    figure: float | None
+    threshold: float
+    unit: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "gate": self.gate,
+            "outcome": self.outcome,
+            "figure": number(self.figure),
+            "threshold": self.threshold,
+            "unit": self.unit,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A figure with what there is to say of it; without a figure the gate is skipped, and the text says why."""
+
+    figure: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``threshold`` is the most that passes, or where ``is_least`` the least. Losses, utilisation and the schedule have
+    the thresholds of docs/reports.md; the others are ours."""
+
+    name: str
+    threshold: float
+    unit: str
+    is_least: bool
+    judge: Callable[[RunFacts, float | None], Judged]
+
+
+def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
+    epochs = run.measured.epochs
+    if len(epochs) < 2:
+        return Judged(None, "fewer than two epochs of losses")
+    worst, at = -math.inf, epochs[0].epoch
+    for before, after in itertools.pairwise(epochs):
+        rise = 100.0 * (after.loss - before.loss) / max(abs(before.loss), 1e-12)
+        if not math.isfinite(rise):
+            return Judged(math.inf, f"the loss of epoch {after.epoch} or of the one before it is not a number")
+        if rise > worst:
+            worst, at = rise, after.epoch
+    return Judged(
+        worst, f"the loss {'rose' if worst > 0 else 'fell'} by {abs(worst):.2f} % at the worst, in epoch {at}"
+    )
+
+
+def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
+    norms, bad = run.measured.gradient_norm, run.measured.gradients_not_finite
+    # A loss that is scaled meets infinite gradients on purpose: that is how its scale is found.
+    if bad and not run.measured.scales_loss:
+        return Judged(math.inf, f"the norm of the gradients was not a number in {bad} steps")
+    if norms is None:
+        return Judged(None, "no norms of gradients")
+    if norms.p50 <= 0:
+        return Judged(None, "the gradients are 0")
+    text = f"one norm of gradients in a hundred is above {short_number(norms.p99)}, half are {short_number(norms.p50)}"
+    return Judged(norms.p99 / norms.p50, text)
+
+
+def _rate(run: RunFacts, _efficiency: float | None) -> Judged:
+    rate = run.measured.rate
+    if rate is None:
+        return Judged(None, "no schedule is known for the learning rate")
+    return Judged(rate.worst_percent, f"off by {rate.worst_percent:.2f} % at the worst, at step {rate.step}")
+
+
+def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
+    found = run.measured.validation
+    if found is None:
+        return Judged(None, "no validation loss beside a training loss")
+    gap = 100.0 * (found.loss - found.train_loss) / max(abs(found.train_loss), 1e-12)
+    text = f"validation {short_number(found.loss)}, training {short_number(found.train_loss)}"
+    return Judged(gap if math.isfinite(gap) else math.inf, text)
+
+
+def _utilisation(run: RunFacts, _efficiency: float | None) -> Judged:
+    used = run.gpus.utilization_percent
+    if used is None:
+        return Judged(None, "no GPU was sampled while the run had it")
+    return Judged(used.mean, f"the GPUs were used {used.mean:.1f} % of the time")
+
+
+def _efficiency(_run: RunFacts, efficiency: float | None) -> Judged:
+    if efficiency is None:
+        return Judged(None, "no run of the same profile and parameters with fewer GPUs")
+    return Judged(100.0 * efficiency, f"{100.0 * efficiency:.1f} % of an even gain")
+
+
+GATES: Mapping[str, Gate] = {
+    gate.name: gate
+    for gate in (
+        Gate("loss_rise", 1.0, "% an epoch", False, _loss),
+        Gate("gradients", 10.0, "× the median", False, _gradients),
+        Gate("learning_rate", 1.0, "% off its schedule", False, _rate),
+        Gate("validation_gap", 20.0, "% of the training loss", False, _gap),
+        Gate("gpu_utilization", 85.0, "%", True, _utilisation),
+        Gate("parallel_efficiency", 80.0, "%", True, _efficiency),
+    )
+}
+
+
+def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[Verdict, ...]:
+    """What every gate says; ``thresholds`` win over the gates' own, by name."""
+    return tuple(_verdict(gate, gate.judge(run, efficiency), thresholds) for gate in GATES.values())
+
+
+def _verdict(gate: Gate, judged: Judged, thresholds: Mapping[str, float]) -> Verdict:
+    threshold = thresholds.get(gate.name, gate.threshold)
+    outcome: Outcome = "skip"
+    if judged.figure is not None:
+        good = judged.figure >= threshold if gate.is_least else judged.figure <= threshold
+        outcome = "pass" if good else "fail"
+    return Verdict(gate.name, outcome, judged.figure, threshold, gate.unit, judged.text)

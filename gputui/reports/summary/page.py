@@ -1,0 +1,226 @@
+"""The report as one HTML page that needs nothing else: no script, no other file, every text from outside escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from gputui.charts.export import svg_text
+from gputui.charts.picture import picture
+from gputui.charts.safe_text import clean
+from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
+from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
+from gputui.reports.summary.facts import RunFacts, Spread
+from gputui.reports.summary.gates import Verdict
+from gputui.reports.summary.scalability import Scaling
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #202020; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem } svg { max-width: 100%; height: auto }
+th, td { text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid #e4e4e4; vertical-align: top }
+td { font-variant-numeric: tabular-nums } h2 { margin-top: 2.5rem } .dim { color: #606060 }
+.pass { color: #006b4f } .fail { color: #c00000; font-weight: bold } .skip { color: #606060 }
+@media print { h2 { break-after: avoid } svg { break-inside: avoid } }
+"""
+_PICTURE = (1000, 360)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a page shows: ``title`` says of what, ``made_at`` in UTC unix seconds when; ``verdicts`` by run id."""
+
+    title: str
+    made_at: float
+    runs: Sequence[RunFacts]
+    verdicts: Mapping[str, Sequence[Verdict]]
+    scalings: Sequence[Scaling]
+    prices: Prices
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    made = datetime.fromtimestamp(report.made_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f"<title>{_text(report.title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_text(report.title)}</h1>",
+        f'<p class="dim">{_text(_runs_words(len(report.runs)))}, {_text(made)}</p>',
+    ]
+    parts += _together(report)
+    for run in report.runs:
+        parts += _run(run, report)
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _together(report: Report) -> list[str]:
+    parts = []
+    if len(report.runs) > 1:
+        costs = [cost_of(run, report.prices) for run in report.runs]
+        parts += ["<h2>Together</h2>", _pairs(_cost_rows(together(costs), report.prices))]
+        parts += ["<h2>Runs beside each other</h2>", _comparison(report.runs, costs, report)]
+    for group in report.scalings:
+        rows = [
+            (
+                point.run_id, str(point.gpu_count), f"{metric_value(point.speed)} {group.unit}",
+                f"{point.speed_up:.2f}", f"{100 * point.efficiency:.1f} %", _share(point.comm_share),
+                _share(point.data_share),
+            )
+            for point in group.points
+        ]  # fmt: skip
+        heads = ("run", "GPUs", "speed", "speed-up", "efficiency", "communication", "waiting for data")
+        parts += [f"<h2>How {_text(group.profile)} scales</h2>", _table(heads, rows)]
+    return parts
+
+
+def _run(run: RunFacts, report: Report) -> list[str]:
+    measured, gpus = run.measured, run.gpus
+    started = UNKNOWN if run.started_at is None else _moment(run.started_at)
+    took = None if run.started_at is None else (run.ended_at or report.made_at) - run.started_at
+    rows = [
+        ("profile", run.profile),
+        ("state", run.state),
+        ("started", started),
+        ("took", duration(took)),
+        ("attempts", count(run.attempts)),
+        ("GPUs", count(run.gpu_count)),
+        ("last step", count(run.last_step)),
+        ("samples per second", metric_value(measured.samples_per_second)),
+        ("tokens per second", metric_value(measured.tokens_per_second)),
+        ("step", _step_words(measured.step_seconds)),
+        ("waiting for data", _share(measured.data_share)),
+        ("communication", _share(measured.comm_share)),
+        ("peak memory of a process", bytes_text(measured.peak_memory_bytes)),
+        ("most memory in use on a GPU", bytes_text(gpus.memory_used_bytes_most)),
+        ("GPU utilisation", _percent_words(gpus.utilization_percent)),
+        ("power of a GPU", _watt_words(gpus.power_watts)),
+    ]
+    best = [
+        (one.name, metric_value(one.value), count(one.step), "more" if one.is_more_better else "less")
+        for one in measured.best
+    ]
+    gates = "".join(
+        f'<tr><td>{_text(one.gate.replace("_", " "))}</td><td class="{one.outcome}">{one.outcome}</td>'
+        f"<td>{_text(short_number(one.figure))}</td><td>{_text(f'{one.threshold:g} {one.unit}')}</td>"
+        f"<td>{_text(one.text)}</td></tr>"
+        for one in report.verdicts.get(run.run_id, ())
+    )
+    parts = [
+        f"<h2>{_text(run.run_id)}</h2>",
+        _pairs(rows),
+        "<h3>Quality gates</h3>",
+        f"<table><tr><th>gate</th><th></th><th>figure</th><th>threshold</th><th></th></tr>{gates}</table>",
+        "<h3>Cost</h3>",
+        _pairs([*_cost_rows(cost_of(run, report.prices), report.prices), *_lost_rows(run)]),
+    ]
+    if best:
+        parts += ["<h3>Best values</h3>", _table(("metric", "best", "step", "better is"), best)]
+    if run.pictures:
+        parts += ["<h3>Pictures</h3>", *(svg_text(picture(each, *_PICTURE)) for each in run.pictures)]
+    if run.launched:
+        parts += ["<h3>Parameters</h3>", _pairs([(name, str(value)) for name, value in run.launched.items()])]
+    return parts
+
+
+def _comparison(runs: Sequence[RunFacts], costs: Sequence[CostFigures], report: Report) -> str:
+    """A column per figure, a row per run."""
+    names = dict.fromkeys(one.name for run in runs for one in run.measured.best)
+    heads = ["run", "state", "GPUs", "samples/s", "step p50", "utilisation", "GPU-hours", "kWh", "gates", *names]
+    rows = []
+    for run, cost in zip(runs, costs, strict=True):
+        best = {one.name: one.value for one in run.measured.best}
+        verdicts = report.verdicts.get(run.run_id, ())
+        failed = [one.gate.replace("_", " ") for one in verdicts if one.outcome == "fail"]
+        used = run.gpus.utilization_percent
+        step = run.measured.step_seconds
+        rows.append(
+            (
+                run.run_id, run.state, count(run.gpu_count), metric_value(run.measured.samples_per_second),
+                _seconds(None if step is None else step.p50), UNKNOWN if used is None else f"{used.mean:.0f} %",
+                metric_value(cost.gpu_hours), metric_value(cost.energy_kwh),
+                ", ".join(failed) + " failed" if failed else "none failed",
+                *(metric_value(best.get(name)) for name in names),
+            )
+        )  # fmt: skip
+    return _table(heads, rows)
+
+
+def _cost_rows(cost: CostFigures, prices: Prices) -> list[tuple[str, str]]:
+    least = "at least " if cost.is_partial else ""
+    rows = [
+        ("GPU-hours", metric_value(cost.gpu_hours)),
+        ("energy", UNKNOWN if cost.energy_kwh is None else f"{least}{metric_value(cost.energy_kwh)} kWh"),
+    ]
+    if prices.per_kwh is not None or prices.per_gpu_hour is not None:
+        price = UNKNOWN if cost.price is None else f"{least}{cost.price:.2f} {prices.currency or ''}".strip()
+        rows.append(("price", price))
+    return [
+        *rows,
+        ("lost to failures", _hours_words(cost.lost_gpu_hours, cost.lost_share)),
+        ("idle", _hours_words(cost.idle_gpu_hours, cost.idle_share)),
+    ]
+
+
+def _lost_rows(run: RunFacts) -> list[tuple[str, str]]:
+    if run.lost is None:
+        return []
+    unknown = f", of {run.lost.unknown} of them the cost is unknown" if run.lost.unknown else ""
+    return [
+        ("failures", f"{run.lost.incidents}{unknown}"),
+        ("steps done again", count(run.lost.steps)),
+        ("time lost", duration(run.lost.seconds)),
+    ]
+
+
+def _hours_words(hours: float | None, share: float | None) -> str:
+    return UNKNOWN if hours is None else f"{metric_value(hours)} GPU-hours" + (f", {_share(share)}" if share else "")
+
+
+def _step_words(values: Spread | None) -> str:
+    return UNKNOWN if values is None else f"p50 {_seconds(values.p50)}, p95 {_seconds(values.p95)}"
+
+
+def _seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{short_number(value * 1000)} ms"
+
+
+def _percent_words(values: Spread | None) -> str:
+    return UNKNOWN if values is None else f"mean {values.mean:.1f} %, p05 {values.p05:.0f} %, p95 {values.p95:.0f} %"
+
+
+def _watt_words(values: Spread | None) -> str:
+    return UNKNOWN if values is None else f"mean {watts(values.mean)}, p95 {watts(values.p95)}"
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.1f} %"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _runs_words(number: int) -> str:
+    return f"{number} run" + ("" if number == 1 else "s")
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    return (
+        "<table>"
+        + "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+        + "</table>"
+    )
+
+
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{_text(text)}</th>" for text in heads)
+    body = "".join("<tr>" + "".join(f"<td>{_text(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))

@@ -1,0 +1,145 @@
+"""A run as a report wants it, read from the store."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gputui.charts.safe_text import clean
+from gputui.curves.drawing import drawing, hardware_drawing
+from gputui.curves.following import read_charts
+from gputui.curves.model import ChartRequest
+from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
+from gputui.reports.summary.tally import ExpectedRate, measured
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.store import metric_queries, queries
+from gputui.store.gpu_stays import Stay, gpu_counts
+from gputui.store.run_costs import run_cost
+from gputui.store.views import AttemptView, RunView
+
+PICTURE_BINS = 600
+PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
+"""Metrics that are drawn where a run has them; a held-out loss lies over the training loss."""
+
+# Parameters in which runs may differ and still be compared for how they scale: how large a step is, how it is fed.
+_SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
+
+
+def active_since(connection: sqlite3.Connection, since: float) -> list[RunView]:
+    """Runs that had begun and were not over before ``since`` (UTC unix seconds), the oldest first."""
+    found = [
+        run
+        for run in queries.runs(connection)
+        if run.started_at is not None and (run.ended_at is None or run.ended_at >= since)
+    ]
+    return found[::-1]
+
+
+def siblings(connection: sqlite3.Connection, runs: Sequence[RunView], limit: int = 8) -> list[RunView]:
+    """The newest other runs of the same profiles with the same parameters but other numbers of GPUs: one for each."""
+    named = {run.run_id for run in runs}
+    taken = {(_like(run), len(run.gpus)) for run in runs}
+    wanted = {_like(run) for run in runs if run.gpus}
+    found: list[RunView] = []
+    for run in queries.runs(connection, limit=500):
+        key = (_like(run), len(run.gpus))
+        if run.gpus and key[0] in wanted and key not in taken and run.run_id not in named and len(found) < limit:
+            taken.add(key)
+            found.append(run)
+    return found
+
+
+def read_facts(
+    connection: sqlite3.Connection,
+    run: RunView,
+    *,
+    now: float,
+    lost: Lost | None,
+    expected: ExpectedRate,
+    with_pictures: bool = True,
+) -> RunFacts:
+    """Everything of one run up to ``now``; ``lost`` and ``expected`` are known to those above. Raises sqlite3.Error."""
+    attempts = queries.attempts(connection, run.run_id)
+    steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
+    return RunFacts(
+        run_id=run.run_id,
+        name=run.name,
+        profile=run.profile,
+        state=run.state,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        gpu_count=len(run.gpus),
+        attempts=len(attempts),
+        last_step=max(steps, default=None),
+        launched=launched_params(run),
+        like=_like(run),
+        cost=run_cost(connection, run.run_id, now),
+        lost=lost,
+        measured=measured(metric_queries.lines(connection, run.run_id), attempts, expected),
+        gpus=_gpu_use(connection, attempts, now),
+        pictures=_pictures(connection, run) if with_pictures else (),
+    )
+
+
+def launched_params(run: RunView) -> Mapping[str, Any]:
+    """The parameters that the run was launched with, secrets in them redacted already."""
+    spec = _spec(run)
+    return run.params if spec is None else spec.params
+
+
+def _spec(run: RunView) -> RunSpec | None:
+    try:
+        return RunSpec.from_json(json.loads(run.spec_json))
+    except (ValueError, AttributeError, TypeError, SpecError):
+        return None
+
+
+def _like(run: RunView) -> str:
+    spec, params = _spec(run), dict(launched_params(run))
+    if spec is not None:
+        for role in _SCALED:
+            params.pop(spec.role(role, params) or "", None)
+    return json.dumps([run.profile, sorted((name, str(value)) for name, value in params.items())])
+
+
+def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[AttemptView], now: float) -> GpuUse:
+    stays = [
+        Stay(uuid, attempt.started_at, now if attempt.ended_at is None else attempt.ended_at)
+        for attempt in attempts
+        if attempt.started_at is not None
+        for uuid in attempt.gpus
+    ]
+    counts = gpu_counts(connection, stays)
+    used = counts.utilization_percent
+    total = sum(used.values())
+    idle = sum(number for value, number in used.items() if value < IDLE_PERCENT)
+    return GpuUse(
+        spread(used.items()),
+        spread(counts.power_watts.items()),
+        counts.memory_used_bytes_most,
+        idle / total if total else None,
+    )
+
+
+def _pictures(connection: sqlite3.Connection, run: RunView) -> list[Any]:
+    known = metric_queries.metric_names(connection, run.run_id)
+    wanted = tuple(name for name in PICTURES if name in known)
+    drawn = []
+    if wanted:
+        data = read_charts(connection, run.run_id, ChartRequest(wanted, bins=PICTURE_BINS))
+        losses = tuple(name for name in wanted if name in ("loss", "val/loss"))
+        groups = [losses] if losses else []
+        groups += [(name,) for name in wanted if name not in losses]
+        drawn = [drawing(data, "", names) for names in groups]
+    request = ChartRequest(axis="time", bins=PICTURE_BINS, hardware=("utilization", "power"))
+    hardware = read_charts(connection, run.run_id, request)
+    positions = dict(connection.execute("SELECT uuid, position FROM gpus").fetchall())
+    for field, title in (("utilization", "GPU utilisation, %"), ("power", "power, W")):
+        curves = [one for one in hardware.hardware if one.field == field and one.uuid is not None and one.bins]
+        if curves:
+            labels = [clean(f"GPU {positions.get(one.uuid, '?')}") for one in curves]
+            drawn.append(hardware_drawing(hardware, title, curves, labels))
+    return drawn

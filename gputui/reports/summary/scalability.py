@@ -1,0 +1,105 @@
+"""How runs that differ only in their number of GPUs scale: ``scalability_report.json``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gputui.reports.summary.facts import RunFacts
+from gputui.reports.summary.plain import number
+
+Unit = Literal["samples/s", "tokens/s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run in a group: how fast it was, how many times as fast as the one with the fewest GPUs, and what share of an
+    even gain that is (1 is perfect)."""
+
+    run_id: str
+    gpu_count: int
+    speed: float
+    speed_up: float
+    efficiency: float
+    comm_share: float | None
+    data_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Runs of one profile with the same parameters, a run for each number of GPUs, fewest first. ``unit`` is what is
+    counted, samples or tokens a second: how large a step is may differ."""
+
+    profile: str
+    unit: Unit
+    points: tuple[Point, ...]
+
+
+def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
+    """The groups in which there are at least two numbers of GPUs; of several runs with as many the newest counts."""
+    groups: dict[str, list[RunFacts]] = {}
+    for run in runs:
+        if run.gpu_count > 0:
+            groups.setdefault(run.like, []).append(run)
+    found = []
+    for group in groups.values():
+        units: tuple[Unit, ...] = ("samples/s", "tokens/s")
+        scaled = (_scaling(group, unit) for unit in units)
+        found.append(next((one for one in scaled if one is not None), None))
+    return tuple(one for one in found if one is not None)
+
+
+def _scaling(group: Sequence[RunFacts], unit: Unit) -> Scaling | None:
+    newest: dict[int, tuple[RunFacts, float]] = {}
+    for run in sorted(group, key=lambda each: each.created_at):
+        measured = run.measured
+        speed = measured.samples_per_second if unit == "samples/s" else measured.tokens_per_second
+        if speed is not None and speed > 0:
+            newest[run.gpu_count] = (run, speed)
+    if len(newest) < 2:
+        return None
+    least = min(newest)
+    base = newest[least][1]
+    points = [
+        Point(
+            run.run_id, count, speed, speed / base, speed / base * least / count, run.measured.comm_share,
+            run.measured.data_share,
+        )
+        for count, (run, speed) in sorted(newest.items())
+    ]  # fmt: skip
+    return Scaling(group[0].profile, unit, tuple(points))
+
+
+def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
+    """The efficiency of a run in its group; None for the one that the others are compared with."""
+    for group in groups:
+        for point in group.points[1:]:
+            if point.run_id == run_id:
+                return point.efficiency
+    return None
+
+
+def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
+    """The groups; an empty list where there is nothing to compare."""
+    return {
+        "groups": [
+            {
+                "profile": group.profile,
+                "unit": group.unit,
+                "runs": [
+                    {
+                        "run_id": point.run_id,
+                        "gpus": point.gpu_count,
+                        "speed": number(point.speed),
+                        "speed_up": number(point.speed_up),
+                        "efficiency": number(point.efficiency),
+                        "communication_share": number(point.comm_share),
+                        "data_wait_share": number(point.data_share),
+                    }
+                    for point in group.points
+                ],
+            }
+            for group in groups
+        ]
+    }

@@ -1,0 +1,131 @@
+"""Costs, scaling, spreads, and what lines add up to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gputui.reports.summary.costs import Prices, cost_of, together
+from gputui.reports.summary.facts import GpuUse, Lost, spread
+from gputui.reports.summary.scalability import efficiency_of, scalings
+from gputui.reports.summary.tally import measured
+from gputui.store.metric_queries import StoredLine
+from gputui.store.run_costs import RunCost
+from gputui.store.views import AttemptView
+from tests.reports.summary.making import facts, fast
+
+
+def attempt(number: int, first_step: int | None) -> AttemptView:
+    return AttemptView(
+        "net-1",
+        number,
+        "running",
+        {},
+        (),
+        {},
+        0.0,
+        0.0,
+        0.0,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        first_step,
+        None,
+        None,
+    )
+
+
+def lines(number: int, first: int, *rows: dict[str, Any]) -> list[StoredLine]:
+    return [
+        StoredLine(number, row.pop("rank", 0), first + place, 0.0, {"step": first + place, **row})
+        for place, row in enumerate(rows)
+    ]
+
+
+def nothing_expected(*_: object) -> None:
+    return None
+
+
+def test_spread_is_nearest_rank_and_leaves_out_what_is_no_number() -> None:
+    found = spread([(5.0, 1), (1.0, 98), (9.0, 1), (math.nan, 50)])
+    assert found is not None
+    assert (found.p05, found.p50, found.p95, found.p99, found.most, found.count) == (1.0, 1.0, 1.0, 5.0, 9.0, 100)
+    assert found.mean == pytest.approx(1.12)
+    assert spread([(math.inf, 3)]) is None
+
+
+def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
+    rows = lines(1, 0, {"loss": 4.0, "epoch": 0}, {"loss": 3.0, "epoch": 0}, {"loss": math.inf, "epoch": 1})
+    rows[2].data["loss"] = "Infinity"  # type: ignore[index]
+    rows += lines(2, 2, {"loss": 2.0, "epoch": 1}, {"loss": 1.0, "epoch": 1})
+    found = measured(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected)
+    assert [(one.epoch, one.loss) for one in found.epochs] == [(0, 3.5), (1, 1.5)]
+    assert [(one.name, one.value, one.step) for one in found.best] == [("loss", 1.0, 3)]
+
+
+def test_an_epoch_that_has_just_begun_does_not_count() -> None:
+    rows = lines(1, 0, *({"loss": 2.0, "epoch": 0.1 * each} for each in range(11)))
+    assert [one.epoch for one in measured(rows, [attempt(1, 0)], nothing_expected).epochs] == [0]
+
+
+def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> None:
+    rows = lines(
+        1, 0,
+        {"step_time": 1.0, "data_time": 0.1, "samples_per_s": 300.0},
+        {"step_time": 3.0, "data_time": 1.1, "samples_per_s": 100.0, "comm_time": 0.6},
+        {"step_time": 2.0, "comm_time": 0.8, "rank": 1, "gpu_mem_peak": 7e9},
+    )  # fmt: skip
+    found = measured(rows, [attempt(1, 0)], nothing_expected)
+    assert found.data_share == pytest.approx(0.3)
+    assert found.comm_share == pytest.approx((0.2 + 0.4) / 2)
+    assert found.samples_per_second == pytest.approx(150.0)
+    assert found.peak_memory_bytes == 7e9
+    assert found.step_seconds is not None and (found.step_seconds.p50, found.step_seconds.p95) == (1.0, 3.0)
+
+
+def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
+    rows = lines(
+        1, 0, {"loss": 9.0}, {"event": "validation", "val/loss": 9.5}, {"loss": 2.0}, {"loss": 1.0}, {"val/loss": 1.8}
+    )
+    found = measured(rows, [attempt(1, 0)], nothing_expected).validation
+    assert found is not None and (found.step, found.loss, found.train_loss) == (4, 1.8, 1.5)
+
+
+def test_the_worst_of_the_learning_rates() -> None:
+    rows = lines(1, 0, {"lr": 1.0}, {"lr": 0.98}, {"lr": 1.01})
+    found = measured(rows, [attempt(1, 0)], lambda *_: (1.0, 1.0)).rate
+    assert found is not None and found.worst_percent == pytest.approx(2.0) and (found.step, found.count) == (1, 3)
+
+
+def test_cost_with_prices() -> None:
+    run = facts(cost=RunCost(10.0, 3.6e6 * 4, False, ()), gpus=GpuUse(idle_share=0.25), lost=Lost(1.0, 60.0, 5, 2, 0))
+    found = cost_of(run, Prices(0.5, 2.0, "EUR"))
+    assert (found.energy_kwh, found.price, found.is_partial) == (4.0, 22.0, False)
+    assert (found.lost_share, found.idle_gpu_hours, found.idle_share) == (0.1, 2.5, 0.25)
+
+
+def test_an_unknown_energy_makes_a_price_partial_and_is_never_free() -> None:
+    unknown = cost_of(facts(cost=RunCost(10.0, None, True, ())), Prices(per_kwh=0.5))
+    assert (unknown.price, unknown.is_partial, unknown.idle_share, unknown.lost_share) == (None, True, None, 0.0)
+    known = cost_of(facts(cost=RunCost(2.0, 3.6e6, False, ())), Prices(per_kwh=0.5))
+    both = together([unknown, known])
+    assert (both.gpu_hours, both.price, both.is_partial) == (12.0, 0.5, True)
+    assert cost_of(facts(), Prices()).price is None
+
+
+def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
+    runs = [
+        fast("old", 2, 500.0, created_at=1.0), fast("one", 1, 100.0), fast("two", 2, 180.0), fast("four", 4, 300.0),
+        fast("other", 8, 900.0, like="else"), fast("mute", 8, None), fast("cpu", 0, 9.0),
+    ]  # fmt: skip
+    [group] = scalings(runs)
+    assert [(p.run_id, p.speed_up, p.efficiency) for p in group.points] == [
+        ("one", 1.0, 1.0), ("two", 1.8, 0.9), ("four", 3.0, 0.75),
+    ]  # fmt: skip
+    assert efficiency_of("four", [group]) == 0.75
+    assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
