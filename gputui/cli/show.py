@@ -73,4 +73,6 @@ def taken_words(taken: RunCost) -> str:
     words = f"{units.short_number(taken.gpu_hours)} GPU-hours"
     if taken.energy_kwh is None:
         return words
-    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{units.short_number(taken.energy_kwh)} kWh"
+    energy = taken.energy_kwh
+    said = f"{units.short_number(energy)} kWh" if energy >= 0.1 else f"{units.short_number(energy * 1000)} Wh"
+    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{said}"

@@ -63,4 +63,6 @@ def _day(at: float) -> str:
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB" if count < 10 << 30 else f"{count / 2**30:.1f} GiB"
+    if count < 10 << 20:
+        return f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**20:.0f} MiB" if count < 1 << 30 else f"{count / 2**30:.1f} GiB"
