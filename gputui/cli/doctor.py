@@ -23,6 +23,7 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
 @click.command("doctor")
 @click.argument("profile", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
+@click.option("--bandwidth", is_flag=True, help="Measure copies and all-reduce too, on the free GPUs (slow).")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
@@ -30,7 +31,7 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
     help="Write it all down for a bug report, redacted.",
 )
 @click.pass_obj
-def command(session: Session, profile: str | None, as_json: bool, bundle: Path | None) -> None:
+def command(session: Session, profile: str | None, as_json: bool, bandwidth: bool, bundle: Path | None) -> None:
     """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
 
     With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else python3.
@@ -39,7 +40,7 @@ def command(session: Session, profile: str | None, as_json: bool, bundle: Path |
     from gputui.doctor.examine import examine
 
     interpreter = _interpreter(session, profile)
-    results = examine(session.workspace, interpreter, time.time())
+    results = examine(session.workspace, interpreter, time.time(), bandwidth=bandwidth)
     if as_json:
         print_json([result.to_json() for result in results])
     else:

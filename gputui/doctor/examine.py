@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gputui.config import Workspace
+from gputui.doctor.bandwidth import free_gpus, judge_bandwidth, measure
 from gputui.doctor.environment import judge_interpreter
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
-from gputui.doctor.gpu_reading import read_gpus
+from gputui.doctor.gpu_reading import GpuReading, read_gpus
 from gputui.doctor.home_judgements import judge_home
-from gputui.doctor.home_reading import read_home, read_quarantine
+from gputui.doctor.home_reading import read_home, read_leased, read_quarantine
 from gputui.doctor.host_judgements import judge_host
 from gputui.doctor.host_reading import read_host
 from gputui.profiles.checks import CheckResult
@@ -36,23 +38,40 @@ def current_interpreter() -> Interpreter:
     return Interpreter(shutil.which("python3") or sys.executable, dict(os.environ), str(Path.cwd()))
 
 
-def examine(workspace: Workspace, interpreter: Interpreter, now: float) -> list[CheckResult]:
+def examine(
+    workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False
+) -> list[CheckResult]:
     """Look at everything; ``now`` is in UTC unix seconds. The slow readings go on beside each other, and each has a
-    deadline of its own."""
+    deadline of its own. With ``bandwidth`` the free GPUs are measured too, after all else."""
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
         gpus_to_come = pool.submit(read_gpus, scenario)
         python_to_come = pool.submit(ask, interpreter.python, interpreter.environ, interpreter.workdir)
         home_to_come = pool.submit(read_home, workspace, now)
         host, held_back = read_host(), read_quarantine(workspace)
-    gpus = gpus_to_come.result()
-    return [
+    gpus, answer = gpus_to_come.result(), python_to_come.result()
+    results = [
         judge_driver(gpus, has_hardware=host.nvidia_hardware),
         judge_gpus(gpus, held_back),
         judge_persistence(gpus),
         judge_pcie(gpus),
         judge_topology(gpus),
-        *judge_interpreter(interpreter.python, python_to_come.result(), gpus),
+        *judge_interpreter(interpreter.python, answer, gpus),
         *judge_host(host),
         *judge_home(home_to_come.result()),
     ]
+    if bandwidth:
+        results += _bandwidth(workspace, interpreter, answer, gpus)
+    return results
+
+
+def _bandwidth(
+    workspace: Workspace, interpreter: Interpreter, answer: Mapping[str, Any] | str, gpus: GpuReading
+) -> list[CheckResult]:
+    if isinstance(answer, str) or answer["torch"] is None or not answer["elastic"]:
+        return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
+    places = free_gpus(gpus, read_leased(workspace))
+    if places is not None and not places:
+        return [CheckResult("bandwidth", "skip", "no GPU is free; ask again when nothing runs")]
+    uuids = None if places is None else [gpus.facts[place].uuid for place in places]
+    return judge_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, places)

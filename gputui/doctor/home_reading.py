@@ -125,6 +125,15 @@ def read_quarantine(workspace: Workspace) -> dict[str, str]:
         return {}
 
 
+def read_leased(workspace: Workspace) -> list[str]:
+    """The UUIDs of GPUs that runs of this home hold, at work or not."""
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            return [gpu.uuid for gpu in queries.gpus(connection, time.time()) if gpu.run_id is not None]
+    except (StoreError, sqlite3.Error):
+        return []
+
+
 def _agent(workspace: Workspace, now: float) -> AgentReading | None:
     identity = read_identity(workspace)
     if identity is None:
