@@ -177,20 +177,20 @@ def _expected(connection: sqlite3.Connection, run: RunView) -> ExpectedRate:
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
     from gputui.profiles.nearest import nearest
-    from gputui.reports.summary.gates import GATES
+    from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 
     found = {}
     for change in changes:
         name, _, text = change.partition("=")
-        if name not in GATES:
-            meant = nearest(name, GATES)
-            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(GATES)}"
+        if name not in GATE_THRESHOLDS:
+            meant = nearest(name, GATE_THRESHOLDS)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(GATE_THRESHOLDS)}"
             fail(f"--gate: no gate {name!r}; {hint}", EXIT_USAGE)
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            fail(f"--gate: {name} needs a number, such as {name}={GATES[name].threshold:g}", EXIT_USAGE)
+            fail(f"--gate: {name} needs a number, such as {name}={GATE_THRESHOLDS[name]:g}", EXIT_USAGE)
         found[name] = value
     return found

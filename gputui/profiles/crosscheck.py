@@ -11,6 +11,7 @@ from gputui.profiles.nearest import nearest
 from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
 from gputui.recovery.policy_parse import PolicyError, parse_policy
+from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 from gputui.runs.spec import ROLE_NAMES
 
 
@@ -54,6 +55,15 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
         except AlertsError as error:
             for one in error.problems:
                 yield Finding(("alerts", *one.place), one.text, one.nearest)
+    if isinstance(gates := data.get("gates"), dict):
+        for name in gates:
+            if name not in GATE_THRESHOLDS:
+                meant = nearest(str(name), GATE_THRESHOLDS)
+                yield Finding(
+                    ("gates", name),
+                    "unknown gate" + ("" if meant else f"; there are {', '.join(GATE_THRESHOLDS)}"),
+                    meant,
+                )
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []

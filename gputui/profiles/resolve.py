@@ -95,6 +95,7 @@ def resolve(
         alerts=form.alerts,
         grace_seconds=float(form.grace),
         priority=form.priority,
+        gates=dict(form.gates),
     )
 
 

@@ -162,6 +162,9 @@ class ProfileForm(Model):
         default_factory=lambda: {"policy": "standard"},
         description="the name of a policy, off, or a mapping that changes one",
     )
+    gates: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="thresholds of quality gates by their names, for reports"
+    )
     roles: dict[str, str] = Field(default_factory=dict, description="which parameter recovery may change as what")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         30.0, description="seconds that a stop waits for the processes before it kills them"

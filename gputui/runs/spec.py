@@ -90,6 +90,7 @@ class RunSpec:
     alerts: str | Mapping[str, Any] | None = "standard"
     grace_seconds: float = 30.0
     priority: int = 0
+    gates: Mapping[str, float] = field(default_factory=dict)
 
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
         """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""

@@ -136,6 +136,8 @@ def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
     assert page.tags.isdisjoint({"script", "img", "link", "iframe", "object", "a", "base", "form"})
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
     assert page.tags >= {"svg", "polyline", "table"}
+    legends = re.findall(r"<text[^>]*>(net-\d) [^<]*</text>", text)
+    assert legends == ["net-1", "net-2"], "the losses of both, over each other"
     assert "\x1b" not in text and any("<script>alert" in told for told in page.text)
 
 

@@ -139,6 +139,19 @@ def test_unknown_keys_without_a_neighbour_are_told_what_there_is() -> None:
     assert problem == "x.yaml:2: checkpoints.zzz: unknown key; there are dir, pattern, resume"
 
 
+@pytest.mark.parametrize(
+    ("gates", "problem"),
+    [
+        ("{gpu_utilisation: 70}", "gates.gpu_utilisation: unknown gate; did you mean gpu_utilization?"),
+        ("{speed: 70}", "gates.speed: unknown gate; there are loss_rise, gradients, learning_rate, "),
+        ("{gradients: much}", "gates.gradients: "),
+        ("{gradients: .inf}", "gates.gradients: "),
+    ],
+)
+def test_gates_are_known_by_name_and_thresholds_are_numbers(gates: str, problem: str) -> None:
+    assert the_problem_of(GOOD + f"gates: {gates}").partition(": ")[2].startswith(problem)
+
+
 def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
     text = (
         "script: a.py\nlauncher: torchrn\nenv:\n  A: [1]\nscript: b.py\n"

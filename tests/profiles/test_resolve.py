@@ -96,12 +96,13 @@ recovery: standard
 def test_a_specification_survives_being_stored(project: Path) -> None:
     spec = spec_of(
         project,
-        "script: a.py\nparams: {a: 1, b: null}\nenv: {A: b}\nrecovery: off\nalerts: off\n"
+        "script: a.py\nparams: {a: 1, b: null}\nenv: {A: b}\nrecovery: off\nalerts: off\ngates: {gpu_utilization: 70}\n"
         "metrics: {source: stdout, patterns: ['(?P<loss>x)']}\ncheckpoints: {pattern: '*.pt'}\ngpus: [1, 3]\n",
     )
     assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.recovery == {"policy": "off"}
     assert spec.alerts is None
+    assert spec.gates == {"gpu_utilization": 70.0}
 
 
 class TestPaths:

@@ -134,7 +134,8 @@ class Lost:
 class RunFacts:
     """All that a report needs of one run. ``launched`` are the launch's parameters, secrets in them redacted already;
     ``like`` tells which runs may be compared with each other for how they scale: same profile, same parameters but for
-    those in which the number of GPUs shows. ``lost`` is None where nothing failed."""
+    those in which the number of GPUs shows. ``lost`` is None where nothing failed. ``thresholds`` are those of its
+    profile for quality gates, by their names."""
 
     run_id: str
     name: str
@@ -150,6 +151,7 @@ class RunFacts:
     like: str
     cost: RunCost
     lost: Lost | None = None
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
     gpus: GpuUse = field(default_factory=GpuUse)
     pictures: Sequence[Drawing] = ()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gputui.charts.units import short_number
 from gputui.reports.summary.facts import RunFacts
 from gputui.reports.summary.plain import number
+from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 
 Outcome = Literal["pass", "fail", "skip"]
 
@@ -48,11 +49,9 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``threshold`` is the most that passes, or where ``is_least`` the least. Losses, utilisation and the schedule have
-    the thresholds of docs/reports.md; the others are ours."""
+    """Its threshold is the most that passes, or where ``is_least`` the least."""
 
     name: str
-    threshold: float
     unit: str
     is_least: bool
     judge: Callable[[RunFacts, float | None], Judged]
@@ -83,7 +82,7 @@ def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
         return Judged(None, "no norms of gradients")
     if norms.p50 <= 0:
         return Judged(None, "the gradients are 0")
-    text = f"one norm of gradients in a hundred is above {short_number(norms.p99)}, half are {short_number(norms.p50)}"
+    text = f"of the norms the 99th percentile is {short_number(norms.p99)}, the median {short_number(norms.p50)}"
     return Judged(norms.p99 / norms.p50, text)
 
 
@@ -119,23 +118,24 @@ def _efficiency(_run: RunFacts, efficiency: float | None) -> Judged:
 GATES: Mapping[str, Gate] = {
     gate.name: gate
     for gate in (
-        Gate("loss_rise", 1.0, "% an epoch", False, _loss),
-        Gate("gradients", 10.0, "× the median", False, _gradients),
-        Gate("learning_rate", 1.0, "% off its schedule", False, _rate),
-        Gate("validation_gap", 20.0, "% of the training loss", False, _gap),
-        Gate("gpu_utilization", 85.0, "%", True, _utilisation),
-        Gate("parallel_efficiency", 80.0, "%", True, _efficiency),
+        Gate("loss_rise", "% an epoch", False, _loss),
+        Gate("gradients", "× the median", False, _gradients),
+        Gate("learning_rate", "% off its schedule", False, _rate),
+        Gate("validation_gap", "% of the training loss", False, _gap),
+        Gate("gpu_utilization", "%", True, _utilisation),
+        Gate("parallel_efficiency", "%", True, _efficiency),
     )
 }
 
 
 def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[Verdict, ...]:
-    """What every gate says; ``thresholds`` win over the gates' own, by name."""
-    return tuple(_verdict(gate, gate.judge(run, efficiency), thresholds) for gate in GATES.values())
+    """What every gate says; ``thresholds`` win over those of the run's profile, and these over the gates' own."""
+    asked = {**run.thresholds, **thresholds}
+    return tuple(_verdict(gate, gate.judge(run, efficiency), asked) for gate in GATES.values())
 
 
 def _verdict(gate: Gate, judged: Judged, thresholds: Mapping[str, float]) -> Verdict:
-    threshold = thresholds.get(gate.name, gate.threshold)
+    threshold = thresholds.get(gate.name, GATE_THRESHOLDS[gate.name])
     outcome: Outcome = "skip"
     if judged.figure is not None:
         good = judged.figure >= threshold if gate.is_least else judged.figure <= threshold

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 
+from gputui.charts.chart import XAxis
 from gputui.charts.export import svg_text
-from gputui.charts.picture import picture
+from gputui.charts.picture import Drawing, picture
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
@@ -25,6 +26,7 @@ td { font-variant-numeric: tabular-nums } h2 { margin-top: 2.5rem } .dim { color
 @media print { h2 { break-after: avoid } svg { break-inside: avoid } }
 """
 _PICTURE = (1000, 360)
+_MOST_CURVES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ def _together(report: Report) -> list[str]:
         costs = [cost_of(run, report.prices) for run in report.runs]
         parts += ["<h2>Together</h2>", _pairs(_cost_rows(together(costs), report.prices))]
         parts += ["<h2>Runs beside each other</h2>", _comparison(report.runs, costs, report)]
+        losses = _losses(report.runs)
+        if len(losses.curves) > 1:
+            parts.append(svg_text(picture(losses, *_PICTURE)))
     for group in report.scalings:
         rows = [
             (
@@ -124,6 +129,22 @@ def _run(run: RunFacts, report: Report) -> list[str]:
     if run.launched:
         parts += ["<h3>Parameters</h3>", _pairs([(name, str(value)) for name, value in run.launched.items()])]
     return parts
+
+
+def _losses(runs: Sequence[RunFacts]) -> Drawing:
+    """The losses of runs over each other, a colour for each; of more than can be told apart the first."""
+    found = [
+        (run, drawn, curve)
+        for run in runs
+        for drawn in run.pictures
+        for curve in drawn.curves
+        if curve.label == "loss" and not curve.is_shadow and curve.bins
+    ]
+    curves = [
+        replace(curve, style=f"series.{place}", label=clean(run.run_id))
+        for place, (run, _, curve) in enumerate(found[:_MOST_CURVES])
+    ]
+    return Drawing(curves, "loss", found[0][1].x_axis if found else XAxis())
 
 
 def _comparison(runs: Sequence[RunFacts], costs: Sequence[CostFigures], report: Report) -> str:

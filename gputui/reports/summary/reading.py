@@ -78,6 +78,7 @@ def read_facts(
         like=_like(run),
         cost=run_cost(connection, run.run_id, now),
         lost=lost,
+        thresholds=_thresholds(run),
         measured=measured(metric_queries.lines(connection, run.run_id), attempts, expected),
         gpus=_gpu_use(connection, attempts, now),
         pictures=_pictures(connection, run) if with_pictures else (),
@@ -88,6 +89,11 @@ def launched_params(run: RunView) -> Mapping[str, Any]:
     """The parameters that the run was launched with, secrets in them redacted already."""
     spec = _spec(run)
     return run.params if spec is None else spec.params
+
+
+def _thresholds(run: RunView) -> Mapping[str, float]:
+    spec = _spec(run)
+    return {} if spec is None else spec.gates
 
 
 def _spec(run: RunView) -> RunSpec | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from gputui.reports.summary.facts import EpochLoss, RateCheck, RunFacts, Validation, spread
-from gputui.reports.summary.gates import GATES, judge
+from gputui.reports.summary.gates import judge
+from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 from tests.reports.summary.making import facts, learned, used
 
 NAN = math.nan
@@ -71,4 +73,10 @@ def test_a_threshold_can_be_another() -> None:
     found = {one.gate: one for one in judge(used(80.0), 0.5, {"gpu_utilization": 75.0, "parallel_efficiency": 60.0})}
     assert found["gpu_utilization"].outcome == "pass" and found["gpu_utilization"].threshold == 75.0
     assert found["parallel_efficiency"].outcome == "fail"
-    assert list(found) == list(GATES)
+    assert list(found) == list(GATE_THRESHOLDS)
+
+
+def test_a_profile_has_thresholds_of_its_own_and_the_option_wins() -> None:
+    run = replace(used(80.0), thresholds={"gpu_utilization": 75.0})
+    assert {one.gate: one.outcome for one in judge(run, None, {})}["gpu_utilization"] == "pass"
+    assert {one.gate: one.outcome for one in judge(run, None, {"gpu_utilization": 81.0})}["gpu_utilization"] == "fail"
