@@ -21,7 +21,10 @@ from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, Inventory
 from gputui.host.child import ChildError, run_child
 
 DEADLINE_SECONDS = 15.0
-_NVLINKS_MAX = 18
+# Of nvml.h; the binding has READ as a tuple, which no call takes.
+_P2P_READ = 0
+_P2P_NVLINK = 2
+_NVLINKS_MAX = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ def main(argv: list[str]) -> int:
 def _tiers(source: Any, at: float) -> tuple[Inventory, list[dict[str, Any]], list[dict[str, Any]]]:
     inventory: Inventory = source.inventory(at)
     fast = [asdict(gpu) for gpu in source.fast(at).gpus] if inventory.gpus else []
+    for _ in inventory.gpus:
+        source.link_step()  # each reads the PCIe link of another GPU
     slow = [asdict(gpu) for gpu in source.slow(at).gpus] if inventory.gpus else []
     return inventory, fast, slow
 
@@ -129,14 +134,14 @@ def _topology(inventory: Inventory) -> dict[str, Any]:
         with contextlib.suppress(nvml.NVMLError):
             handles[gpu.index] = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     for index, handle in handles.items():
-        found["nvlinks"][index] = _active_links(nvml, handle)
+        found["nvlinks"][index] = active_links(nvml, handle)
     for (first, one), (second, other) in combinations(handles.items(), 2):
-        found["pairs"].append(asdict(_pair(nvml, first, one, second, other)))
+        found["pairs"].append(asdict(pair_of(nvml, first, one, second, other)))
     return found
 
 
-def _active_links(nvml: Any, handle: Any) -> int | None:
-    """None where the GPU has no NVLink, or the driver does not say."""
+def active_links(nvml: Any, handle: Any) -> int | None:
+    """How many NVLinks are up; None where the GPU has none, or the driver does not say."""
     active = None
     for link in range(_NVLINKS_MAX):
         try:
@@ -146,7 +151,8 @@ def _active_links(nvml: Any, handle: Any) -> int | None:
     return active
 
 
-def _pair(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
+def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
+    """What the driver says of two GPUs; ``first`` and ``second`` are their indices."""
     paths = {
         nvml.NVML_TOPOLOGY_INTERNAL: "one board",
         nvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
@@ -161,8 +167,8 @@ def _pair(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
     return Pair(
         first,
         second,
-        _p2p(nvml, one, other, nvml.NVML_P2P_CAPS_INDEX_READ),
-        _p2p(nvml, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
+        _p2p(nvml, one, other, _P2P_READ),
+        _p2p(nvml, one, other, _P2P_NVLINK),
         path,
     )
 

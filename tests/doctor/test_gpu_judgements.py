@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fakenvml.build import FakeNvml
 from gputui.doctor.environment import judge_interpreter
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
-from gputui.doctor.gpu_reading import GpuReading, Pair, decode, read_gpus
+from gputui.doctor.gpu_reading import GpuReading, Pair, active_links, decode, pair_of, read_gpus
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 
 FACTS = tuple(
@@ -142,3 +143,43 @@ def test_simulated_gpus_are_read_by_the_child(tmp_path: Path) -> None:
     assert set(found.samples) == {gpu.uuid for gpu in found.facts}
     with pytest.raises(ValueError, match="Expecting value"):
         decode("not JSON")
+
+
+def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
+    fake_nvml.configure(["gpus 2"])
+    found = read_gpus(None)
+    assert found.source == "nvml" and found.problem is None and found.driver_version
+    assert [gpu.index for gpu in found.facts] == [0, 1]
+    assert {sample.state for sample in found.samples.values()} == {"ok"}
+    for gpu in found.facts:
+        assert found.slow[gpu.uuid].pcie_generation is not None and found.slow[gpu.uuid].pcie_width is not None
+    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1)]
+
+
+class Binding:
+    """The binding's names, with a driver that answers some of the questions."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
+    NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 30, 40, 50
+    NVML_P2P_STATUS_OK = 0
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, _one: object, _other: object) -> int:
+        return 50
+
+    def nvmlDeviceGetP2PStatus(self, _one: object, _other: object, kind: int) -> int:
+        if kind == 2:
+            raise self.NVMLError
+        return 0
+
+    def nvmlDeviceGetNvLinkState(self, _handle: object, link: int) -> int:
+        if link == 4:
+            raise self.NVMLError
+        return int(link != 1)
+
+
+def test_what_the_driver_does_not_say_is_unknown() -> None:
+    assert pair_of(Binding(), 0, object(), 1, object()) == Pair(0, 1, p2p=True, nvlink=None, path="two CPUs")
+    assert active_links(Binding(), object()) == 3
