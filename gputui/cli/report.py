@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gputui.reports.summary.page import Report
     from gputui.reports.summary.tally import ExpectedRate
 
-_SPAN = re.compile(r"\d+(?:\.\d+)?\s*[smhdw]")
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+")
 
 
 @click.command("report")
@@ -91,7 +91,7 @@ def _runs(
 
     try:
         # A span alone means so long ago.
-        moment = parse_moment(f"-{since}" if _SPAN.match(since.strip()) else since, now)
+        moment = parse_moment(f"-{since}" if _SPAN.fullmatch(since.strip()) else since, now)
     except TypedTimeError as error:
         fail(f"--since: {error}", EXIT_USAGE)
     found = active_since(connection, moment)
@@ -108,10 +108,12 @@ def _report(
     thresholds: Mapping[str, float],
     prices: Any,
 ) -> Report:
+    from gputui.reports.summary.facts import MOST_PICTURED
     from gputui.reports.summary.making import make
     from gputui.reports.summary.reading import siblings
 
-    named = [_facts(connection, run, now, with_pictures=True) for run in runs]
+    pictured = {run.run_id for run in sorted(runs, key=lambda each: each.sequence)[-MOST_PICTURED:]}
+    named = [_facts(connection, run, now, with_pictures=run.run_id in pictured) for run in runs]
     others = [_facts(connection, run, now, with_pictures=False) for run in siblings(connection, runs)]
     return make(title, now, named, others, thresholds, prices)
 

@@ -151,9 +151,25 @@ def test_gates_decide_the_exit_code(workspace_with_runs: Workspace) -> None:
     assert invoke(workspace_with_runs, "net-2", "--json", "--gates", *words).exit_code == 0
 
 
-def test_since(workspace_with_runs: Workspace) -> None:
-    found = json.loads(invoke(workspace_with_runs, "--since", "24h", "--json").stdout)
+@pytest.mark.parametrize("since", ["24h", "1h30m", "3 days ago", "-2h", "2026-11-20"])
+def test_since(workspace_with_runs: Workspace, since: str) -> None:
+    found = json.loads(invoke(workspace_with_runs, "--since", since, "--json").stdout)
     assert [run["run_id"] for run in found["cost_analysis"]["runs"]] == ["net-1", "net-2"]
+
+
+def test_of_many_runs_the_newest_have_pictures(
+    workspace_with_runs: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("facts", "page"):
+        monkeypatch.setattr(f"gputui.reports.summary.{module}.MOST_PICTURED", 1)
+    assert invoke(workspace_with_runs, "net-1", "net-2", "--out", str(tmp_path)).exit_code == 0
+    text = (tmp_path / "report.html").read_text()
+    first, second = text.index("<h2>net-1"), text.index("<h2>net-2")
+    assert "<svg" not in text[first:second] and "<svg" in text[second:]
+    assert "The newest 1 runs have pictures" in text
+
+
+def test_nothing_was_active(workspace_with_runs: Workspace) -> None:
     nothing = invoke(workspace_with_runs, "--since", "10s", "--json")
     assert nothing.exit_code == 3 and "no run was active" in nothing.stderr
 

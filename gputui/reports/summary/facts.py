@@ -119,6 +119,10 @@ IDLE_PERCENT = 5.0
 """A GPU that is used less than this does nothing for the run; drivers tell a few percent for a screen or a copy."""
 
 
+MOST_PICTURED = 20
+"""Of more runs in a report the newest have pictures; a page of them is about 2 MB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """What failures cost a run, see `gputui.recovery.cost`. ``unknown`` of the ``incidents`` lack a figure."""

@@ -13,7 +13,7 @@ from gputui.charts.picture import Drawing, picture
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
-from gputui.reports.summary.facts import RunFacts, Spread
+from gputui.reports.summary.facts import MOST_PICTURED, RunFacts, Spread
 from gputui.reports.summary.gates import Verdict
 from gputui.reports.summary.scalability import Scaling
 
@@ -68,6 +68,8 @@ def _together(report: Report) -> list[str]:
         losses = _losses(report.runs)
         if len(losses.curves) > 1:
             parts.append(svg_text(picture(losses, *_PICTURE)))
+    if len(report.runs) > MOST_PICTURED:
+        parts.append(f'<p class="dim">The newest {MOST_PICTURED} runs have pictures; name a run to see its own.</p>')
     for group in report.scalings:
         rows = [
             (
