@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -230,6 +230,22 @@ class GputuiApp(TimeTravelApp, inherit_bindings=False):
                 return
             self.pop_screen()
         self.push_screen(RunScreen(run_id, self.chart_memory))
+
+    def compare(self, run: RunView | None, marked: Sequence[str] = ()) -> None:
+        """Open the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile."""
+        from gputui.tui.comparing import MOST_RUNS
+        from gputui.tui.screens.compare import CompareScreen
+
+        chosen = tuple(marked)
+        if len(chosen) < 2 and run is not None:
+            alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
+            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))
+        if len(chosen) > MOST_RUNS:
+            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs; more curves cannot be told apart.")
+        self.push_screen(CompareScreen(chosen[:MOST_RUNS], self.chart_memory.usual))
+
+    def do_compare(self) -> None:
+        self.compare(self._run)
 
     def open_gpu(self, uuid: str) -> None:
         """Open the page of a GPU."""

@@ -75,6 +75,22 @@ def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) ->
     assert "q leave" in "".join(text for text, _ in line)
 
 
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "launch"])
+def test_looking_back_the_footer_tells_how_to_move_in_time_and_to_return(scope: Scope) -> None:
+    live, past = (
+        "".join(text for text, _ in footer_line(Context(scope, past_at=past_at), 80)) for past_at in (None, NOW)
+    )
+    assert "L live" not in live
+    assert "< back in time  > on  L live" in past
+    assert "n new" not in past and "s stop" not in past
+
+
+def test_a_view_that_changes_nothing_gives_its_footer_to_what_can_be_done() -> None:
+    footer = "".join(text for text, _ in footer_line(Context("overview", is_readonly=True), 80))
+    assert "n new" not in footer and "s stop" not in footer
+    assert "/ filter" in footer
+
+
 def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     filler.run("a-1", "running")
     filler.run("b-1", "failed", ended_ago=5.0)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gputui.tui.app import GputuiApp
+from gputui.tui.reading import Interest
+from gputui.tui.screens.alerts import AlertsScreen
 from gputui.tui.screens.compare import CompareScreen
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.screens.run_page import RunScreen
@@ -148,3 +150,43 @@ async def test_runs_that_are_gone(app: GputuiApp, filler: Filler) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_picture(snap_compare: Compare, app: GputuiApp, size: tuple[int, int]) -> None:
     assert snap_compare(app, press=["c", "o", "m"], terminal_size=size)
+
+
+async def test_from_the_page_of_a_run_to_its_like_and_back(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen)
+        run_id = app.screen.run_id
+        screen = await opened(app, pilot)
+        assert screen.comparison.run_ids[0] == run_id and len(screen.comparison.run_ids) == 3
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == run_id
+        assert app.feed.interest.run_id == run_id
+        assert "is gone" not in text(app, "head")
+
+
+async def test_a_run_is_looked_at_again_below_a_gpu_page_that_was_opened_from_the_palette(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen)
+        run_id = app.screen.run_id
+        app.open_gpu("GPU-none")
+        await pilot.pause()
+        app.feed.look_at(Interest(gpu_uuid="GPU-none"))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.feed.interest.run_id == run_id
+
+
+async def test_alerts_and_processes_are_a_key_away(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        for keys in (["c", "exclamation_mark"], ["enter", "p", "exclamation_mark"]):
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert isinstance(app.screen, AlertsScreen)
+            while len(app.screen_stack) > 1:
+                await pilot.press("escape")
+                await pilot.pause()

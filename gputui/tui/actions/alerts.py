@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gputui.tui.actions.model import Action, act
 from gputui.tui.actions.reasons import can_acknowledge, changes_alert, has_run, needs_alert, refused_here
-from gputui.tui.actions.scopes import ALERTS, BOTH
+from gputui.tui.actions.scopes import ALERTS, WATCHED
 
 ALERT_ACTIONS: tuple[Action, ...] = (
-    act("alerts", "exclamation_mark", "alerts", "What is wrong now, and what was", BOTH, shown=False),
+    act("alerts", "exclamation_mark", "alerts", "What is wrong now, and what was", WATCHED, shown=False),
     act("alert_run", "enter l right", "run", "Open the page of the run that it concerns", ALERTS, has_run),
     act("alerts_back", "escape backspace h left", "back", "Back to where you came from", ALERTS),
     act("acknowledge", "a space", "seen", "Note that you have seen it; ends no alert", ALERTS, can_acknowledge),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputui.tui.actions.model import Action, act
 from gputui.tui.actions.reasons import can_go_on, can_remove, can_start_over, changes_run, needs_run
-from gputui.tui.actions.scopes import BOTH, COMPARE, OVERVIEW
+from gputui.tui.actions.scopes import BOTH, COMPARE
 
 COMPARE_ACTIONS: tuple[Action, ...] = (
     # the comparison
@@ -13,7 +13,7 @@ COMPARE_ACTIONS: tuple[Action, ...] = (
         "c",
         "compare",
         "Marked runs over each other, or this one and its like",
-        OVERVIEW,
+        BOTH,
         needs_run,
         shown=False,
     ),

@@ -25,7 +25,7 @@ EVERYWHERE: tuple[Action, ...] = (
         "t",
         "time",
         "Look at a moment: 03:12, -20m, yesterday 3:12; the crosshair's",
-        ("overview", *PAGES),
+        ("overview", "compare", *PAGES),
         shown=False,
     ),
     act(

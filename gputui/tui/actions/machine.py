@@ -8,7 +8,14 @@ from gputui.tui.actions.scopes import GPU, PROCESSES
 
 MACHINE_ACTIONS: tuple[Action, ...] = (
     # the page of processes
-    act("processes", "p", "processes", "The processes on the GPUs and of the runs", ("overview", "gpu"), shown=False),
+    act(
+        "processes",
+        "p",
+        "processes",
+        "The processes on the GPUs and of the runs",
+        ("overview", "gpu", "run"),
+        shown=False,
+    ),
     act("processes_back", "escape backspace h left", "back", "Back to where you came from", PROCESSES),
     act("process_detail", "enter i", "detail", "Everything known of the process", PROCESSES, needs_process),
     act("signal", "s", "signal", "Choose a signal for the process", PROCESSES, can_signal),

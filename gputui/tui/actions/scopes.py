@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gputui.tui.actions.model import Scope
 
+WATCHED: tuple[Scope, ...] = ("overview", "run", "gpu", "processes", "compare")
 OVERVIEW: tuple[Scope, ...] = ("overview",)
 PAGE: tuple[Scope, ...] = ("run",)
 BOTH: tuple[Scope, ...] = ("overview", "run")

@@ -9,8 +9,10 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.tui.actions import Action, Context, actions_in, key_word
+from gputui.tui.actions import Action, Context, actions_in, key_word, refused_here
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
+
+_IN_TIME = ("time_back", "time_forth", "live")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class FooterPart:
 
 def footer_parts(context: Context, width: int) -> list[FooterPart]:
     """The most useful keys that fit; the palette and the way out are always there."""
-    shown = [action for action in actions_in(context.scope) if action.shown]
+    shown = _worth_a_place(context)
     last = [action for action in shown if action.name in ("palette", "leave", "cancel")]
     tail = [(action.name, _footer_spans(action, context)) for action in last]
     room = width - 1 - _width(_line_spans(context)) - sum(_width(spans) for _, spans in tail)
@@ -41,6 +43,17 @@ def footer_parts(context: Context, width: int) -> list[FooterPart]:
         parts.append(FooterPart(name, x, x + _width(spans), tuple(spans)))
         x = parts[-1].end
     return parts
+
+
+def _worth_a_place(context: Context) -> list[Action]:
+    """What the footer tells, if there is room. Looking back it is how to move in time and to return, right behind help
+    and the way on or back; what this view refuses altogether is left to the help."""
+    refused = refused_here(context)
+    here = actions_in(context.scope)
+    shown = [action for action in here if action.shown and (refused is None or action.why_not(context) != refused)]
+    if context.past_at is None:
+        return shown
+    return [*shown[:2], *(action for action in here if action.name in _IN_TIME), *shown[2:]]
 
 
 def footer_line(context: Context, width: int) -> Line:

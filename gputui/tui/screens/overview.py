@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from gputui.tui.actions import Scope
-from gputui.tui.comparing import MOST_RUNS
 from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.events import events_lines, events_shown
 from gputui.tui.render.gpu_cards import card_grid, card_lines
@@ -164,16 +163,7 @@ class OverviewScreen(OverviewCursor):
 
     def do_compare(self) -> None:
         """The marked runs; with fewer than two marked, the run under the cursor with the newest of its profile."""
-        run = self.run_in_question
-        chosen = self.marked_runs
-        if len(chosen) < 2 and run is not None:
-            alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
-            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))
-        if len(chosen) > MOST_RUNS:
-            self.gputui.say(f"The first {MOST_RUNS} of {len(chosen)} runs; more curves cannot be told apart.")
-        from gputui.tui.screens.compare import CompareScreen
-
-        self.gputui.push_screen(CompareScreen(chosen[:MOST_RUNS], self.gputui.chart_memory.usual))
+        self.gputui.compare(self.run_in_question, self.marked_runs)
 
     def do_mark(self) -> None:
         run = self.run_in_question

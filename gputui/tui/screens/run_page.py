@@ -50,6 +50,13 @@ class RunScreen(RunKeys):
     def on_mount(self) -> None:
         self._look()
 
+    def on_screen_resume(self) -> None:
+        """What lay above may have looked at something else; until this run is read again it is not gone."""
+        if self.is_mounted and self.page is None:
+            self._was_read = False
+            self._look()
+        super().on_screen_resume()
+
     def on_unmount(self) -> None:
         self.gputui.feed.look_away(self.run_id)
 
