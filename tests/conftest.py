@@ -31,7 +31,6 @@ LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 # Driving a terminal or measuring: `make test` runs these without others beside them.
 ALONE = (
     "pty",
-    "benchmarks",
     "tui/test_display_budget.py",
     "tui/test_display_pty.py",
     "tui/test_slow_lines.py",
