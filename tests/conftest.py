@@ -31,10 +31,13 @@ LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 # Driving a terminal or measuring: `make test` runs these without others beside them.
 ALONE = (
     "pty",
+    "benchmarks/test_measures.py",
+    "tui/test_habits.py",
     "tui/test_display_budget.py",
     "tui/test_display_pty.py",
     "tui/test_slow_lines.py",
     "faults/test_host_memory.py",
+    "faults/test_memory_leak.py",
 )
 
 
