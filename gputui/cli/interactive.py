@@ -30,6 +30,9 @@ def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None 
     """Open the control center, at the present or at the moment that ``at`` tells. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("the screen needs a terminal; gputui --once and gputui --record work without one", EXIT_USAGE)
+    if not sys.stderr.isatty():
+        # Textual draws on the standard error output.
+        fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", EXIT_USAGE)
     if demo:
         if at is not None:
             fail("--at and --demo do not go together: a demo has no past", EXIT_USAGE)
