@@ -14,7 +14,6 @@ from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope
-from gputui.tui.editing import LineEdit
 from gputui.tui.render.alerts import (
     AlertsTable,
     detail_lines,
@@ -23,9 +22,9 @@ from gputui.tui.render.alerts import (
     shown_alerts,
     table_lines,
 )
-from gputui.tui.render.columns import fit_line
 from gputui.tui.render.strips import head_line
-from gputui.tui.screens.base import ActionScreen, Copyable, bindings_for
+from gputui.tui.screens.base import Copyable, bindings_for
+from gputui.tui.screens.filtering import FilterScreen
 from gputui.tui.screens.silence import Silence, SilenceScreen
 from gputui.tui.snapshot import Moment
 from gputui.tui.widgets.pane import Pane
@@ -33,7 +32,7 @@ from gputui.tui.widgets.pane import Pane
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
-class AlertsScreen(ActionScreen):
+class AlertsScreen(FilterScreen):
     """A table with a cursor, and below it what there is to say of the alert under the cursor."""
 
     SCOPE: ClassVar[Scope] = "alerts"
@@ -45,7 +44,6 @@ class AlertsScreen(ActionScreen):
         self.list = Pane(id="alerts")
         self.detail = Pane(id="detail")
         self.table = AlertsTable()
-        self.filter_edit: LineEdit | None = None
         self._rows = 1
 
     def compose(self) -> ComposeResult:
@@ -104,9 +102,7 @@ class AlertsScreen(ActionScreen):
         room = left - len(detail)
         self._scroll(room)
         lines = table_lines(snapshot.alerts, self.table, snapshot.at, width, room)
-        if self.filter_edit is not None and lines:
-            lines[0] = fit_line([(" filter ", "title"), *self.filter_edit.spans(max(8, width - 9))], width)
-        self.list.show(lines, height=room)
+        self.list.show(self.with_filter(lines, width), height=room)
         self.detail.show(detail, height=len(detail))
 
     def _keep_cursor(self) -> None:
@@ -122,7 +118,7 @@ class AlertsScreen(ActionScreen):
         top = min(self.table.top, place, max(0, len(ids) - self._rows))
         self.table = replace(self.table, top=max(top, place - self._rows + 1))
 
-    def _move(self, by: int) -> None:
+    def move(self, by: int) -> None:
         ids = [one.alert_id for one in self.shown]
         if ids:
             place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
@@ -144,34 +140,35 @@ class AlertsScreen(ActionScreen):
     # --- moving
 
     def do_alert_up(self) -> None:
-        self._move(-1)
+        self.move(-1)
 
     def do_alert_down(self) -> None:
-        self._move(1)
+        self.move(1)
 
     def do_alerts_first(self) -> None:
-        self._move(-len(self.shown))
+        self.move(-len(self.shown))
 
     def do_alerts_last(self) -> None:
-        self._move(len(self.shown))
+        self.move(len(self.shown))
 
     def do_alerts_page_up(self) -> None:
-        self._move(1 - self._rows)
+        self.move(1 - self._rows)
 
     def do_alerts_page_down(self) -> None:
-        self._move(self._rows - 1)
+        self.move(self._rows - 1)
 
     def do_scroll_up(self) -> None:
-        self._move(-1)
+        self.move(-1)
 
     def do_scroll_down(self) -> None:
-        self._move(1)
+        self.move(1)
 
     # --- actions
 
     def do_alerts_back(self) -> None:
         if self.table.filter_text:
-            self._filter("")
+            self.set_filter("")
+            self.paint()
         else:
             self.gputui.pop_screen()
 
@@ -190,7 +187,7 @@ class AlertsScreen(ActionScreen):
         alert = self.alert
         assert alert is not None
         self.gputui.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
-        self._move(1)
+        self.move(1)
 
     def do_acknowledge_all(self) -> None:
         self.gputui.ask("Acknowledge all", "alert_ack", None, {"ids": None})
@@ -210,39 +207,11 @@ class AlertsScreen(ActionScreen):
         self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
 
     def do_alerts_filter(self) -> None:
-        self.filter_edit = LineEdit.at_end(self.table.filter_text)
-        self.paint()
+        self.do_filter()
 
-    def on_key(self, event: events.Key) -> None:
-        """While the filter is typed, keys are text."""
-        edit = self.filter_edit
-        if edit is None:
-            return
-        if event.key == "enter":
-            self.filter_edit = None
-        elif event.key == "escape":
-            self.filter_edit = None
-            self._filter("")
-        elif event.key in ("up", "down"):
-            self._move(-1 if event.key == "up" else 1)
-        elif (pressed := edit.press(event.key)) is not None:
-            self._filter_to(pressed)
-        elif event.character is not None and event.is_printable:
-            self._filter_to(edit.insert(event.character))
-        else:
-            return
-        event.stop()
-        self.paint()
+    @property
+    def filter_text(self) -> str:
+        return self.table.filter_text
 
-    def on_paste(self, event: events.Paste) -> None:
-        if self.filter_edit is not None:
-            self._filter_to(self.filter_edit.insert(event.text))
-            event.stop()
-
-    def _filter_to(self, edit: LineEdit) -> None:
-        self.filter_edit = edit
-        self._filter(edit.text)
-
-    def _filter(self, text: str) -> None:
+    def set_filter(self, text: str) -> None:
         self.table = replace(self.table, filter_text=text, top=0)
-        self.paint()
