@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("check", "Check a profile and show what it would start."),
     "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
     "policy": ("policy", "What recovery would do, without doing it."),
+    "bench": ("bench", "How a profile scales over GPUs."),
     "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
     "service": ("service", "Record always: a systemd unit of this user."),
     "agent": ("agent", "Start, stop or look at the agent."),

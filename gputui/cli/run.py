@@ -87,8 +87,9 @@ def submit(session: Session, spec: RunSpec, name: str | None) -> str:
         return str(session.wait(connection, command_id)["id"])
 
 
-def wait_until_over(session: Session, run_id: str, as_json: bool) -> int:
-    """Follow a run's states until it is over. Interrupting the waiting leaves the run alone."""
+def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_told: bool = True) -> int:
+    """Follow a run's states until it is over; ``is_told`` off prints nothing of them. Interrupting the waiting leaves
+    the run alone."""
     shown: tuple[str, int] | None = None
     agent_seen_at = time.monotonic()
     with closing(session.reader()) as connection:
@@ -98,7 +99,7 @@ def wait_until_over(session: Session, run_id: str, as_json: bool) -> int:
                 state = RunState(view.state)
                 if (view.state, view.attempt) != shown:
                     shown = (view.state, view.attempt)
-                    if not as_json and not state.is_over:
+                    if is_told and not as_json and not state.is_over:
                         attempt = f", attempt {view.attempt}" if view.attempt else ""
                         say(f"{run_id} {view.state}{attempt}" + (f": {view.reason}" if view.reason else ""))
                 if state.is_over:
@@ -111,6 +112,8 @@ def wait_until_over(session: Session, run_id: str, as_json: bool) -> int:
         except KeyboardInterrupt:
             say(f"{run_id} goes on; gputui stop {run_id} ends it")
             return EXIT_INTERRUPTED
+    if not is_told:
+        return EXIT_OK if state is RunState.SUCCEEDED else EXIT_RUN_FAILED
     if as_json:
         print_json({"id": run_id, "state": view.state})
     else:

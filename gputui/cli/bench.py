@@ -1,0 +1,140 @@
+"""`gputui bench`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from gputui.charts import units
+from gputui.cli.context import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.table import columns
+
+if TYPE_CHECKING:
+    from gputui.reports.summary.losses import ScaledRun, ScalingRow
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure what this machine makes of a profile."""
+
+
+@command.command("scaling")
+@click.argument("profile")
+@click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
+@click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter, such as steps=200.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def scaling(
+    session: Session, profile: str, gpus: str | None, processes: str | None, changes: tuple[str, ...], as_json: bool
+) -> None:
+    """Launch a profile with different numbers of GPUs, one run after the other, and tell how it scales.
+
+    They are ordinary runs, called PROFILE-x2 and so on: supervised, recovered and kept. The batch size is that of each
+    rank, so that more ranks do more work in a step.
+    """
+    if (gpus is None) == (processes is None):
+        fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", EXIT_USAGE)
+    option = "--gpus" if gpus is not None else "--processes"
+    counts = _counts(option, gpus or processes or "")
+    runs = [_measure(session, profile, changes, count, on_gpus=gpus is not None, quiet=as_json) for count in counts]
+    from gputui.reports.summary.losses import scaling_rows
+
+    rows = scaling_rows(runs)
+    if as_json:
+        print_json([row.to_json() for row in rows])
+    else:
+        _print(rows, "GPUs" if gpus is not None else "processes")
+
+
+def _counts(option: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    counts = sorted({int(part) for part in parts if part.isascii() and part.isdigit() and 0 < int(part) <= 1024})
+    if len(counts) < 2 or len(counts) != len(parts):
+        fail(f"{option}: expected at least two different numbers, such as 1,2,4", EXIT_USAGE)
+    return counts
+
+
+def _measure(
+    session: Session, name: str, changes: tuple[str, ...], count: int, *, on_gpus: bool, quiet: bool
+) -> ScaledRun:
+    """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
+    from gputui.cli import resolving
+    from gputui.cli.gpus import wait_for_gpus
+    from gputui.cli.run import submit, wait_until_over
+    from gputui.reports.summary.losses import ScaledRun
+    from gputui.reports.summary.reading import read_facts
+    from gputui.store import queries
+
+    session.need_agent()
+    if on_gpus:
+        with closing(session.reader()) as connection:
+            wait_for_gpus(connection)
+    chosen = resolving.load_profile(session, name)
+    spec = resolving.resolve_spec(chosen, changes, str(count) if on_gpus else "0", resolving.gpu_situation(session))
+    if not on_gpus:
+        spec = replace(spec, nproc=count)
+    if spec.launcher != "torchrun":
+        fail(f"{spec.name} starts one process only (launcher: {spec.launcher}); torchrun can start several", EXIT_USAGE)
+    run_id = submit(session, spec, f"{spec.name}-x{count}")
+    if not quiet:
+        say(f"{run_id}: {count} {'GPU' if on_gpus else 'process'}{('s' if on_gpus else 'es') if count > 1 else ''}")
+    if wait_until_over(session, run_id, as_json=False, is_told=not quiet) != EXIT_OK:
+        fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
+    with closing(session.reader()) as connection:
+        facts = read_facts(
+            connection,
+            queries.run(connection, run_id),
+            now=time.time(),
+            lost=None,
+            expected=lambda _attempt, _step, _values: None,
+            with_pictures=False,
+        )
+    return ScaledRun(run_id, count, facts.measured)
+
+
+def _print(rows: list[ScalingRow], what: str) -> None:
+    def share(value: float | None) -> str:
+        return units.percent(None if value is None else 100 * value)
+
+    def milliseconds(value: float | None) -> str:
+        return units.UNKNOWN if value is None else f"{1000 * value:+.1f} ms"
+
+    table = [
+        (
+            str(row.ranks),
+            units.short_number(row.speed),
+            units.UNKNOWN if row.speed_up is None else f"{row.speed_up:.2f}×",
+            share(row.efficiency),
+            units.UNKNOWN if row.step_seconds is None else f"{1000 * row.step_seconds:.1f} ms",
+            share(row.comm_share),
+            share(row.data_share),
+            milliseconds(row.extra_comm_seconds),
+            milliseconds(row.extra_data_seconds),
+            milliseconds(row.extra_other_seconds),
+            row.run_id,
+        )
+        for row in rows
+    ]
+    head = (
+        what.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
+    )  # fmt: skip
+    for line in columns(head, table):
+        say(line)
+    last = rows[-1]
+    lost = [
+        (seconds, words)
+        for seconds, words in (
+            (last.extra_comm_seconds, "in collectives"),
+            (last.extra_data_seconds, "waiting for data"),
+            (last.extra_other_seconds, "in the computation itself: clocks, uneven ranks, shared processors or memory"),
+        )
+        if seconds is not None and seconds > 0
+    ]
+    if lost:
+        seconds, words = max(lost)
+        say(f"most is lost {words}: {1000 * seconds:.1f} ms a step with {last.ranks} {what}")
