@@ -27,7 +27,7 @@ PAINT_SECONDS = 0.1
 BLOCKED_SECONDS = 1.0
 """No key ever takes this long, unless something blocks."""
 
-LOCKED_SECONDS = 5.0
+LOCKED_SECONDS = 10.0
 
 FLOOD_LINES = 100_000
 

@@ -83,7 +83,8 @@ class LaunchScreen(ActionScreen):
             return f"{key}: {problem}"
         if self.form.entry is None:
             return "Reading the profiles…" if self._is_reading else "There is no profile to launch."
-        return self.plan.obstacle if self.plan is not None else None
+        # What an earlier content came to says nothing about this one.
+        return self.plan.obstacle if self.plan is not None and self._planned == self._generation else None
 
     def draw(self, width: int, height: int) -> None:
         rows = height - self.draw_frame(width)
