@@ -87,7 +87,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     made.close()
 
 
-def wait_until(look: Callable[[], T | None], timeout_seconds: float = 20.0, what: str = "it") -> T:
+def wait_until(look: Callable[[], T | None], timeout_seconds: float = 60.0, what: str = "it") -> T:
     """The first truthy value that ``look`` gives; fails the test when none comes in time."""
     deadline = time.monotonic() + timeout_seconds
     while True:

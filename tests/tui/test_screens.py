@@ -45,7 +45,7 @@ def feed_of(app: GputuiApp) -> StillFeed:
     return app.feed
 
 
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 40.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not come to this"
