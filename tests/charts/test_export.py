@@ -91,7 +91,9 @@ def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, 
 
 
 def test_text_that_no_document_may_hold() -> None:
-    ElementTree.fromstring(svg_text(picture(Drawing([], "a\x00\x1b[31m\ud800b"))))
+    root = ElementTree.fromstring(svg_text(picture(Drawing([], "a\x00\x1b[31m\ud800b"))))
+    shown = "".join(root.itertext())
+    assert "\x1b" not in shown and "\x00" not in shown and "\ud800" not in shown
 
 
 def test_png() -> None:
