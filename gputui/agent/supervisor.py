@@ -7,9 +7,7 @@ that was killed at any line is followed by one that carries on.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
-import signal
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,59 +16,34 @@ from typing import Any
 
 from gputui.agent import launching
 from gputui.agent.draining import Draining
-from gputui.agent.effects import owe_notices, surroundings
+from gputui.agent.effects import surroundings
 from gputui.agent.ending import Ending
 from gputui.agent.examining import Examination
-from gputui.agent.gates import POLL_SECONDS, Gates
+from gputui.agent.gates import Gates
 from gputui.agent.gpu_trouble import GpuTrouble
 from gputui.agent.guarding import Guard
+from gputui.agent.live_attempt import KILL, LiveAttempt
 from gputui.agent.outbox import Outbox
 from gputui.agent.recorder import Recorder
-from gputui.agent.rundirs import notice_of
-from gputui.agent.scheduling import GpuStanding, Start, schedule
 from gputui.agent.searching import CheckpointSearch
-from gputui.agent.standing import standings
+from gputui.agent.starting import Starting
+from gputui.agent.waits import Waits
 from gputui.agent.watching import Watching
 from gputui.config import Workspace
 from gputui.gpu.model import Occupant
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import notices, repository
 from gputui.runs.foreign_json import read_foreign_json, time_in
-from gputui.runs.identity import ProcessIdentity, boot_id, environment_of, is_alive, marked_processes, send_signal
+from gputui.runs.identity import ProcessIdentity, environment_of, is_alive, marked_processes
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
-from gputui.runs.submission import SPEC_FILE
-from gputui.store import queue
 
 log = logging.getLogger(__name__)
 
-TERM_BEFORE_KILL_SECONDS = 2.0
-UNKILLABLE_SECONDS = 30.0
 LOOK_TOLD_SECONDS = 1.0
 
 # More than any shim writes.
 RECORD_BYTES = 1 << 16
-
-# The intent of a stop that gives no grace, as it is noted in the attempt's row.
-KILL = "kill"
-
-
-@dataclass(slots=True)
-class LiveAttempt:
-    """An attempt of which processes may exist. ``pidfd`` becomes readable the moment its shim ends."""
-
-    record: AttemptRecord
-    shim: ProcessIdentity | None
-    pidfd: int | None = None
-    is_reaped: bool = False
-    is_told: bool = False
-    sweeping_since: float | None = None
-    examination: Examination | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """As far as is known, its command has not ended."""
-        return self.examination is None and self.sweeping_since is None
 
 
 @dataclass(slots=True)
@@ -92,16 +65,15 @@ class Supervisor:
     on_end: Callable[[str], None]
     wake: Callable[[], None]
     live: dict[str, LiveAttempt] = field(default_factory=dict)
-    baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
     needs_schedule: bool = True
-    recover_at: dict[str, float] = field(default_factory=dict)
     searches: dict[int, CheckpointSearch] = field(default_factory=dict)
     guard: Guard = field(init=False)
     ending: Ending = field(init=False)
     draining: Draining = field(init=False)
     watching: Watching = field(init=False)
     gpu_trouble: GpuTrouble = field(init=False)
-    gates: Gates = field(init=False)
+    starting: Starting = field(init=False)
+    waits: Waits = field(init=False)
     outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +81,18 @@ class Supervisor:
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
         self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
-        self.gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
+        self.starting = Starting(
+            self.connection,
+            self.workspace,
+            self.ingest,
+            self.recorder,
+            self.guard,
+            self.draining,
+            self.wall,
+            self._spawn,
+        )
+        gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.wake)
+        self.waits = Waits(self.connection, self.workspace, gates, self.wall, self.clock)
         self.outbox = Outbox(self.connection, self.workspace, self.wall, self.wake)
         self.watching = Watching(
             self.connection,
@@ -167,10 +150,11 @@ class Supervisor:
         self.outbox.turn()
         if self.draining.turn():
             self.needs_schedule = True
-        self._wake_recovering()
+        if self.waits.turn():
+            self.needs_schedule = True
         if self.needs_schedule:
             self.needs_schedule = False
-            self._schedule()
+            self.starting.turn()
 
     def folders(self) -> list[tuple[str, int, Path]]:
         """Run, number and folder of every attempt that is alive."""
@@ -188,7 +172,7 @@ class Supervisor:
         """Monotonic time of the next thing that is only a matter of time, or None."""
         if self.draining.entries or any(live.sweeping_since is not None for live in self.live.values()):
             return self.clock() + 0.1
-        return min(self.recover_at.values(), default=None)
+        return self.waits.next_due()
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
@@ -223,7 +207,7 @@ class Supervisor:
                 repository.add_event(self.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
             note()
         if live is not None:
-            self._signal_stop(live, now_at_once)
+            live.ask_to_end(at_once=now_at_once)
         self.needs_schedule = True
 
     def repeat_stops(self) -> None:
@@ -231,7 +215,7 @@ class Supervisor:
         for run in repository.runs_in(self.connection, [RunState.STOPPING]):
             live = self.live.get(run.run_id)
             if live is not None:
-                self._signal_stop(live, at_once=live.record.stop_requested == KILL)
+                live.ask_to_end(at_once=live.record.stop_requested == KILL)
 
     def occupants(self) -> list[Occupant]:
         """Our ranks on their GPUs, for the simulated source."""
@@ -253,68 +237,6 @@ class Supervisor:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def standings(self) -> list[GpuStanding] | None:
-        """How each GPU stands for the scheduler, or None before the first inventory."""
-        return standings(self.connection, self.recorder, self.draining.uuids())
-
-    def _schedule(self) -> None:
-        waiting = repository.queue(self.connection)
-        if not waiting:
-            return
-        paused = queue.pause(self.connection) is not None
-        for outcome in schedule(waiting, self.standings(), paused=paused):
-            if isinstance(outcome, Start):
-                if not self.guard.is_resting(outcome.run.run_id):
-                    with self.guard.around(outcome.run.run_id):
-                        self._start(outcome)
-            elif outcome.run.waiting_for != outcome.reason:
-                repository.set_waiting_for(self.connection, outcome.run.run_id, outcome.reason)
-
-    def _start(self, start: Start) -> None:
-        facts = self.recorder.facts
-        indices = [facts[uuid].index for uuid in start.uuids]
-        disk = start.run.spec.disk_bytes
-        try:
-            if disk is not None and (free := free_disk_bytes(self.workspace)) < disk:
-                raise launching.LaunchError(f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free")
-            record = launching.prepare_attempt(
-                self.connection, self.ingest, self.workspace, start.run, start.uuids, indices, self.wall()
-            )
-        except launching.LaunchError as error:
-            self._cannot_start(start.run, error)
-            return
-        self.baselines[start.run.run_id] = {
-            uuid: sample.memory_used_bytes if (sample := self.recorder.fast.get(uuid)) else None for uuid in start.uuids
-        }
-        self._spawn(record)
-
-    def _cannot_start(self, run: RunRecord, error: launching.LaunchError) -> None:
-        if not (self.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
-            self._give_up(run, "its folder is gone; launch it again")
-            return
-        if isinstance(error.__cause__, ValueError):
-            # What is in its files does not change by itself; a disk may.
-            self._give_up(run, f"cannot start: {error}")
-            return
-        text = f"cannot start: {error}; trying again"
-        if run.waiting_for == text:
-            return
-        is_new = not (run.waiting_for or "").startswith("cannot start:")
-        with transaction(self.connection) as connection:
-            repository.set_waiting_for(connection, run.run_id, text)
-            if is_new:
-                repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
-
-    def _give_up(self, run: RunRecord, why: str) -> None:
-        now = self.wall()
-        notice = notice_of(self.workspace, run.run_id)
-        kind, summary = last_incident(self.connection, run.run_id) or ("unknown", "it could not be started")
-        with transaction(self.connection):
-            repository.move(self.connection, run, RunState.FAILED, cause=why, now=now)
-            repository.release_leases(self.connection, run.run_id)
-            owe_notices(self.connection, notice, run, kind, summary, why, verdict="stop", now=now)
-            repository.add_event(self.connection, why, now=now, severity="error", run_id=run.run_id)
-
     def _spawn(self, record: AttemptRecord) -> None:
         try:
             shim = launching.spawn_shim(self.workspace, record)
@@ -330,33 +252,22 @@ class Supervisor:
     def _watch(self, record: AttemptRecord, shim: ProcessIdentity | None) -> None:
         live = LiveAttempt(record, shim)
         self.on_start(record.run_id)
-        if shim is not None and is_alive(shim):
-            try:
-                live.pidfd = os.pidfd_open(shim.pid)
-                self.selector.register(live.pidfd, selectors.EVENT_READ, None)
-            except OSError:
-                live.pidfd = None
+        live.watch(self.selector)
         self.live[record.run_id] = live
 
     # --- ending ---------------------------------------------------------------------------------------------------
-
-    def _signal_stop(self, live: LiveAttempt, at_once: bool) -> None:
-        if live.shim is not None:
-            send_signal(live.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
-            # One that somebody stopped would never notice.
-            send_signal(live.shim, signal.SIGCONT)
 
     def _end_at_once(self, record: AttemptRecord) -> None:
         """End an attempt that was watched, if it is still there."""
         live = self.live.get(record.run_id)
         if live is not None and live.record.number == record.number:
-            self._signal_stop(live, at_once=True)
+            live.ask_to_end(at_once=True)
 
     def _ask_to_end(self, record: AttemptRecord) -> None:
         """The same with the grace that its profile gives, so that it can save."""
         live = self.live.get(record.run_id)
         if live is not None and live.record.number == record.number:
-            self._signal_stop(live, at_once=False)
+            live.ask_to_end(at_once=False)
 
     def _check(self, live: LiveAttempt) -> None:
         if live.examination is not None:
@@ -369,13 +280,13 @@ class Supervisor:
             # Whatever lies there by now: the shim's own record is its last deed.
             return
         exit_record = read_record(folder / "exit.json")
-        self._release(live)
+        live.release(self.selector)
         left = [
             process
             for process in self._marked(live.record.run_id, live.record.number)
             if live.shim is None or process.pid != live.shim.pid
         ]
-        if left and not self._sweep(live, left):
+        if left and not live.sweep(left, self.clock()):
             return
         task = self.ending.task(live.record, exit_record, [process.pid for process in left])
         live.examination = Examination(task, self.wake, self.clock())
@@ -390,7 +301,7 @@ class Supervisor:
         if findings is None:
             self._tell_of_looking(live, examination)
             return
-        around = surroundings(self.workspace, self.connection, live.record, self.standings() or ())
+        around = surroundings(self.workspace, self.connection, live.record, self.starting.standings() or ())
         self.ending.attempt_ended(examination.task, findings, around)
         del self.live[live.record.run_id]
         self.on_end(live.record.run_id)
@@ -418,67 +329,9 @@ class Supervisor:
             if refreshed is not None:
                 live.record = replace(refreshed, shim=live.shim)
 
-    def _sweep(self, live: LiveAttempt, left: list[ProcessIdentity]) -> bool:
-        """End what a dead shim left behind. True when there is no more to be done: what is left cannot be killed."""
-        now = self.clock()
-        if live.sweeping_since is None:
-            live.sweeping_since = now
-            for process in left:
-                send_signal(process, signal.SIGTERM)
-                send_signal(process, signal.SIGCONT)
-            return False
-        if now - live.sweeping_since > UNKILLABLE_SECONDS:
-            return True
-        if now - live.sweeping_since > TERM_BEFORE_KILL_SECONDS:
-            for process in left:
-                send_signal(process, signal.SIGKILL)
-        return False
-
-    def _release(self, live: LiveAttempt) -> None:
-        """Let go of the shim's descriptor, and reap it where it was our child."""
-        if live.pidfd is not None:
-            self.selector.unregister(live.pidfd)
-            os.close(live.pidfd)
-            live.pidfd = None
-        if live.shim is not None and not live.is_reaped and live.shim.boot_id == boot_id():
-            launching.reap(live.shim.pid)
-        live.is_reaped = True
-
     def _begin_draining(self, record: AttemptRecord) -> None:
-        baseline = self.baselines.pop(record.run_id, {})
+        baseline = self.starting.baseline_of(record.run_id)
         self.draining.begin(record.run_id, {uuid: baseline.get(uuid) for uuid in record.gpus})
-
-    def _wake_recovering(self) -> None:
-        """End the waits that are over. A wait is counted by the monotonic clock from the moment it is first seen, so
-        that a wall clock that is set back does not prolong it."""
-        waiting: dict[str, float | None] = dict(
-            self.connection.execute(
-                "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
-            ).fetchall()
-        )
-        self.recover_at = {run_id: due for run_id, due in self.recover_at.items() if run_id in waiting}
-        for run_id, not_before in waiting.items():
-            left = max(0.0, (not_before or 0.0) - self.wall())
-            due = self.recover_at.setdefault(run_id, self.clock() + left)
-            run = repository.get_run(self.connection, run_id)
-            if run is not None and min(due, self.clock() + left) <= self.clock():
-                if self._is_gated(run):
-                    self.recover_at[run_id] = self.clock() + POLL_SECONDS
-                    continue
-                with transaction(self.connection):
-                    repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
-                self.needs_schedule = True
-
-    def _is_gated(self, run: RunRecord) -> bool:
-        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
-        closed = self.gates.look(run)
-        if closed is None:
-            return False
-        if closed.is_final:
-            self._give_up(run, closed.why)
-        elif run.waiting_for != closed.why:
-            repository.set_waiting_for(self.connection, run.run_id, closed.why)
-        return True
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -492,16 +345,3 @@ def read_record(path: Path) -> dict[str, Any] | None:
         log.warning("%s cannot be read: %s", path, error)
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str] | None:
-    """Kind and summary of a run's newest incident, or None where it met none."""
-    row = connection.execute(
-        "SELECT kind, summary FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run_id,)
-    ).fetchone()
-    return None if row is None else (row[0], row[1])
-
-
-def free_disk_bytes(workspace: Workspace) -> int:
-    status = os.statvfs(workspace.state)
-    return status.f_bavail * status.f_frsize

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.guarding import TROUBLE_SECONDS
+from gputui.agent.live_attempt import LiveAttempt
 from gputui.agent.recorder import Recorder
-from gputui.agent.supervisor import LiveAttempt, Supervisor
+from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
