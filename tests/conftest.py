@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from tests.machine import Machine
 
 T = TypeVar("T")
+
+# Hundreds of processes are started: each would compile all over again what is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 # A shared machine's clock says nothing about the code, and a test that fails now and then is broken: the same examples
