@@ -25,7 +25,8 @@ SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the page is looked at. ``hidden`` runs stay in the table; ``group`` is a parameter's name."""
+    """How the page is looked at. ``hidden`` runs stay in the table; ``group`` is a parameter's name; the
+    ``cursor`` stands on a run, whatever the order."""
 
     run_ids: tuple[str, ...]
     metric: str | None = None
@@ -33,7 +34,7 @@ class Comparison:
     is_reversed: bool = False
     group: str | None = None
     hidden: frozenset[str] = frozenset()
-    cursor: int = 0
+    cursor: str | None = None
 
     def sorted_next(self) -> Comparison:
         """The next order."""
@@ -46,9 +47,7 @@ class Comparison:
     def without(self, run_id: str) -> Comparison:
         """One run less."""
         left = tuple(each for each in self.run_ids if each != run_id)
-        return replace(
-            self, run_ids=left, hidden=self.hidden - {run_id}, cursor=max(0, min(self.cursor, len(left) - 1))
-        )
+        return replace(self, run_ids=left, hidden=self.hidden - {run_id})
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,19 +104,10 @@ class Feed:
         """From now on show a past moment; None returns to the present."""
         self._turn_to(replace(self._interest, moment=moment))
 
-    def look_at_alerts(self, wanted: bool) -> None:
-        """The page of alerts was opened or closed, above whatever is open."""
-        self._turn_to(replace(self._interest, alerts=wanted))
-
     @property
     def interest(self) -> Interest:
         """What the screen looks at now."""
         return self._interest
-
-    def look_away(self, run_id: str) -> None:
-        """The page of this run was closed; another may be open by now."""
-        if self._interest.run_id == run_id:
-            self.look_at(Interest(alerts=self._interest.alerts))
 
     def _turn_to(self, interest: Interest) -> None:
         if interest != self._interest:

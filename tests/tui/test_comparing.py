@@ -107,8 +107,8 @@ def test_a_run_keeps_its_colour_in_any_order() -> None:
 def test_hiding_and_leaving_out() -> None:
     assert [run.is_hidden for run in in_order(compare(ROWS, DATA, ALL.toggled("b"), 0.0))] == [False, True, False]
     assert ALL.toggled("b").toggled("b") == ALL
-    left = replace(ALL, cursor=2).toggled("c").without("c")
-    assert left == Comparison(("a", "b"), "loss", cursor=1)
+    left = ALL.toggled("c").without("c")
+    assert left == Comparison(("a", "b"), "loss")
     assert ids(replace(ALL, run_ids=("b", "gone"))) == ["b"]
 
 

@@ -66,8 +66,7 @@ def overlay_lines(
     """The metric of every run that is not hidden, over each other; the run under the cursor on top."""
     metric = comparison.metric
     shown = [run for run in runs if not run.is_hidden]
-    current = runs[comparison.cursor].row.run.run_id if comparison.cursor < len(runs) else None
-    shown.sort(key=lambda run: run.row.run.run_id == current)
+    shown.sort(key=lambda run: run.row.run.run_id == comparison.cursor)
     curves: list[Curve] = []
     problem = None
     for run in shown:
@@ -115,9 +114,10 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
                 fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([group], metric)}", "dim")], width)
             )
         for run in group.runs:
-            if number == comparison.cursor:
+            is_current = run.row.run.run_id == comparison.cursor
+            if is_current:
                 at = len(lines)
-            mark: Span = ("▸ " if number == comparison.cursor else "  ", "cursor")
+            mark: Span = ("▸ " if is_current else "  ", "cursor")
             lines.append([mark, *row_line(placed, run, width - 2, "dim" if run.is_hidden else None)])
             number += 1
     if not number:

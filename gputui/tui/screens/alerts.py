@@ -14,6 +14,7 @@ from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope
+from gputui.tui.reading import Interest
 from gputui.tui.render.alerts import (
     AlertsTable,
     detail_lines,
@@ -55,15 +56,8 @@ class AlertsScreen(FilterScreen):
         yield self.message
         yield self.footer
 
-    def on_mount(self) -> None:
-        self.gputui.feed.look_at_alerts(True)
-
-    def on_screen_resume(self) -> None:
-        self.gputui.feed.look_at_alerts(True)
-        super().on_screen_resume()
-
-    def on_unmount(self) -> None:
-        self.gputui.feed.look_at_alerts(False)
+    def interest(self) -> Interest:
+        return Interest(alerts=True)
 
     # --- what it is about
 

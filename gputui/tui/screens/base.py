@@ -12,6 +12,7 @@ from textual.widget import Widget
 
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
+from gputui.tui.reading import Interest
 from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.keys import footer_action, footer_line, message_lines
 from gputui.tui.render.moments import time_at, time_line
@@ -86,6 +87,10 @@ class ActionScreen(Screen[None]):
             keys=app.keys.on(self.SCOPE),
         )
 
+    def interest(self) -> Interest | None:
+        """What the feed must read for this page; None where it shows nothing of its own."""
+        return Interest()
+
     def copyable(self) -> Sequence[Copyable]:
         """What can be copied here, first what is in focus."""
         run = self.run_in_question
@@ -155,6 +160,7 @@ class ActionScreen(Screen[None]):
                 self._draw_too_small(width, height)
             else:
                 self.draw(width, height)
+                self.gputui.look(self)
 
     def _draw_too_small(self, width: int, height: int) -> None:
         for pane in self.query(Pane):

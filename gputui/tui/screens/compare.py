@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,22 +11,21 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from gputui.charts.cells import cell_width
-from gputui.charts.envelope import Bin
-from gputui.charts.viewport import Extent, Viewport, stepped
-from gputui.curves.model import ChartData, ChartRequest
+from gputui.curves.model import ChartRequest
 from gputui.curves.names import filter_names
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
 from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.comparing import ComparedRun, Comparison, compare, group_next, in_order, metric_names
 from gputui.tui.editing import LineEdit
+from gputui.tui.overview_focus import moved
 from gputui.tui.reading import Interest
-from gputui.tui.render.charts import GUTTER, extent_of
+from gputui.tui.render.charts import GUTTER
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.compare import CompareLook, compare_head, overlay_lines, table_lines
 from gputui.tui.render.moments import right_end
-from gputui.tui.screens.base import ActionScreen, bindings_for
-from gputui.tui.snapshot import RunRow
+from gputui.tui.screens.base import bindings_for
+from gputui.tui.screens.compare_chart_keys import CompareChartKeys
 from gputui.tui.widgets.pane import Pane
 from gputui.tui.widgets.slow_pane import SlowPane
 
@@ -34,25 +33,20 @@ LEAST_TABLE_ROWS = 4
 _USUAL = "loss"
 
 
-class CompareScreen(ActionScreen):
+class CompareScreen(CompareChartKeys):
     """Runs beside each other. There is one cursor: it stands on a run of the table, whose curve lies on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("compare")
 
     def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
-        super().__init__()
+        super().__init__(Comparison(tuple(run_ids)), settings or ChartSettings())
         self.head = Pane(id="head")
         self.chart = SlowPane(id="charts")
         self.runs = Pane(id="runs")
-        self.comparison = Comparison(tuple(run_ids))
-        self.settings = settings or ChartSettings()
-        self.viewport = Viewport()
-        self.cursor: float | None = None
         self.edit: LineEdit | None = None
         self._shown: Sequence[ComparedRun] = ()
-        self._names: tuple[str, ...] = ()
-        self._columns = 80
+        self._place = 0
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -63,76 +57,40 @@ class CompareScreen(ActionScreen):
         yield self.message
         yield self.footer
 
-    def on_mount(self) -> None:
-        self._look()
-
-    def on_unmount(self) -> None:
-        feed = self.gputui.feed
-        if feed.interest.compared == self.comparison.run_ids:
-            feed.look_at(Interest(alerts=feed.interest.alerts))
-
-    def _look(self) -> None:
-        """Tell the feed what is looked at here, unless something else lies above."""
-        if not self.is_current:
-            return
-        names = tuple(dict.fromkeys([self.comparison.metric or _USUAL]))
-        extent = self._extent
+    def interest(self) -> Interest:
+        extent = self.extent
         window = self.viewport.window(extent) if self.viewport.span is not None and extent is not None else None
-        self.gputui.feed.look_at(
-            Interest(
-                alerts=self.gputui.feed.interest.alerts,
-                compared=self.comparison.run_ids,
-                charts=ChartRequest(
-                    names, self.settings.axis, window, 2 * max(64, self._columns), self.settings.smoothing
-                ),
-            )
-        )
+        names = (self.comparison.metric or _USUAL,)
+        request = ChartRequest(names, self.settings.axis, window, 2 * max(64, self._columns), self.settings.smoothing)
+        return Interest(compared=self.comparison.run_ids, charts=request)
+
+    def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
+        """Put the cursor on a run; where it is not among those compared, compare these instead."""
+        if cursor is not None and cursor not in self.comparison.run_ids:
+            self.comparison = Comparison(tuple(run_ids), self.comparison.metric)
+        if cursor is not None:
+            self.comparison = replace(self.comparison, cursor=cursor)
 
     # --- what is known
 
     @property
-    def _data(self) -> Mapping[str, ChartData]:
-        """The answers that lie on the axis that was chosen; those to a new one take a moment."""
-        compared = self.snapshot.compared
-        return {
-            run_id: compared[run_id]
-            for run_id in self.comparison.run_ids
-            if run_id in compared and compared[run_id].frame.axis == self.settings.axis
-        }
-
-    @property
-    def _rows(self) -> Sequence[RunRow]:
-        return self.snapshot.runs
-
-    @property
-    def _extent(self) -> Extent | None:
-        """The x axis of all runs together."""
-        extents = [extent for each in self._data.values() if (extent := extent_of(each)) is not None]
-        if not extents:
-            return None
-        return Extent(
-            min(extent.first for extent in extents),
-            max(extent.newest for extent in extents),
-            extents[0].resolution,
-        )
-
-    @property
     def run_in_question(self) -> RunView | None:
-        place = self.comparison.cursor
-        return self._shown[place].row.run if place < len(self._shown) else None
+        cursor = self.comparison.cursor
+        return next((each.row.run for each in self._shown if each.row.run.run_id == cursor), None)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         body = max(0, height - 1 - self.draw_frame(width))
         self._columns = max(20, width - GUTTER - 2)
-        data = self._data
+        data = self.data
         self._names = metric_names(data) or self._names
         if self.comparison.metric is None and self._names:
             self.comparison = replace(self.comparison, metric=self._names[0])
-        groups = compare(self._rows, data, self.comparison, self.snapshot.at)
+        groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
         self._shown = in_order(groups)
-        extent = self._extent
+        self._keep_cursor()
+        extent = self.extent
         window = None if extent is None else self.viewport.window(extent)
         look = CompareLook(
             self.settings.axis, window, self.cursor, self.settings.smoothing,
@@ -159,14 +117,21 @@ class CompareScreen(ActionScreen):
             height=chart_height,
         )
         self.runs.show(table_lines(groups, self.comparison, width, rows), height=rows)
-        if self.is_mounted:
-            self._look()
 
     # --- keys
 
+    def _keep_cursor(self) -> None:
+        """The cursor stays on its run, wherever that moves; when it is gone, on the one that took its place."""
+        ids = [each.row.run.run_id for each in self._shown]
+        if self.comparison.cursor in ids:
+            self._place = ids.index(self.comparison.cursor)
+        else:
+            self._place = max(0, min(self._place, len(ids) - 1))
+            self.comparison = replace(self.comparison, cursor=ids[self._place] if ids else None)
+
     def _move(self, by: int) -> None:
-        last = max(0, len(self._shown) - 1)
-        self.comparison = replace(self.comparison, cursor=min(max(self.comparison.cursor + by, 0), last))
+        ids = [each.row.run.run_id for each in self._shown]
+        self.comparison = replace(self.comparison, cursor=moved(ids, self.comparison.cursor, by))
 
     def do_up(self) -> None:
         self._move(-1)
@@ -202,24 +167,16 @@ class CompareScreen(ActionScreen):
             self.comparison = self.comparison.without(run.run_id)
 
     def do_order(self) -> None:
-        self._keep_cursor(self.comparison.sorted_next())
+        self.comparison = self.comparison.sorted_next()
 
     def do_reverse(self) -> None:
-        self._keep_cursor(replace(self.comparison, is_reversed=not self.comparison.is_reversed))
+        self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
 
     def do_group(self) -> None:
-        found = group_next(self.comparison, self._rows)
+        found = group_next(self.comparison, self.snapshot.runs)
         if found.group is None and self.comparison.group is None:
             self.gputui.say("These runs were launched with the same parameters.")
-        self._keep_cursor(found)
-
-    def _keep_cursor(self, comparison: Comparison) -> None:
-        """Another order; the cursor stays on its run."""
-        run = self.run_in_question
-        shown = in_order(compare(self._rows, self._data, comparison, self.snapshot.at))
-        ids = [each.row.run.run_id for each in shown]
-        place = ids.index(run.run_id) if run is not None and run.run_id in ids else 0
-        self.comparison = replace(comparison, cursor=place)
+        self.comparison = found
 
     def do_metric_next(self) -> None:
         self._turn_metric(1)
@@ -236,70 +193,6 @@ class CompareScreen(ActionScreen):
     def _choose(self, metric: str) -> None:
         self.comparison = replace(self.comparison, metric=metric)
         self.cursor = None
-
-    def do_smoothing_next(self) -> None:
-        self.settings = self.settings.with_smoothing(1)
-
-    def do_smoothing_previous(self) -> None:
-        self.settings = self.settings.with_smoothing(-1)
-
-    def do_log_axis(self) -> None:
-        if self.comparison.metric is not None:
-            self.settings = self.settings.with_log(self.comparison.metric)
-
-    def do_x_axis(self) -> None:
-        """The next axis; the window and the crosshair belong to the old one."""
-        self.settings = self.settings.with_next_axis()
-        if self.settings.axis == "epoch" and "epoch" not in self._names:
-            self.settings = self.settings.with_next_axis()
-        self.viewport, self.cursor = Viewport(), None
-
-    def do_zoom_in(self) -> None:
-        if (extent := self._extent) is not None:
-            self.viewport = self.viewport.zoomed_in(extent, self.cursor)
-
-    def do_zoom_out(self) -> None:
-        if (extent := self._extent) is not None:
-            self.viewport = self.viewport.zoomed_out(extent, self.cursor)
-
-    def do_zoom_all(self) -> None:
-        self.viewport = Viewport()
-
-    def do_pan_left(self) -> None:
-        self._pan(-1)
-
-    def do_pan_right(self) -> None:
-        self._pan(1)
-
-    def _pan(self, by: int) -> None:
-        if (extent := self._extent) is not None:
-            self.viewport = self.viewport.panned(extent, by)
-
-    def do_cursor_left(self) -> None:
-        self._move_crosshair(-1)
-
-    def do_cursor_right(self) -> None:
-        self._move_crosshair(1)
-
-    def _move_crosshair(self, by: int) -> None:
-        """To the next place where the run under the table's cursor was measured, at least a column further."""
-        extent = self._extent
-        if extent is None:
-            return
-        start, end = self.viewport.window(extent)
-        if self.cursor is None:
-            self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
-            return
-        least = (end - start) / self._columns
-        bins = self._current_bins()
-        moved = stepped(bins, self.cursor, by, least) if bins else self.cursor + by * least
-        self.cursor = min(max(moved, max(extent.first, start)), min(extent.newest, end))
-
-    def _current_bins(self) -> Sequence[Bin]:
-        run = self.run_in_question
-        data = self._data.get(run.run_id) if run is not None else None
-        curve = data.curves.get(self.comparison.metric or "") if data is not None else None
-        return curve.bins if curve is not None else ()
 
     # --- choosing a metric by its name
 

@@ -51,15 +51,12 @@ class GpuScreen(MachineActions):
         yield self.message
         yield self.footer
 
-    def on_unmount(self) -> None:
-        if self.gputui.feed.interest.gpu_uuid == self.uuid:
-            self.gputui.feed.look_at(Interest())
+    def interest(self) -> Interest:
+        return Interest(gpu_uuid=self.uuid, gpu_span_seconds=self.span_seconds)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        if self.app.screen is self:
-            self.gputui.feed.look_at(Interest(gpu_uuid=self.uuid, gpu_span_seconds=self.span_seconds))
         gpu = self.gpu_in_question
         room = height - 1 - self.draw_frame(width)
         if gpu is None:
@@ -154,7 +151,12 @@ class GpuScreen(MachineActions):
         uuids = [gpu.uuid for gpu in self.snapshot.gpus]
         if uuids:
             place = uuids.index(self.uuid) if self.uuid in uuids else 0
-            self.uuid = uuids[(place + by) % len(uuids)]
+            self.turn_to(uuids[(place + by) % len(uuids)])
+
+    def turn_to(self, uuid: str) -> None:
+        """Show another GPU."""
+        if uuid != self.uuid:
+            self.uuid, self.top = uuid, 0
             self.paint()
 
     def do_span_longer(self) -> None:

@@ -74,6 +74,9 @@ class LaunchScreen(ActionScreen):
         workspace = self.gputui.workspace
         self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
 
+    def interest(self) -> None:
+        """The form shows nothing of the feed's; what lies below is as it was when the form is gone."""
+
     def context(self) -> Context:
         return replace(super().context(), obstacle=self._obstacle())
 

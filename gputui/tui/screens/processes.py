@@ -20,7 +20,6 @@ from gputui.tui.render.process_rows import (
     GROUPINGS,
     ORDERS,
     Group,
-    Grouping,
     ProcessRow,
     TableState,
     arranged,
@@ -43,13 +42,13 @@ class ProcessesScreen(FilterScreen):
     SCOPE: ClassVar[Scope] = "processes"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("processes")
 
-    def __init__(self, grouping: Grouping = "", gpu_index: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.head = Pane(id="head")
         self.total = Pane(id="total")
         self.body = Pane(id="body")
-        self.table = TableState(grouping=grouping)
-        self._awaited_gpu = gpu_index
+        self.table = TableState()
+        self._awaited_gpu: int | None = None
         self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[Group]] = (None, self.table, [], [])
 
     def compose(self) -> ComposeResult:
@@ -61,16 +60,18 @@ class ProcessesScreen(FilterScreen):
         yield self.message
         yield self.footer
 
-    def on_unmount(self) -> None:
-        if self.gputui.feed.interest.processes:
-            self.gputui.feed.look_at(Interest())
+    def interest(self) -> Interest:
+        return Interest(processes=True)
+
+    def show_gpu(self, index: int) -> None:
+        """Group by GPU, with the cursor on the first process of this one."""
+        self.table = replace(self.table, grouping="gpu")
+        self._awaited_gpu = index
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         app, snapshot = self.gputui, self.snapshot
-        if app.screen is self:
-            app.feed.look_at(Interest(processes=True))
         self._keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         rows, groups = self._arrange()

@@ -47,30 +47,20 @@ class RunScreen(RunKeys):
         yield self.message
         yield self.footer
 
-    def on_mount(self) -> None:
-        self._look()
-
     def on_screen_resume(self) -> None:
         """What lay above may have looked at something else; until this run is read again it is not gone."""
         if self.is_mounted and self.page is None:
             self._was_read = False
-            self._look()
         super().on_screen_resume()
 
-    def on_unmount(self) -> None:
-        self.gputui.feed.look_away(self.run_id)
-
-    def _look(self) -> None:
-        """Tell the feed what is looked at here."""
+    def interest(self) -> Interest:
         log = self.log_part
-        self.gputui.feed.look_at(
-            Interest(
-                self.run_id,
-                log.label,
-                is_log_deep=log.is_deep,
-                checkpoint_to_check=self.checkpoint_to_check,
-                charts=self.charts.request,
-            )
+        return Interest(
+            self.run_id,
+            log.label,
+            is_log_deep=log.is_deep,
+            checkpoint_to_check=self.checkpoint_to_check,
+            charts=self.charts.request,
         )
 
     # --- drawing
@@ -96,8 +86,6 @@ class RunScreen(RunKeys):
             self._draw_wide(page, width, body)
         else:
             self._draw_section(page, width, body)
-        if self.is_mounted:
-            self._look()
 
     def _draw_wide(self, page: RunPage, width: int, height: int) -> None:
         log_height = max(5, height // 4)

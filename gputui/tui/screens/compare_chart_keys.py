@@ -1,0 +1,114 @@
+"""What keys do to the chart of the compare page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gputui.charts.envelope import Bin
+from gputui.charts.viewport import Extent, Viewport, stepped
+from gputui.curves.model import ChartData
+from gputui.tui.chart_settings import ChartSettings
+from gputui.tui.comparing import Comparison
+from gputui.tui.render.charts import extent_of
+from gputui.tui.screens.base import ActionScreen
+
+
+class CompareChartKeys(ActionScreen):
+    """The comparison as far as keys change its chart: axes, window, smoothing and the crosshair."""
+
+    def __init__(self, comparison: Comparison, settings: ChartSettings) -> None:
+        super().__init__()
+        self.comparison = comparison
+        self.settings = settings
+        self.viewport = Viewport()
+        self.cursor: float | None = None
+        self._names: tuple[str, ...] = ()
+        self._columns = 80
+
+    @property
+    def data(self) -> Mapping[str, ChartData]:
+        """The answers that lie on the axis that was chosen; those to a new one take a moment."""
+        compared = self.snapshot.compared
+        return {
+            run_id: compared[run_id]
+            for run_id in self.comparison.run_ids
+            if run_id in compared and compared[run_id].frame.axis == self.settings.axis
+        }
+
+    @property
+    def extent(self) -> Extent | None:
+        """The x axis of all runs together."""
+        extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
+        if not extents:
+            return None
+        return Extent(
+            min(extent.first for extent in extents),
+            max(extent.newest for extent in extents),
+            extents[0].resolution,
+        )
+
+    # --- keys
+
+    def do_smoothing_next(self) -> None:
+        self.settings = self.settings.with_smoothing(1)
+
+    def do_smoothing_previous(self) -> None:
+        self.settings = self.settings.with_smoothing(-1)
+
+    def do_log_axis(self) -> None:
+        if self.comparison.metric is not None:
+            self.settings = self.settings.with_log(self.comparison.metric)
+
+    def do_x_axis(self) -> None:
+        """The next axis; the window and the crosshair belong to the old one."""
+        self.settings = self.settings.with_next_axis()
+        if self.settings.axis == "epoch" and "epoch" not in self._names:
+            self.settings = self.settings.with_next_axis()
+        self.viewport, self.cursor = Viewport(), None
+
+    def do_zoom_in(self) -> None:
+        if (extent := self.extent) is not None:
+            self.viewport = self.viewport.zoomed_in(extent, self.cursor)
+
+    def do_zoom_out(self) -> None:
+        if (extent := self.extent) is not None:
+            self.viewport = self.viewport.zoomed_out(extent, self.cursor)
+
+    def do_zoom_all(self) -> None:
+        self.viewport = Viewport()
+
+    def do_pan_left(self) -> None:
+        self._pan(-1)
+
+    def do_pan_right(self) -> None:
+        self._pan(1)
+
+    def _pan(self, by: int) -> None:
+        if (extent := self.extent) is not None:
+            self.viewport = self.viewport.panned(extent, by)
+
+    def do_cursor_left(self) -> None:
+        self._move_crosshair(-1)
+
+    def do_cursor_right(self) -> None:
+        self._move_crosshair(1)
+
+    def _move_crosshair(self, by: int) -> None:
+        """To the next place where the run under the table's cursor was measured, at least a column further."""
+        extent = self.extent
+        if extent is None:
+            return
+        start, end = self.viewport.window(extent)
+        if self.cursor is None:
+            self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
+            return
+        least = (end - start) / self._columns
+        bins = self._current_bins()
+        moved = stepped(bins, self.cursor, by, least) if bins else self.cursor + by * least
+        self.cursor = min(max(moved, max(extent.first, start)), min(extent.newest, end))
+
+    def _current_bins(self) -> Sequence[Bin]:
+        run = self.run_in_question
+        data = self.data.get(run.run_id) if run is not None else None
+        curve = data.curves.get(self.comparison.metric or "") if data is not None else None
+        return curve.bins if curve is not None else ()
