@@ -123,10 +123,10 @@ def test_the_timeline_is_read_from_its_end_and_scrolls(page: RunPage, snapshot: 
     end = text_of(section_lines(Sections(page, snapshot.gpus, NOW, "charts"), "story", 80, 6, is_titled=True))
     assert end[0].startswith(" TIMELINE") and end[1] == "  … 11 lines before"
     assert end[-2].endswith("attempt 3 from step 8 000 on GPU 6") and "2 incidents cost" in end[-1]
-    story = Sections(page, snapshot.gpus, NOW, "story", offset=3)
+    story = Sections(page, snapshot.gpus, NOW, "story", {"story": 3})
     scrolled = text_of(section_lines(story, "story", 80, 6, is_titled=False))
     assert scrolled[-2] == "  … 4 lines below" and "2 incidents cost" in scrolled[-1]
-    top = replace(story, offset=story.most_offset("story", 80, 6))
+    top = replace(story, offsets={"story": story.most_offset("story", 80, 6)})
     assert text_of(section_lines(top, "story", 80, 6, is_titled=False))[0].endswith("queued")
 
 

@@ -20,7 +20,7 @@ COMPARE_ACTIONS: tuple[Action, ...] = (
     act("compare_open", "enter", "open", "Open the page of the run", COMPARE, needs_run),
     act("compare_back", "escape backspace", "back", "Back: out of the crosshair; then home", COMPARE),
     act("metric_next", "tab full_stop", "metric", "The next metric", COMPARE),
-    act("metric_previous", "shift+tab comma", "metric before", "The metric before", COMPARE, shown=False),
+    act("metric_previous", "shift+tab semicolon", "metric before", "The metric before", COMPARE, shown=False),
     act("metric_find", "slash", "find", "Choose the metric by a part of its name", COMPARE),
     act("hide", "space", "hide", "Hide the run's curve, or show it again", COMPARE, needs_run),
     act("leave_out", "d delete", "leave out", "Take the run out of the comparison", COMPARE, needs_run, shown=False),

@@ -62,10 +62,10 @@ EVERYWHERE: tuple[Action, ...] = (
     act("theme", "T", "theme", "The next theme", ALL, shown=False),
     act(
         "settings",
-        "comma",
+        "comma f2",
         "settings",
         "Theme, characters, mouse, bell, title, pace: kept for the next start",
-        OVERVIEW,
+        (*ALL, *FORM),
         shown=False,
     ),
     act("mouse", "m", "mouse", "The mouse on or off", OVERVIEW, shown=False),

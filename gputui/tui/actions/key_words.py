@@ -7,6 +7,7 @@ _KEY_WORDS = {
     "slash": "/",
     "colon": ":",
     "comma": ",",
+    "semicolon": ";",
     "full_stop": ".",
     "exclamation_mark": "!",
     "less_than_sign": "<",

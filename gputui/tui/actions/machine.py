@@ -13,7 +13,7 @@ MACHINE_ACTIONS: tuple[Action, ...] = (
         "p",
         "processes",
         "The processes on the GPUs and of the runs",
-        ("overview", "gpu", "run"),
+        ("overview", "gpu", "run", "compare", "alerts"),
         shown=False,
     ),
     act("processes_back", "escape backspace h left", "back", "Back to where you came from", PROCESSES),

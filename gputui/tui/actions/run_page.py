@@ -75,7 +75,7 @@ RUN_ACTIONS: tuple[Action, ...] = (
         PAGE,
         shown=False,
     ),
-    act("hit_previous", "comma", "hit before", "The place before it", PAGE, shown=False),
+    act("hit_previous", "semicolon", "hit before", "The place before it", PAGE, shown=False),
     act("grave_only", "w", "warnings", "Only warnings and errors of the log, or all lines", PAGE, shown=False),
     act("check", "V", "check", "Read the newest checkpoint and tell whether it is whole", PAGE, shown=False),
     act(

@@ -18,6 +18,9 @@ from gputui.tui.render.charts_head import place_words
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule
 from gputui.tui.render.words import run_sign, run_state_text
 
+HEAD_LINES = 2
+"""Lines of the table above its rows."""
+
 _MARKS = "●■▲◆✚✖"
 """A run's sign in the table and in the legend: told apart without colour too."""
 
@@ -104,29 +107,52 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
     """A row per run with what differs; groups have a heading each. The row under the cursor stays in sight."""
     metric = comparison.metric or ""
     placed = place(_columns(groups, metric), width - 2)
+    items = _items(groups)
     lines: list[Line] = []
-    at = number = 0
-    for group in groups:
-        if group.value is not None:
-            runs = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
-            title = f"{clean(comparison.group or '')} {group.value}"
+    for item in items:
+        if isinstance(item, Group):
+            runs = "1 run" if len(item.runs) == 1 else f"{len(item.runs)} runs"
+            title = f"{clean(comparison.group or '')} {item.value}"
             lines.append(
-                fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([group], metric)}", "dim")], width)
+                fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([item], metric)}", "dim")], width)
             )
-        for run in group.runs:
-            is_current = run.row.run.run_id == comparison.cursor
-            if is_current:
-                at = len(lines)
-            mark: Span = ("▸ " if is_current else "  ", "cursor")
-            lines.append([mark, *row_line(placed, run, width - 2, "dim" if run.is_hidden else None)])
-            number += 1
-    if not number:
+        else:
+            mark: Span = ("▸ " if item.row.run.run_id == comparison.cursor else "  ", "cursor")
+            lines.append([mark, *row_line(placed, item, width - 2, "dim" if item.is_hidden else None)])
+    if not lines:
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
-    room = max(1, height - 2)
-    top = min(max(0, at - room + 1), max(0, len(lines) - room))
+    room = max(1, height - HEAD_LINES)
+    top = _first_shown(items, comparison, room)
     note = f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}" if len(lines) > room else ""
     head: Line = [("  ", "text"), *head_line(placed, width - 2)]
     return [rule("RUNS", width, note), head, *lines[top : top + room]][:height]
+
+
+def run_at(groups: Sequence[Group], comparison: Comparison, height: int, y: int) -> str | None:
+    """The run in a line of the table; None where there is none."""
+    items = _items(groups)
+    place = _first_shown(items, comparison, max(1, height - HEAD_LINES)) + y - HEAD_LINES
+    item = items[place] if y >= HEAD_LINES and place < len(items) else None
+    return item.row.run.run_id if isinstance(item, ComparedRun) else None
+
+
+def _items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
+    """What the table has a line for: headings of groups, and runs."""
+    items: list[Group | ComparedRun] = []
+    for group in groups:
+        items += [group] if group.value is not None else []
+        items += group.runs
+    return items
+
+
+def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, room: int) -> int:
+    """The first of them that is shown, so that the cursor is in sight."""
+    places = (
+        number
+        for number, item in enumerate(items)
+        if isinstance(item, ComparedRun) and item.row.run.run_id == comparison.cursor
+    )
+    return min(max(0, next(places, 0) - room + 1), max(0, len(items) - room))
 
 
 def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gputui.charts.chart import Line
 from gputui.store.views import GpuView
@@ -21,14 +21,14 @@ CHECKPOINTS_BESIDE = 3
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What the sections show. ``offset`` is how far the one in focus is scrolled: the timeline from its end, the others
-    from their beginning."""
+    """What the sections show. ``offsets`` is how far each is scrolled: the timeline from its end, the others from their
+    beginning."""
 
     page: RunPage
     gpus: Sequence[GpuView]
     now: float
     focus: str
-    offset: int = 0
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     def most_offset(self, name: str, width: int, height: int) -> int:
         """How far a section can be scrolled."""
@@ -71,7 +71,7 @@ def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
 def section_lines(sections: Sections, name: str, width: int, height: int, *, is_titled: bool) -> list[Line]:
     """One section in ``height`` lines; ``is_titled`` where it stands among others."""
     is_focused = is_titled and sections.focus == name
-    offset = sections.offset if sections.focus == name else 0
+    offset = sections.offsets.get(name, 0)
     if name == "params":
         return _parameters(sections, width, height, offset, is_focused=is_focused, is_titled=is_titled)
     title = "RANKS" if name == "ranks" else "TIMELINE"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from textual import events, on
 from textual.binding import Binding, BindingType
+from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -110,11 +112,17 @@ class ActionScreen(Screen[None]):
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
-        self.wheel(event.widget, WHEEL_LINES)
+        self.wheel(self._under(event), WHEEL_LINES)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
-        self.wheel(event.widget, -WHEEL_LINES)
+        self.wheel(self._under(event), -WHEEL_LINES)
+
+    def _under(self, event: events.MouseEvent) -> Widget | None:
+        """What the pointer is over; Textual tells it of clicks only."""
+        with suppress(NoWidget):
+            return self.get_widget_at(*event.screen_offset)[0]
+        return None
 
     @on(events.Click, "#footer")
     def footer_clicked(self, event: events.Click) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.curves.model import ChartRequest
@@ -16,13 +17,13 @@ from gputui.curves.names import filter_names
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
 from gputui.tui.chart_settings import ChartSettings
-from gputui.tui.comparing import ComparedRun, Comparison, compare, group_next, in_order, metric_names
+from gputui.tui.comparing import ComparedRun, Comparison, Group, compare, group_next, in_order, metric_names
 from gputui.tui.editing import LineEdit
 from gputui.tui.overview_focus import moved
 from gputui.tui.reading import Interest
 from gputui.tui.render.charts import GUTTER
 from gputui.tui.render.columns import fit_line
-from gputui.tui.render.compare import CompareLook, compare_head, overlay_lines, table_lines
+from gputui.tui.render.compare import CompareLook, compare_head, overlay_lines, run_at, table_lines
 from gputui.tui.render.moments import right_end
 from gputui.tui.screens.base import bindings_for
 from gputui.tui.screens.compare_chart_keys import CompareChartKeys
@@ -46,6 +47,7 @@ class CompareScreen(CompareChartKeys):
         self.runs = Pane(id="runs")
         self.edit: LineEdit | None = None
         self._shown: Sequence[ComparedRun] = ()
+        self._groups: Sequence[Group] = ()
         self._place = 0
 
     def compose(self) -> ComposeResult:
@@ -88,6 +90,7 @@ class CompareScreen(CompareChartKeys):
         if self.comparison.metric is None and self._names:
             self.comparison = replace(self.comparison, metric=self._names[0])
         groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
+        self._groups = groups
         self._shown = in_order(groups)
         self._keep_cursor()
         extent = self.extent
@@ -193,6 +196,29 @@ class CompareScreen(CompareChartKeys):
     def _choose(self, metric: str) -> None:
         self.comparison = replace(self.comparison, metric=metric)
         self.cursor = None
+
+    # --- the mouse
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """Over the chart it zooms, over the table it moves the cursor."""
+        if pane is self.chart:
+            (self.do_zoom_out if by > 0 else self.do_zoom_in)()
+        elif pane is self.runs:
+            self._move(by)
+        self.paint()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click in the table chooses a run, a second one opens it; one in the chart puts the crosshair there."""
+        if event.widget is self.runs:
+            run_id = run_at(self._groups, self.comparison, self.runs.size.height, event.y)
+            if run_id is None:
+                return
+            self.comparison = replace(self.comparison, cursor=run_id)
+            if event.chain == 2:
+                self.gputui.perform("compare_open", self)
+        elif event.widget is self.chart:
+            self.point_at_column(event.x - GUTTER - 2)
+        self.paint()
 
     # --- choosing a metric by its name
 

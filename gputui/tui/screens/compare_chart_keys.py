@@ -107,6 +107,14 @@ class CompareChartKeys(ActionScreen):
         moved = stepped(bins, self.cursor, by, least) if bins else self.cursor + by * least
         self.cursor = min(max(moved, max(extent.first, start)), min(extent.newest, end))
 
+    def point_at_column(self, column: int) -> None:
+        """Put the crosshair into a column of the chart."""
+        extent = self.extent
+        if extent is not None and 0 <= column < self._columns:
+            start, end = self.viewport.window(extent)
+            x = start + (column + 0.5) / self._columns * (end - start)
+            self.cursor = min(max(x, extent.first), extent.newest)
+
     def _current_bins(self) -> Sequence[Bin]:
         run = self.run_in_question
         data = self.data.get(run.run_id) if run is not None else None

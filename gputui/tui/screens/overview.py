@@ -8,8 +8,10 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.widget import Widget
 
 from gputui.tui.actions import Scope
+from gputui.tui.overview_focus import Section
 from gputui.tui.render.alerts import alert_strip
 from gputui.tui.render.events import events_lines, events_shown
 from gputui.tui.render.gpu_cards import card_grid, card_lines
@@ -114,6 +116,14 @@ class OverviewScreen(OverviewCursor):
         return self.focus_at.event if self.focus_at.section == "events" else None
 
     # --- the mouse
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """The cursor moves in the section under the pointer."""
+        sections: dict[Widget | None, Section] = {self.gpus: "gpus", self.runs: "runs", self.happened: "events"}
+        section = sections.get(pane)
+        if section is not None:
+            self.focus_on(section)
+            self.move(by)
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses a GPU, a run or an event, a second one opens it; one on the alerts opens their page."""

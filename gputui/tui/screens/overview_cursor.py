@@ -171,10 +171,12 @@ class OverviewCursor(FilterScreen, MachineActions):
         self._focus(-1)
 
     def _focus(self, by: int) -> None:
-        focus = self.focus_at
-        section = next_section(focus.section, by, self._filled())
-        event = focus.event
+        self.focus_on(next_section(self.focus_at.section, by, self._filled()))
+        self.paint()
+
+    def focus_on(self, section: Section) -> None:
+        """Put the cursor into a section, where it was there last."""
+        event = self.focus_at.event
         if section == "events" and event is None and self.snapshot.events:
             event = self.snapshot.events[-1].event_id
-        self.focus_at = replace(focus, section=section, event=event if section == "events" else None)
-        self.paint()
+        self.focus_at = replace(self.focus_at, section=section, event=event if section == "events" else None)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gputui.tui.app import GputuiApp
 
 
+HEAD_LINES = 2
+"""The frame and the names of the columns, above the rows."""
+
+
 class PickGpusScreen(ModalScreen[str | None]):
     """Answers with a selection as the form's field takes it (``0,2``), or None when nothing was chosen."""
 
@@ -111,6 +115,27 @@ class PickGpusScreen(ModalScreen[str | None]):
         elif event.key == "r":
             self._chosen = set(self._recommended())
         self.paint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self._cursor = min(self._cursor + 1, max(0, len(self._snapshot.gpus) - 1))
+        self.paint()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self._cursor = max(0, self._cursor - 1)
+        self.paint()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a row, one on the chosen row takes the GPU or leaves it."""
+        event.stop()
+        gpus = self._snapshot.gpus
+        place = self._top + event.y - HEAD_LINES
+        if event.widget is self._pane and event.y >= HEAD_LINES and place < len(gpus):
+            if place == self._cursor:
+                self._chosen ^= {gpus[place].uuid}
+            self._cursor = place
+            self.paint()
 
     def paint(self) -> None:
         """Draw the GPUs as they stand in the newest snapshot."""

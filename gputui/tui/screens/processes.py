@@ -123,6 +123,9 @@ class ProcessesScreen(FilterScreen):
             self._awaited_gpu = None
             if wanted is not None:
                 self.table = replace(self.table, cursor=wanted.key)
+        if self.snapshot.processes is None and self.snapshot.past is None:
+            # The page was come back to: what the host knows, and with it the keys, is read again.
+            return
         keys = [row.key for row in rows]
         if self.table.cursor not in keys:
             place = max(0, self.table.top)

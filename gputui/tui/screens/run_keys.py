@@ -37,8 +37,8 @@ class RunKeys(RunChartKeys):
         self.params = Pane(id="params")
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
-        self._scrolled: dict[Section, int] = dict.fromkeys(SECTIONS, 0)
-        self._room = 1
+        self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
+        self._rooms: dict[Section, int] = {}
 
     @property
     def page(self) -> RunPage | None:
@@ -51,8 +51,7 @@ class RunKeys(RunChartKeys):
         return self.page.run if self.page else None
 
     def _sections(self, page: RunPage) -> Sections:
-        offset = self._scrolled.get(self.section, 0)
-        return Sections(page, self.snapshot.gpus, self.snapshot.at, self.section, offset)
+        return Sections(page, self.snapshot.gpus, self.snapshot.at, self.section, dict(self._scrolled))
 
     # --- typing
 
@@ -94,22 +93,28 @@ class RunKeys(RunChartKeys):
 
     # --- the mouse
 
+    def _section_of(self, pane: Widget | None) -> Section | None:
+        panes: dict[Widget | None, Section] = {
+            self.charts.pane: "charts", self.log_part.pane: "log", self.ranks: "ranks", self.story: "story",
+            self.params: "params",
+        }  # fmt: skip
+        return panes.get(pane)
+
     def wheel(self, pane: Widget | None, by: int) -> None:
-        if pane is self.charts.pane:
+        """The section under the pointer scrolls, whichever is in focus; the charts zoom."""
+        section = self._section_of(pane)
+        if section == "charts":
             self.charts.zoom(-by)
-        elif pane is self.log_part.pane:
-            self.log_part.scroll(by)
+        elif section is not None:
+            self._scroll(by, section)
         self.paint()
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses the section, in the charts the chart and the moment."""
-        panes: dict[Widget, Section] = {
-            self.charts.pane: "charts", self.log_part.pane: "log", self.ranks: "ranks", self.story: "story",
-            self.params: "params",
-        }  # fmt: skip
-        if event.widget in panes:
-            self.section = panes[event.widget]
-            if event.widget is self.charts.pane:
+        section = self._section_of(event.widget)
+        if section is not None:
+            self.section = section
+            if section == "charts":
                 self.charts.click(event.x, event.y)
             self.paint()
 
@@ -187,16 +192,18 @@ class RunKeys(RunChartKeys):
     def do_page_down(self) -> None:
         self._scroll_page(1)
 
-    def _scroll(self, by: int) -> None:
-        if self.section == "charts":
+    def _scroll(self, by: int, section: Section | None = None) -> None:
+        """The section in focus, or another, by so many lines."""
+        section = section or self.section
+        if section == "charts":
             self.charts.move_focus(by)
-        elif self.section == "log":
+        elif section == "log":
             self.log_part.scroll(by)
         elif self.page is not None:
-            most = self._sections(self.page).most_offset(self.section, self._inner_width, self._room)
+            most = self._sections(self.page).most_offset(section, self._inner_width, self._rooms.get(section, 1))
             # The timeline is read from its end.
-            moved = self._scrolled[self.section] + (-by if self.section == "story" else by)
-            self._scrolled[self.section] = min(max(0, moved), most)
+            moved = self._scrolled[section] + (-by if section == "story" else by)
+            self._scrolled[section] = min(max(0, moved), most)
 
     @property
     def _inner_width(self) -> int:
@@ -209,7 +216,7 @@ class RunKeys(RunChartKeys):
         elif self.section == "log":
             self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
         else:
-            self._scroll(by * max(1, self._room - 2))
+            self._scroll(by * max(1, self._rooms.get(self.section, 1) - 2))
 
     def do_beginning(self) -> None:
         if self.section == "charts":

@@ -97,12 +97,10 @@ class RunScreen(RunKeys):
         sections = self._sections(page)
         inner = side - 2
         heights = side_heights(sections, inner, upper)
-        for name, pane in (("params", self.params), ("ranks", self.ranks), ("story", self.story)):
-            room = heights[name]
+        for name, pane in self._side_panes():
+            room = self._rooms[name] = heights[name]
             lines = section_lines(sections, name, inner, room, is_titled=True)
             pane.show(_beside(lines, room), height=room)
-            if name == self.section:
-                self._room = room
         self._draw_log(page, width, log_height)
 
     def _draw_section(self, page: RunPage, width: int, height: int) -> None:
@@ -111,9 +109,9 @@ class RunScreen(RunKeys):
         self._place(
             0 if is_log else height, width if is_charts else 0, 0 if is_charts else width, height if is_log else 0
         )
-        self._room = height
+        self._rooms = {section: height}
         sections = self._sections(page)
-        for name, pane in (("params", self.params), ("ranks", self.ranks), ("story", self.story)):
+        for name, pane in self._side_panes():
             if name == section:
                 pane.show(section_lines(sections, name, width, height, is_titled=False), height=height)
             else:
@@ -122,6 +120,9 @@ class RunScreen(RunKeys):
             self.charts.draw(page, self.snapshot.gpus, width, height, is_focused=True)
         if is_log:
             self._draw_log(page, width, height)
+
+    def _side_panes(self) -> tuple[tuple[Section, Pane], ...]:
+        return ("params", self.params), ("ranks", self.ranks), ("story", self.story)
 
     def _place(self, upper: int, charts_width: int, side_width: int, log_height: int) -> None:
         """Sizes of the parts; a part without room is not there."""

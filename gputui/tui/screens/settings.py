@@ -48,9 +48,19 @@ class SettingsScreen(ModalScreen[None]):
             self._turn(1)
         elif event.key in ("left", "h"):
             self._turn(-1)
-        elif event.key in ("escape", "enter", "comma", "q", "ctrl+c"):
+        elif event.key in ("escape", "enter", "comma", "f2", "q", "ctrl+c"):
             self.dismiss(None)
             return
+        self._draw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self._place = min(self._place + 1, len(ITEMS) - 1)
+        self._draw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self._place = max(self._place - 1, 0)
         self._draw()
 
     def on_click(self, event: events.Click) -> None:

@@ -14,6 +14,8 @@ from gputui.tui.render.boxes import box
 from gputui.tui.render.columns import wrap
 from gputui.tui.widgets.pane import Pane
 
+WHEEL_LINES = 3
+
 
 class SheetScreen(ModalScreen[None]):
     """Lines in a frame; arrows scroll, any other key closes."""
@@ -46,6 +48,22 @@ class SheetScreen(ModalScreen[None]):
             self._top += steps[event.key]
             self._draw()
         else:
+            self.dismiss(None)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self._top += WHEEL_LINES
+        self._draw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self._top -= WHEEL_LINES
+        self._draw()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the sheet closes it."""
+        event.stop()
+        if event.widget is not self._pane:
             self.dismiss(None)
 
     def _draw(self) -> None:
