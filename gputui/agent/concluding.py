@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gputui.agent.examining import without
 from gputui.agent.keeping import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
 from gputui.config import PRIVATE_DIR_MODE
+from gputui.redaction import Redactor
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.readings import catches, describe, rank_of
-from gputui.runs.redaction import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +44,11 @@ class Conclusion:
         processes: Sequence[ProcessIdentity],
         attempt_dir: Path,
         folder: Path,
-        secrets: tuple[str, ...],
+        redactor: Redactor,
         wake: Callable[[], None],
     ) -> None:
         self._processes = processes
-        self._secrets = secrets
+        self._redactor = redactor
         self._attempt_dir = attempt_dir
         self._folder = folder
         self._wake = wake
@@ -76,7 +75,7 @@ class Conclusion:
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
         """Keep the end of a text. Returns how many characters."""
-        kept = redact_text(without(self._secrets, text))[-most:]
+        kept = self._redactor.text(text)[-most:]
         if kept:
             write_text(self._folder / name, kept)
         return len(kept)

@@ -18,10 +18,10 @@ from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Surroundings, ranks
 from gputui.recovery.policies import Notice
 from gputui.recovery.policy import Plan
+from gputui.redaction import redact_text
 from gputui.runs import next_attempt, notices, repository
 from gputui.runs.notices import Way
 from gputui.runs.places import checkpoint_directory
-from gputui.runs.redaction import redact_text
 from gputui.runs.repository import AttemptRecord, RunRecord
 from gputui.store.quarantine import quarantine
 

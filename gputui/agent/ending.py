@@ -6,11 +6,11 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gputui.agent.effects import owe_notices, seen_by_driver, take_effect
 from gputui.agent.examining import Findings, Task
+from gputui.agent.hiding import redactor_of
 from gputui.agent.keeping import Keepsake, keep
 from gputui.agent.launching import attempt_dir, is_of_former_boot
 from gputui.agent.rundirs import notice_of
@@ -26,17 +26,11 @@ from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_poli
 from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
 from gputui.runs.places import checkpoint_directory
-from gputui.runs.redaction import redact, redact_params
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
-from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
-from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import queries, watch_queries
 
 log = logging.getLogger(__name__)
-
-# Hiding every occurrence of a shorter text would spoil the evidence and protect nothing.
-SHORTEST_SECRET = 6
 
 
 class Ending:
@@ -70,7 +64,7 @@ class Ending:
             checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
             checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
-            secrets=secrets_of(self._workspace.run_dir(run.run_id) / SPEC_FILE),
+            redactor=redactor_of(self._workspace, run.run_id),
             observed=(
                 *observed_in(self._connection, run.run_id, attempt.number),
                 *seen_by_driver(self._connection, run, fresh, exit_record, self._wall()),
@@ -319,17 +313,3 @@ def policy_of(run: RunRecord) -> Policy:
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
         return parse_policy({"policy": "standard"})
-
-
-def secrets_of(spec_path: Path) -> tuple[str, ...]:
-    """The texts of a run's specification that are never stored: a script may print them in its last words."""
-    try:
-        spec = read_spec(spec_path)
-    except SpecError:
-        return ()
-    shown = {**redact(spec.env), **redact_params(spec.params)}
-    return tuple(
-        value
-        for name, value in {**spec.env, **spec.params}.items()
-        if isinstance(value, str) and len(value) >= SHORTEST_SECRET and shown[name] != value
-    )

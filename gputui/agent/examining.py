@@ -13,7 +13,7 @@ from gputui.recovery.checkpoints import CheckpointInfo, survey
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.recovery.resume import NUMERIC_TROUBLE
-from gputui.runs.redaction import REDACTED
+from gputui.redaction import BY_LOOK, Redactor
 from gputui.runs.repository import AttemptRecord
 
 
@@ -31,7 +31,7 @@ class Task:
     checkpoint_folder: Path | None
     checkpoint_pattern: str
     checkpoints_wanted: int
-    secrets: tuple[str, ...] = ()
+    redactor: Redactor = BY_LOOK
     observed: tuple[Observation, ...] = ()
 
 
@@ -59,8 +59,7 @@ def examine(task: Task) -> Findings:
         # What ended well before it could be ended did not need to be.
         observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
     )
-    if task.secrets:
-        evidence = Evidence.from_json(without(task.secrets, evidence.to_json()))
+    evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
     ended_well = record is not None and record.clean and not record.stop_requested
     if task.checkpoint_folder is None or ended_well or task.attempt.stop_requested is not None:
         return Findings(evidence, ())
@@ -69,19 +68,6 @@ def examine(task: Task) -> Findings:
     before = incident.step if incident.kind in NUMERIC_TROUBLE else None
     found = survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted, before=before)
     return Findings(evidence, tuple(found))
-
-
-def without(secrets: tuple[str, ...], value: Any) -> Any:
-    """Plain data with every occurrence of these texts replaced."""
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, REDACTED)
-        return value
-    if isinstance(value, dict):
-        return {name: without(secrets, item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without(secrets, item) for item in value]
-    return value
 
 
 class Examination:

@@ -19,9 +19,10 @@ from gputui.agent.rundirs import open_metrics
 from gputui.agent.searching import CheckpointSearch
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
+from gputui.redaction import redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
-from gputui.runs.redaction import redact_params, redact_spec
+from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState

@@ -23,7 +23,7 @@ from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, LogTail
 from gputui.recovery.policy import Plan
-from gputui.runs.redaction import redact_params, redact_text
+from gputui.redaction import redact_params, redact_text
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_window import COLUMNS, samples_between
 from gputui.store.json_shapes import iso

@@ -16,11 +16,12 @@ from pathlib import Path
 from gputui.agent.rundirs import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
 from gputui.metrics.ingest import MetricsIngest
+from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository, shim
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.command import build_launch
 from gputui.runs.identity import ProcessIdentity, boot_id, identify, marked_processes
-from gputui.runs.redaction import redact_launch, restore
+from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
@@ -94,7 +95,7 @@ def prepare_attempt(
         )
     except (OSError, ValueError) as error:
         raise LaunchError(str(error)) from error
-    stored = redact_launch(launch)
+    stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with transaction(connection):
         repository.take_leases(connection, run.run_id, uuids, now)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)

@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gputui.agent import handlers, rebuilding, removing
 from gputui.agent.alerting import Alerting
 from gputui.agent.file_output import FileOutput
+from gputui.agent.hiding import HidingFormatter, redactor_of
 from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
@@ -89,7 +91,7 @@ class Agent:
         forget_old_tickets(workspace, self.wall())
         self.selector = selectors.DefaultSelector()
         self.recorder = Recorder(self.connection, workspace.runs, self.wall)
-        self.ingest = MetricsIngest(self.connection)
+        self.ingest = MetricsIngest(self.connection, redactor_of=partial(redactor_of, workspace))
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watcher = FileWatcher(workspace.runs, self._wake_write)
         self.supervisor = Supervisor(
@@ -389,12 +391,9 @@ def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
 
 
 def log_to_stderr() -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(HidingFormatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def active_runs(connection: sqlite3.Connection) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gputui.agent.hiding import redactor_of
 from gputui.agent.launching import attempt_dir
 from gputui.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.logs import RankLog, rank_logs, read_window
-from gputui.runs.redaction import redact_text
 from gputui.runs.repository import AttemptRecord
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class NcclLogs:
                 seen.add(one.path)
                 lines = self._read(one)
                 if lines:
-                    found.setdefault(record.run_id, []).extend(lines)
+                    redactor = redactor_of(self.workspace, record.run_id)
+                    found.setdefault(record.run_id, []).extend(redactor.text(line)[:LINE_CHARACTERS] for line in lines)
         self.places = {path: place for path, place in self.places.items() if path in seen}
         return found
 
@@ -66,4 +67,4 @@ class NcclLogs:
             return []
         self.places[one.path] = window.end
         who = "" if one.rank is None else f"rank {one.rank}: "
-        return [f"{who}{redact_text(line)[:LINE_CHARACTERS]}" for line in nccl_trouble(window.text)]
+        return [f"{who}{line}" for line in nccl_trouble(window.text)]

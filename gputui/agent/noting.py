@@ -7,8 +7,8 @@ from typing import Any
 from gputui.agent.refusing import RefusedError
 from gputui.agent.supervisor import Supervisor
 from gputui.charts.safe_text import clean
+from gputui.redaction import redact_text
 from gputui.runs import repository
-from gputui.runs.redaction import redact_text
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.commands import PendingCommand

@@ -12,10 +12,11 @@ from typing import Any
 from gputui.agent.rundirs import open_metrics
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
+from gputui.redaction import Redactor, redact_params
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.identity import marked_processes
-from gputui.runs.redaction import redact_launch, redact_params, redact_spec
+from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
@@ -50,6 +51,7 @@ def rebuild(connection: sqlite3.Connection, workspace: Workspace, ingest: Metric
 
 def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, now: float) -> None:
     spec = read_spec(folder / SPEC_FILE)
+    own = Redactor(secrets_of(spec))
     attempts = _attempts(folder)
     newest = attempts[-1] if attempts else None
     params = newest["params"] if newest else redact_params(spec.params)
@@ -78,7 +80,7 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
                 _get(connection, folder.name),
                 number=int(record["attempt"]),
                 gpus=tuple(record["gpus"]),
-                launch=redact_launch(Launch.from_json(record)),
+                launch=redact_launch(Launch.from_json(record), own),
                 now=float(record["created_at"]),
             )
             ingest.readmit_attempt(folder.name, int(record["attempt"]), int(record.get("metrics_bytes") or 0))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from gputui.agent import launching
 from gputui.agent.concluding import Conclusion, incident_folder
-from gputui.agent.ending import policy_of, secrets_of
+from gputui.agent.ending import policy_of
+from gputui.agent.hiding import redactor_of
 from gputui.agent.recorder import Recorder
 from gputui.agent.watched import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
 from gputui.charts import units
@@ -30,7 +31,6 @@ from gputui.runs.identity import ProcessIdentity, marked_processes
 from gputui.runs.readings import available_bytes
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
-from gputui.runs.submission import SPEC_FILE
 from gputui.store.watch_queries import newest_lines, observations
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class Watching:
                 self._processes(one),
                 launching.attempt_dir(self.workspace, record.run_id, record.number),
                 incident_folder(self.workspace.run_dir(record.run_id), record.number, one.ending),
-                secrets_of(self.workspace.run_dir(record.run_id) / SPEC_FILE),
+                redactor_of(self.workspace, record.run_id),
                 self.wake,
             )
         elif one.ending == "memory_leak":

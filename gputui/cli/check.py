@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.cli.context import EXIT_USAGE, Session, print_json, say
-from gputui.runs.redaction import redact_launch
+from gputui.redaction import Redactor
+from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, 
     likely = () if situation is None else likely_gpus(spec.gpus, situation)
     launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
     if as_json:
-        shown = redact_launch(launch).to_json()
+        shown = redact_launch(launch, Redactor(secrets_of(spec))).to_json()
         print_json({**shown, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
         return
     for line in describe(spec, launch, situation):

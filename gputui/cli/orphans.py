@@ -12,7 +12,6 @@ from gputui.charts import units
 from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, print_json, say
 from gputui.cli.table import columns
 from gputui.runs import orphans, repository
-from gputui.runs.redaction import redact_text
 from gputui.store import queries
 
 
@@ -42,7 +41,7 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
                 "pid": orphan.identity.pid,
                 "run_id": orphan.run_id,
                 "attempt": orphan.attempt,
-                "command": redact_text(orphan.command),
+                "command": orphan.command,
                 "killed": orphan.identity not in left,
             }
             for orphan in found

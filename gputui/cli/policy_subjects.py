@@ -22,8 +22,8 @@ from gputui.recovery.policies import POLICIES, Action, Policy
 from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
+from gputui.redaction import redact_params
 from gputui.runs.places import checkpoint_directory
-from gputui.runs.redaction import redact_params
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store import queries
 from gputui.store.database import StoreError, open_reader

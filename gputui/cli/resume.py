@@ -8,7 +8,7 @@ import click
 
 from gputui.cli.acting import act
 from gputui.cli.context import EXIT_USAGE, Session, fail
-from gputui.runs.redaction import redact_params
+from gputui.redaction import redact_params
 from gputui.runs.spec import Scalar
 
 

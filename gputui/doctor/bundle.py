@@ -20,8 +20,12 @@ from typing import Any
 import yaml
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
-from gputui.doctor.scrubbing import Scrubber, secrets_among, secrets_of_argv
+from gputui.doctor.scrubbing import Scrubber
 from gputui.profiles.checks import CheckResult
+from gputui.redaction import secrets_in
+from gputui.runs.redaction import secrets_of
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import queries
 from gputui.store.database import StoreError, open_reader
 from gputui.version import VERSION
@@ -62,18 +66,13 @@ def write_bundle(
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
     """What must not appear: secret values of the environment, and those in the newest runs' own files, which hold
     them as they are."""
-    found = secrets_among(environ)
-    specs = sorted(workspace.runs.glob("*/spec.yaml"), key=_changed_at, reverse=True)
+    found = secrets_in(environ, {})
+    specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=_changed_at, reverse=True)
     for path in specs[:_SPECS]:
-        spec = _parsed(path)
-        if not isinstance(spec, dict):
+        try:
+            found |= secrets_of(read_spec(path))
+        except SpecError:
             continue
-        for key in ("env", "params"):
-            if isinstance(spec.get(key), dict):
-                found |= secrets_among(spec[key])
-        for key in ("program", "args"):
-            if isinstance(spec.get(key), list):
-                found |= secrets_of_argv([str(word) for word in spec[key]])
     return found
 
 

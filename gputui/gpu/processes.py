@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputui.redaction import redact_command_line
+
 _COMMAND_MAX_CHARACTERS = 300
 
 # The first PID namespace of a machine: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h.
@@ -85,7 +87,7 @@ class ProcessReader:
                 raw = Path(self._proc, str(pid), name).read_bytes()
             except OSError:
                 return None
-            text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            text = redact_command_line(raw)
             if text:
                 clean = "".join(character if character.isprintable() else " " for character in text)
                 return clean[:_COMMAND_MAX_CHARACTERS]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reducing import Line
+from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.metric_queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
@@ -67,13 +70,14 @@ class RejectedLine(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
 
-    ``to_reduce`` are those lines that charts show. ``newest`` holds the last number of each name by rank, ``events``
-    how many lines told of each event. ``long_line`` is (offset, length so far) of an over-long line that was told of
-    before. ``more``: there is more to read at once.
+    ``redactor`` knows the secrets of the run. ``to_reduce`` are those lines that charts show. ``newest`` holds the last
+    number of each name by rank, ``events`` how many lines told of each event. ``long_line`` is (offset, length so far)
+    of an over-long line that was told of before. ``more``: there is more to read at once.
     """
 
     state: SourceState
     attempt: int
+    redactor: Redactor = BY_LOOK
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[Line] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
@@ -91,9 +95,6 @@ class Batch:
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line's row."""
         step, at, rank, data, values = parsed
-        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
-        if not rank and step is not None:
-            self.to_reduce.append(_line(Line, (generation, offset, self.attempt, step, at, values)))
         known = self.newest.get(rank)
         if known is None:
             known = self.newest[rank] = {}
@@ -101,6 +102,10 @@ class Batch:
             known.update(values)
         else:
             known.update((name, value) for name, value in values.items() if as_float(value) is not None)
+            data, values = self._without_secrets(data, values)
+        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
+        if not rank and step is not None:
+            self.to_reduce.append(_line(Line, (generation, offset, self.attempt, step, at, values)))
         # An event tells where it happened (a start, a resume); only a measured step is progress.
         if "event" in values:
             name = str(values["event"])[:EVENT_CHARACTERS]
@@ -114,7 +119,13 @@ class Batch:
 
     def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
         """Add a line that is set aside."""
-        self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, excerpt(line)))
+        shown = excerpt(line, self.redactor)
+        self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, shown))
+
+    def _without_secrets(self, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """A line with text in it, as it may be stored; as it was written where it holds no secret."""
+        shown = self.redactor.value(values)
+        return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
 
 
 class SourceReader(Protocol):

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gputui.redaction import BY_LOOK, Redactor
+
 MAX_LINE_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1
 EXCERPT_CHARACTERS = 200
@@ -83,9 +85,10 @@ def cut_off(parsed: Parsed) -> Parsed:
     return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
 
 
-def excerpt(line: bytes) -> str:
-    """The beginning of a line in visible characters, however it began."""
-    text = line[:EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace")
+def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
+    """The beginning of a line in visible characters and without secrets, however it began."""
+    # Looked at further than is kept, so that none is cut before it is known.
+    text = redactor.text(line[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace"))[:EXCERPT_CHARACTERS]
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text[:EXCERPT_CHARACTERS]

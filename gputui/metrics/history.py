@@ -18,6 +18,7 @@ import orjson
 
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
 from gputui.metrics.contract import ParsedLine, Rejected, parse_values
+from gputui.redaction import BY_LOOK, Redactor
 
 MAX_DOCUMENT_BYTES = 64 << 20
 _MARK_CHARACTERS = 8
@@ -26,8 +27,9 @@ _MARK_CHARACTERS = 8
 class HistoryReader:
     """Reads the newest of the files that match ``pattern``. The state's fingerprint holds one CRC-32 per entry."""
 
-    def __init__(self, source_id: int, pattern: str) -> None:
+    def __init__(self, source_id: int, pattern: str, redactor: Redactor = BY_LOOK) -> None:
         self._source_id = source_id
+        self._redactor = redactor
         self._pattern = pattern
         self._read: tuple[str, int, int] | None = None
         self._entries: list[Any] = []
@@ -57,7 +59,7 @@ class HistoryReader:
         if attempt is None:
             return None
         stop = min(len(found), start + BATCH_LINES, len(found) if segment_end is None else segment_end)
-        batch = Batch(state, attempt)
+        batch = Batch(state, attempt, self._redactor)
         for index in range(start, stop):
             self._take(batch, generation, index)
         batch.state = SourceState(None, generation, stop, 0, "".join(found[:stop]))

@@ -17,6 +17,7 @@ from gputui.metrics.reducing import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
 from gputui.metrics.storing import store_batch
 from gputui.metrics.tailer import SourceTailer
+from gputui.redaction import BY_LOOK, Redactor
 
 PUMP_BYTES = 4 << 20
 
@@ -41,15 +42,21 @@ class _Source:
 
 class MetricsIngest:
     """All metrics files of the runs that are not over. ``connection`` is the agent's, in autocommit mode; ``clock``
-    gives UTC unix seconds.
+    gives UTC unix seconds; ``redactor_of`` knows the secrets of a run by its id.
 
     What the files and the store say is all there is: a new object, in a new process, carries on where the last one
     committed.
     """
 
-    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        clock: Callable[[], float] = time.time,
+        redactor_of: Callable[[str], Redactor] = lambda _: BY_LOOK,
+    ) -> None:
         self._connection = connection
         self._clock = clock
+        self._redactor_of = redactor_of
         self._sources: dict[int, _Source] = {}
         self._is_stale = True
         self._waiting: deque[int] = deque()
@@ -219,11 +226,13 @@ class MetricsIngest:
                 self._sources[source_id] = _Source(source_id, run_id, reader, Reducer(source_id))
 
     def _reader(self, run_id: str, source_id: int, path: str, name: str) -> SourceReader:
+        redactor = self._redactor_of(run_id)
         if name == "hf":
-            return HistoryReader(source_id, path)
+            return HistoryReader(source_id, path, redactor)
         if name == _ATTEMPT_OUTPUT:
-            return SourceTailer(source_id, path, line_format("stdout", self._run_patterns(run_id)), is_pattern=True)
-        return SourceTailer(source_id, path, line_format(name))
+            patterns = self._run_patterns(run_id)
+            return SourceTailer(source_id, path, line_format("stdout", patterns), redactor, is_pattern=True)
+        return SourceTailer(source_id, path, line_format(name), redactor)
 
     def _run_patterns(self, run_id: str) -> tuple[str, ...]:
         if run_id not in self._patterns:

@@ -14,6 +14,7 @@ from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, Sour
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, ParsedLine, Rejected
 from gputui.metrics.files import FollowedFile, fingerprint, is_unchanged, marks, marks_after
 from gputui.metrics.formats import LineFormat
+from gputui.redaction import BY_LOOK, Redactor
 
 HEADER_BYTES = 64 << 10
 
@@ -25,8 +26,17 @@ class SourceTailer:
     was truncated or rewritten is read from its start as the next generation.
     """
 
-    def __init__(self, source_id: int, path: str, line_format: LineFormat, *, is_pattern: bool = False) -> None:
+    def __init__(
+        self,
+        source_id: int,
+        path: str,
+        line_format: LineFormat,
+        redactor: Redactor = BY_LOOK,
+        *,
+        is_pattern: bool = False,
+    ) -> None:
         self._source_id = source_id
+        self._redactor = redactor
         self._format = line_format
         self._file = FollowedFile(path, is_pattern=is_pattern)
         self._begun: tuple[int, int] | None = None
@@ -72,7 +82,7 @@ class SourceTailer:
             descriptor = self._file.open_former(inode, state.byte_offset, state.fingerprint)
         if descriptor is None:
             gone = "was replaced while nobody was reading; what was unread in it is gone"
-            return None if successor is None else self._turn(Batch(state, 0), successor, gone)
+            return None if successor is None else self._turn(Batch(state, 0, self._redactor), successor, gone)
         batch = self._read_from(descriptor, state, boundaries, min(budget_bytes, BATCH_BYTES), ended, successor)
         if batch is None or batch.state == state:
             self._unchanged = seen
@@ -113,14 +123,16 @@ class SourceTailer:
         # Looked at after the reading: nothing of a rewritten file may pass for the continuation of the old one.
         head, tail = marks(descriptor, offset)
         if state.fingerprint is not None and fingerprint(head, tail) != state.fingerprint:
-            return self._turn(Batch(state, attempt), state.inode, "was rewritten; it is read again from its start")
+            return self._turn(
+                Batch(state, attempt, self._redactor), state.inode, "was rewritten; it is read again from its start"
+            )
         if self._format.has_header and self._begun != (state.inode, state.generation):
             self._format.begin(os.pread(descriptor, HEADER_BYTES, 0).split(b"\n", 1)[0])
             self._begun = (state.inode, state.generation)
 
         at_boundary = segment_end is not None and offset + len(data) >= segment_end
         closing = at_end and (at_boundary or ended or successor is not None)
-        batch = Batch(state, attempt)
+        batch = Batch(state, attempt, self._redactor)
         consumed, skipping, complete = self._take(batch, data, closing)
         batch.bytes_read = consumed
         batch.more = not complete or not at_end or at_boundary

@@ -10,8 +10,9 @@ from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sizes import format_size
+from gputui.redaction import Redactor, redact_argv, redact_params
 from gputui.runs.command import Launch, build_launch, substitute, values_for
-from gputui.runs.redaction import redact_argv, redact_launch, redact_params
+from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
 
 RUN_ID = "RUN"
@@ -38,7 +39,8 @@ def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) 
 
 def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = None) -> list[str]:
     """Lines for a person: the command as one could paste it, where it runs, on what, and with which environment."""
-    shown = redact_launch(launch)
+    own = Redactor(secrets_of(spec))
+    shown = redact_launch(launch, own)
     values = values_for(redact_params(spec.params), shown.env["GPUTUI_RUN_DIR"], None)
     lines = [
         f"profile      {spec.profile_path or spec.name}",

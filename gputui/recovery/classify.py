@@ -16,7 +16,7 @@ from gputui.recovery.findings import Finding, gather, last_message, report_of, s
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.recovery.torchrun_report import TorchrunReport
-from gputui.runs.redaction import redact_text
+from gputui.redaction import redact_text
 
 MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputui.redaction import redact_command_line
 from gputui.runs.identity import ProcessIdentity, all_pids, environment_of, identify, is_alive, read_stat, send_signal
 from gputui.runs.states import RunState
 
@@ -112,4 +113,4 @@ def _command(pid: int) -> str:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return ""
-    return os.fsdecode(raw.replace(b"\0", b" ")).strip()
+    return redact_command_line(raw)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from gputui.redaction import redact_command_line
 from gputui.runs.identity import Owner, all_pids, environment_of, owner_in
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -129,7 +130,7 @@ def _command(pid: int) -> str | None:
             raw = Path(f"/proc/{pid}/{name}").read_bytes()
         except OSError:
             return None
-        text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        text = redact_command_line(raw)
         if text:
             return text[:_COMMAND_MAX_CHARACTERS]
     return None

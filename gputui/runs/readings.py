@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputui.redaction import redact_command_line
 from gputui.runs.identity import ProcessIdentity, environment_of
 
 _PROC = "/proc"
@@ -77,7 +78,7 @@ def describe(identities: Iterable[ProcessIdentity]) -> str:
         if reading is None:
             continue
         rank, _ = rank_of(identity.pid)
-        command = _attempt_text(identity.pid, "cmdline").replace("\0", " ").strip()[:300]
+        command = redact_command_line(_attempt_text(identity.pid, "cmdline").encode())[:300]
         waits = _attempt_text(identity.pid, "wchan").strip()
         shown = "–" if rank is None else str(rank)
         rows.append(f"{identity.pid:>8} {shown:>5} {reading.state:<5} {waits or '–':<24} {command}")

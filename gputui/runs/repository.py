@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gputui.redaction import BY_LOOK, redact_text
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStanding
@@ -135,6 +136,7 @@ def move(
 ) -> None:
     """Move a run along the table of states and note why. Raises ForbiddenMoveError."""
     check_move(run.state, target)
+    cause = redact_text(cause)
     connection.execute(
         "UPDATE runs SET state = ?, reason = ?, waiting_for = NULL, "
         "ended_at = CASE WHEN ? THEN ? ELSE NULL END, "
@@ -303,7 +305,7 @@ def end_attempt(
             ended_at,
             _whole(record.get("code")),
             _whole(record.get("signal")),
-            json.dumps(record) if record else None,
+            json.dumps(BY_LOOK.value(record)) if record else None,
             run_id,
             number,
         ),
@@ -339,7 +341,7 @@ def add_event(
 ) -> None:
     """One sentence for the events strip. ``severity`` is info, warning or error."""
     # A file name that is not UTF-8 may be a part of it, which no column holds.
-    message = message.encode("utf-8", "replace").decode("utf-8")
+    message = redact_text(message).encode("utf-8", "replace").decode("utf-8")
     connection.execute(
         "INSERT INTO events (at, severity, subject, run_id, attempt, message) VALUES (?, ?, ?, ?, ?, ?)",
         (now, severity, subject, run_id, attempt, message),

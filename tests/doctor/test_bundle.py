@@ -9,12 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gputui.config import Workspace, locate
 from gputui.doctor.bundle import write_bundle
 from gputui.doctor.scrubbing import Scrubber
 from gputui.profiles.checks import CheckResult
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_writer
 
 HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
@@ -30,8 +31,16 @@ def home(tmp_path: Path) -> Workspace:
     workspace.create()
     run = workspace.run_dir("r-1")
     run.mkdir()
-    spec = {"params": {"wandb_api_key": PARAMETER}, "env": ENVIRONMENT, "args": ["--password", OPTION]}
-    (run / "spec.yaml").write_text(yaml.safe_dump(spec))
+    spec = RunSpec(
+        name="r",
+        launcher="command",
+        program=("train",),
+        workdir="/",
+        params={"wandb_api_key": PARAMETER},
+        env=ENVIRONMENT,
+        args=("--password", OPTION),
+    )
+    write_spec(run / SPEC_FILE, spec)
     with closing(open_writer(workspace.database)) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute(

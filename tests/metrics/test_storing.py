@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.storing import NAMES_KEPT, REJECTED_KEPT
+from gputui.redaction import BY_LOOK, REDACTED, Redactor
 
 from .conftest import RUN, Bench, line
 
@@ -111,3 +113,21 @@ def test_a_device_at_the_path_is_no_file(bench: Bench) -> None:
     bench.begin()
     bench.file.symlink_to("/dev/full")
     assert bench.ingest.finish(RUN).lines == 0
+
+
+def test_secrets_in_texts_are_not_stored(bench: Bench) -> None:
+    known = Redactor(["plain-secret"])
+    bench.ingest = MetricsIngest(bench.connection, redactor_of=lambda run: known if run == RUN else BY_LOOK)
+    bench.begin()
+    bench.append(line(1, note="with plain-secret and ghp_" + "a1B2" * 9))
+    bench.append('{"event": "login", "detail": [{"api_key": "abc-def"}, 1.5, "NaN"]}\n')
+    bench.append(line(2, note="nothing  of the kind", loss_scale=float("nan")))
+    bench.append("broken " * 28 + "plain-secret\n")
+    bench.pump()
+    assert bench.data() == [
+        {"step": 1, "loss": 0.5, "note": f"with {REDACTED} and {REDACTED}"},
+        {"event": "login", "detail": [{"api_key": REDACTED}, 1.5, "NaN"]},
+        {"step": 2, "loss": 1 / 3, "note": "nothing  of the kind", "loss_scale": "NaN"},
+    ]
+    (excerpt,) = bench.connection.execute("SELECT excerpt FROM rejected_lines").fetchone()
+    assert excerpt == ("broken " * 28 + REDACTED)[:200]

@@ -6,17 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputui.redaction import REDACTED, Redactor, redact, redact_argv, redact_params, redact_text
 from gputui.runs.command import Launch
-from gputui.runs.redaction import (
-    REDACTED,
-    redact,
-    redact_argv,
-    redact_launch,
-    redact_params,
-    redact_spec,
-    redact_text,
-    restore,
-)
+from gputui.runs.redaction import redact_launch, redact_spec, restore, secrets_of
 from gputui.runs.spec import RunSpec
 
 HF = "hf_" + "aB3" * 11
@@ -169,3 +161,86 @@ def test_nobody_learns_where_messages_go() -> None:
         "notify": {"webhook": f"https://{REDACTED}", "command": ["tell", "--api-key", REDACTED]},
     }
     assert redact_spec(shown) == shown
+
+
+def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
+    spec = RunSpec(
+        name="n",
+        launcher="command",
+        program=("train", "--at", "https://me:address-pass@host/"),
+        workdir="/",
+        params={"api_key": "plain-key", "lr": 0.1},
+        args=("--auth", "{api_key}", "--password", "an-option", "--token", "{api_key}"),
+        env={"SERVICE_TOKEN": "plain-token", "NOTE": "with plain-key in it"},
+    )
+    assert secrets_of(spec) == {"plain-key", "plain-token", "an-option", "address-pass"}
+    launch = Launch(("train", "--auth", "plain-key"), {"NOTE": "with plain-key in it", "LR": "0.1"}, "/", 30.0)
+    shown = redact_launch(launch, Redactor(secrets_of(spec)))
+    assert shown.argv == ("train", "--auth", REDACTED)
+    assert shown.env == {"NOTE": f"with {REDACTED} in it", "LR": "0.1"}
+    assert "plain-key" not in repr(redact_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("password=hunter2 next", f"password={REDACTED} next"),
+        ("cannot use api_key='a b' here", f"cannot use api_key='{REDACTED}' here"),
+        ('{"client_secret": "a\\"b", "lr": 1}', f'{{"client_secret": "{REDACTED}", "lr": 1}}'),
+        (r'"{\"hub_token\": \"abc\"}"', rf'"{{\"hub_token\": \"{REDACTED}\"}}"'),
+        ("os.environ['WANDB_API_KEY'] = '0123abc'", f"os.environ['WANDB_API_KEY'] = '{REDACTED}'"),
+        ("HF_TOKEN=abc python train.py", f"HF_TOKEN={REDACTED} python train.py"),
+        ("train.py --token abc --lr 0.1", f"train.py --token {REDACTED} --lr 0.1"),
+        ('password: "torn', f'password: "{REDACTED}'),
+        ("Authorization: Basic YWJjOmRlZg==", f"Authorization: {REDACTED} {REDACTED}"),
+        ("got bearer abc-def", f"got bearer {REDACTED}"),
+        ("https://hooks.slack.com/services/T0/B1/x", f"https://hooks.slack.com/{REDACTED}"),
+        ("https://b/x?a=1&X-Amz-Signature=abc&b=2", f"https://b/x?a=1&X-Amz-Signature={REDACTED}&b=2"),
+    ],
+)
+def test_secrets_are_known_by_the_name_before_them(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
+    assert redact_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step=40 loss=0.5 tokens_per_second=12345 lr: 0.1",
+        "KeyError: 'layer.0.weight'",
+        "missing key: layer.0.weight, pad_token='<pad>', sort_key=loss, n_tokens: 12",
+        "Unexpected token: }",
+        "basic block of 12 layers; --pad-token x --key name",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "http://localhost:29500 and tcp://127.0.0.1:29500, device cuda:0",
+    ],
+)
+def test_what_training_says_stays(text: str) -> None:
+    assert redact_text(text) == text
+    assert Redactor(["something else"]).text(text) == text
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "T", "-", "_", "=", ":", "\\", '"', "'", " ", "[", "]", "token", "password", "/"]),
+        max_size=30,
+    )
+)
+def test_texts_twice_are_once(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    once = redact_text(f"password {text} api_key={text}")
+    assert redact_text(once) == once
+
+
+def test_plain_data_is_redacted_as_deep_as_it_goes() -> None:
+    data = {"a": [{"hub_token": "abc", "n": 1, "none": None}], "argv": ["x", "--api-key", "abc"], "known": "a secret-1"}
+    shown = Redactor(["secret-1"]).value(data)
+    assert shown == {
+        "a": [{"hub_token": REDACTED, "n": 1, "none": None}],
+        "argv": ["x", "--api-key", REDACTED],
+        "known": f"a {REDACTED}",
+    }
+
+
+def test_short_words_are_no_known_secrets() -> None:
+    assert Redactor(["abc", ""]).text("abcdef") == "abcdef"
