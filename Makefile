@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: run demo test check format coverage bench chaos screenshots clean
 
 run: $(VENV)/.installed
-	@GPUTUI_HOME="$${GPUTUI_HOME:-$(CURDIR)}" $(BIN)/gputui
+	@$(BIN)/gputui
 
 demo: $(VENV)/.installed
 	@$(BIN)/gputui --demo

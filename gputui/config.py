@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -86,13 +87,18 @@ class Workspace:
             directory.chmod(PRIVATE_DIR_MODE)
 
 
-def locate(home: str | os.PathLike[str] | None = None, environ: dict[str, str] | None = None) -> Workspace:
-    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else the XDG directories.
+def locate(
+    home: str | os.PathLike[str] | None = None,
+    environ: dict[str, str] | None = None,
+    *,
+    checkout: Path | None = None,
+) -> Workspace:
+    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG directories.
 
     Symbolic links are followed: a run's processes are known by its folder, whichever way led there.
     """
     env = dict(os.environ) if environ is None else environ
-    chosen = home or env.get("GPUTUI_HOME")
+    chosen = home or env.get("GPUTUI_HOME") or checkout
     if chosen:
         base = Path(os.path.realpath(Path(chosen).expanduser()))
         return Workspace(profiles=base / "profiles", state=base / "state")
@@ -100,6 +106,17 @@ def locate(home: str | os.PathLike[str] | None = None, environ: dict[str, str] |
     config_home = Path(env.get("XDG_CONFIG_HOME") or user_home / ".config")
     state_home = Path(env.get("XDG_STATE_HOME") or user_home / ".local" / "state")
     return Workspace(profiles=config_home / "gputui" / "profiles", state=Path(os.path.realpath(state_home / "gputui")))
+
+
+def own_checkout(prefix: str = sys.prefix) -> Path | None:
+    """The checkout that this gputui is run from by a ``.venv`` of its own, as ``make run`` makes it; else None.
+
+    Such a checkout is its own home: its command shows the runs that its ``make run`` shows, whoever else on the machine
+    has a gputui.
+    """
+    checkout = Path(__file__).resolve().parent.parent
+    is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
+    return checkout if is_own and (checkout / "state" / "README.md").is_file() else None
 
 
 def runtime_dir(environ: dict[str, str] | None = None) -> Path:

@@ -159,3 +159,9 @@ def age(seconds: float | None) -> str:
         if seconds < limit:
             return f"{int(seconds // size)} {unit}"
     return f"{int(seconds // 86400)} d"
+
+
+def ago(seconds: float | None) -> str:
+    """The same as a phrase: "just now", "47 s ago"."""
+    words = age(seconds)
+    return "just now" if words == "now" else f"{words} ago"

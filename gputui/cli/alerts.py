@@ -79,7 +79,7 @@ def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> li
 def _rows(found: Sequence[AlertView], now: float) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for one in found:
-        since = f"{units.age(max(0.0, now - one.raised_at))} ago"
+        since = units.ago(max(0.0, now - one.raised_at))
         rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
     return rows
 

@@ -12,7 +12,8 @@ import click
 
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, Session, fail, say
-from gputui.store import alerts, queries
+from gputui.metrics.intake_words import intake_words
+from gputui.store import alerts, metric_intake, queries
 from gputui.store.alerts import AlertView
 from gputui.store.step_times import StepTimes
 
@@ -44,6 +45,7 @@ def command(session: Session, run: str, evidence: bool) -> None:
             costs=costs(attempts, incidents, decisions, StepTimes(connection, view.run_id)),
         )
         raised = alerts.of_run(connection, view.run_id)
+        trouble = intake_words(metric_intake.intake(connection, view.run_id))
     kept = evidence_folders(session.workspace.run_dir(view.run_id))
     if evidence:
         if not kept:
@@ -51,6 +53,8 @@ def command(session: Session, run: str, evidence: bool) -> None:
         for folder in kept:
             say(str(folder))
         return
+    if trouble:
+        story.append(f"{trouble}.")
     if raised:
         story.append(alerts_sentence(raised))
     if kept:

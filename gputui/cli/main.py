@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
-from gputui.config import locate
+from gputui.config import locate, own_checkout
 from gputui.version import VERSION
 
 # verb → (module, what the overview of commands says)
@@ -104,7 +104,7 @@ def command(
     Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable,
     130 interrupted.
     """
-    ctx.obj = Session(locate(home))
+    ctx.obj = Session(locate(home, checkout=own_checkout()))
     if ctx.invoked_subcommand is not None:
         return
     if record:
@@ -146,7 +146,10 @@ def entry() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (OSError, sqlite3.Error) as error:
-        fail(f"{error}; the state is in {locate(None).state} unless --home says otherwise", EXIT_UNREACHABLE)
+        fail(
+            f"{error}; the state is in {locate(None, checkout=own_checkout()).state} unless --home says otherwise",
+            EXIT_UNREACHABLE,
+        )
 
 
 if __name__ == "__main__":

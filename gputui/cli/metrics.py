@@ -16,8 +16,9 @@ from gputui.cli.table import columns
 from gputui.curves.drawing import drawing
 from gputui.curves.following import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
+from gputui.metrics.intake_words import intake_words
 from gputui.profiles.nearest import nearest
-from gputui.store import metric_queries
+from gputui.store import metric_intake, metric_queries
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
@@ -73,7 +74,8 @@ def command(
             return
         latest = metric_queries.latest(connection, view.run_id)
         if not latest:
-            say(f"{view.run_id} has written no metrics yet")
+            trouble = intake_words(metric_intake.intake(connection, view.run_id))
+            say(f"{view.run_id} has no metrics" + (f": {trouble}" if trouble else " yet"))
             return
         rows = [(name, units.metric_value(value)) for name, value in latest.items() if not names or name in names]
         for line in columns(("METRIC", "NEWEST"), rows):

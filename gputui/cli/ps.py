@@ -28,7 +28,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
     if pause is not None:
         say(pause_line(pause, time.time()))
     if not runs:
-        say("no runs yet; gputui profiles lists what can be launched")
+        say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
     now = time.time()
     rows = [
@@ -38,7 +38,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
             str(run.attempt or "–"),
             str(len(run.gpus)) if run.gpus else "–",
             units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
-            run.waiting_for or run.reason or "",
+            run.waiting_for or run.told_reason or "",
         )
         for run in runs
     ]

@@ -10,7 +10,8 @@ import click
 from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
-from gputui.store import json_shapes, queries
+from gputui.metrics.intake_words import intake_words
+from gputui.store import json_shapes, metric_intake, queries
 from gputui.store.run_costs import RunCost, run_cost
 from gputui.store.step_times import StepTimes
 
@@ -29,6 +30,7 @@ def command(session: Session, run: str, as_json: bool) -> None:
         incidents = queries.incidents(connection, view.run_id)
         decisions = queries.decisions(connection, view.run_id)
         taken = run_cost(connection, view.run_id, time.time())
+        lines = metric_intake.intake(connection, view.run_id)
         costs = cost.costs(attempts, incidents, decisions, StepTimes(connection, view.run_id))
     together = cost.total(costs.values())
     if as_json:
@@ -36,9 +38,11 @@ def command(session: Session, run: str, as_json: bool) -> None:
         print_json(json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken))
         return
     now = time.time()
-    say(f"{view.run_id}  {view.state}" + (f"  ({view.reason})" if view.reason else ""))
+    say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
     say(f"profile     {view.profile}")
-    say("parameters  " + "  ".join(f"{name}={value}" for name, value in view.params.items()))
+    say("parameters  " + ("  ".join(f"{name}={value}" for name, value in view.params.items()) or "none"))
+    if (trouble := intake_words(lines)) is not None:
+        say(f"metrics     {trouble}")
     if taken.gpu_hours:
         say("took        " + taken_words(taken))
     if view.waiting_for:

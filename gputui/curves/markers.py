@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 import orjson
 
@@ -29,8 +30,12 @@ def event_marker(line: Line, axis_map: AxisMap) -> ChartMarker | None:
     name = line.values.get("event")
     if not isinstance(name, str) or name in _TOLD_OTHERWISE:
         return None
-    keys = ("error", "reason", "cause", "path")
+    keys = ("error", "reason", "cause")
     text = next((value for key in keys if isinstance(value := line.values.get(key), str)), "")
+    path = line.values.get("path")
+    if not text and isinstance(path, str):
+        # The folder is the same for all of them; the name tells which it is.
+        text = f"{name.replace('_', ' ')} {PurePath(path).name}"
     kind: MarkerKind = "checkpoint" if name == CHECKPOINT else "event"
     word = "ckpt" if name == CHECKPOINT else clean(name[:80]).replace("_", " ")
     x = axis_map.place(line.attempt, line.step, line.at)

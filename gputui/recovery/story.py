@@ -78,7 +78,7 @@ def _began_by_person(attempt: AttemptView, before: AttemptView | None, transitio
         and move.from_state not in (None, RunState.RECOVERING)
         and since < move.at <= attempt.created_at
     ]
-    return f"{_capital(asked[-1].actor)} asked for a {asked[-1].cause}." if asked else ""
+    return f"{asked[-1].actor} asked for a {asked[-1].cause}." if asked else ""
 
 
 def _ran(run: RunView, attempt: AttemptView, now: float) -> str:
@@ -131,11 +131,12 @@ def _stopped(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str
         and move.actor != AGENT
         and attempt.created_at <= move.at <= ended
     ]
-    who = asked[0].actor if asked else "a person"
+    # A user's name is written as it is, also where a sentence begins with it.
+    who = asked[0].actor if asked else "A person"
     if attempt.ended_at is None:
-        return f"{_capital(who)} asked it to stop."
+        return f"{who} asked it to stop."
     force = isinstance(attempt.exit, Mapping) and attempt.exit.get("forced") is True
-    return f"{_capital(who)} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
+    return f"{who} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
 
 
 def _decided(decision: DecisionView | None) -> str:
@@ -167,7 +168,7 @@ def _standing(run: RunView, attempts: Sequence[AttemptView], now: float) -> str:
             took = "" if run.ended_at is None else f" {duration(run.ended_at - run.created_at)} after its launch"
             return f"The run succeeded{took}, with {tries}."
         case RunState.FAILED | RunState.STOPPED:
-            return f"The run {run.state} after {tries}{_because(run.reason)}."
+            return f"The run {run.state} after {tries}{_because(run.told_reason)}."
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
         case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:

@@ -136,6 +136,11 @@ class RunView:
     spec_json: str
     priority: int = 0
 
+    @property
+    def told_reason(self) -> str | None:
+        """The reason, where it says more than the state does."""
+        return None if self.reason == self.state else self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store import envelopes, queries
+from gputui.store import envelopes, metric_intake, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.disk_room import full_disk_words
@@ -272,6 +272,7 @@ class SnapshotReader:
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
             costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
+            intake=metric_intake.intake(connection, run.run_id),
         )
 
     def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:

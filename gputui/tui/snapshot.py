@@ -10,6 +10,7 @@ from gputui.recovery.cost import Cost
 from gputui.runs.process_table import HostProcess
 from gputui.store.alerts import AlertView
 from gputui.store.gpu_queries import GpuEventView
+from gputui.store.metric_intake import Intake
 from gputui.store.quarantine import Quarantined
 from gputui.store.queue import QueuePause
 from gputui.store.timeline import Span, Timeline
@@ -185,7 +186,8 @@ class CheckpointList:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
-    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place."""
+    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place.
+    ``intake`` is what became of its metrics lines, None where that is not known (a past moment)."""
 
     run: RunView
     launched: Mapping[str, object]
@@ -198,6 +200,7 @@ class RunPage:
     charts: ChartData | None = None
     costs: Mapping[int, Cost] = field(default_factory=dict)
     checkpoints: CheckpointList | None = None
+    intake: Intake | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def test_places(eventful: Story, axis: Axis, expected: list[tuple[str, float]]) 
 def test_words(eventful: Story) -> None:
     words = {marker.kind: (marker.word, marker.text, marker.attempt) for marker in eventful.ask(ChartRequest()).markers}
     assert words["restart"] == ("↻1", "attempt 2 from step 80", 2)
-    assert words["checkpoint"] == ("ckpt", "c/step_80.pt", 1)
+    assert words["checkpoint"] == ("ckpt", "checkpoint step_80.pt", 1)
     assert words["alert"] == ("gpu hot", "It is hot.", 2)
     kind, text, _ = words["incident"]
     assert kind == "cuda oom" and "\x1b" not in text

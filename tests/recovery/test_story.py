@@ -130,9 +130,9 @@ def test_a_stop_by_a_person_and_a_resume() -> None:
         moves,
         now=NOW,
     )
-    assert told[1].endswith("Bob asked it to stop, and it had to be killed.")
+    assert told[1].endswith("bob asked it to stop, and it had to be killed.")
     assert told[2] == (
-        "Eve asked for a resume. Attempt 2 has been running on 2 CPU ranks from step 21 to 25 for 1 min 38 s so far, "
+        "eve asked for a resume. Attempt 2 has been running on 2 CPU ranks from step 21 to 25 for 1 min 38 s so far, "
         "resumed from step_20.pt."
     )
     assert told[3] == "It is running."
@@ -150,7 +150,7 @@ def test_a_restart_by_recovery_is_not_called_a_persons() -> None:
     told = tell(
         run("running", attempt=2), [attempt(1, at=901.5), attempt(2, at=952.5, ended_at=None)], [], [], moves, now=NOW
     )
-    assert told[1].startswith("Eve asked for a resume. Attempt 1 ")
+    assert told[1].startswith("eve asked for a resume. Attempt 1 ")
     assert told[2].startswith("Attempt 2 ")
 
 
@@ -164,7 +164,7 @@ def test_a_restart_by_recovery_is_not_called_a_persons() -> None:
         ("recovering", {"not_before": 990.0, "waiting_for": "waits for a disk"}, "It waits for a disk."),
         ("running", {"waiting_for": "has ended; its logs are being read"}, "It has ended; its logs are being read."),
         ("stopping", {}, "It is being stopped."),
-        ("stopped", {"reason": "stopped"}, "The run stopped after 0 attempts: stopped."),
+        ("stopped", {"reason": "stopped"}, "The run stopped after 0 attempts."),
         ("starting", {}, "It is starting."),
     ],
 )

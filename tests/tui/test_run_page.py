@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputui.config import Workspace
+from gputui.store.metric_intake import Intake
 from gputui.tui.app import GputuiApp
 from gputui.tui.chart_settings import ChartMemory, ChartSettings, from_kept, to_keep
 from gputui.tui.screens.overview import OverviewScreen
@@ -404,3 +405,18 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     memory.keep("a", replace(mine, filter_text=""))
     assert len(kept) == 1
     assert from_kept(Settings(chart_layout="?", chart_axis="", chart_smoothing="7")) == ChartSettings()
+
+
+async def test_lines_that_are_no_metrics_are_told(app: GputuiApp, filler: Filler) -> None:
+    filler.connection.execute("UPDATE metric_sources SET rejected_count = 2 WHERE run_id = 'vit-b16-1'")
+    filler.connection.commit()
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter")
+        assert head(app).endswith("2 lines could not be used") and text(app, "notice") == ""
+        known = page_of(app).page
+        assert known is not None
+        app.snapshot = replace(app.snapshot, page=replace(known, intake=Intake(0, 120, "no step", '{"iter": 1}')))
+        page_of(app).paint()
+        await pilot.pause()
+        said = " ".join(text(app, "notice").split())
+        assert said == '▲ None of the 120 metrics lines so far could be used (no step): {"iter": 1}'

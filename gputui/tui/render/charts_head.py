@@ -43,12 +43,18 @@ def _elapsed(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def chart_head(data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel], width: int) -> Line:
+def chart_head(
+    data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel], width: int, *, unused_lines: int = 0
+) -> Line:
     """What is shown: at the crosshair what happened there and the hardware's values that no chart shows; else the
-    settings that are not the usual ones."""
+    settings that are not the usual ones, and how many metrics lines could not be used."""
     if look.cursor is not None:
         return fit_line([span for part in _at_cursor(data, look, visible) for span in part], width)
-    return fitting(_settings_parts(data, panels, look, visible), width)
+    parts = _settings_parts(data, panels, look, visible)
+    if unused_lines:
+        lines = "1 line" if unused_lines == 1 else f"{count(unused_lines)} lines"
+        parts.append([(f" · {lines} could not be used", "warn")])
+    return fitting(parts, width)
 
 
 def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:

@@ -10,10 +10,10 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import age, count, duration, metric_value, short_number
+from gputui.charts.units import ago, count, duration, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
-from gputui.tui.render.columns import Column, Placed, fit_line, place, row_line, styled_rule
+from gputui.tui.render.columns import Column, Placed, fit_line, pad, place, row_line, styled_rule
 from gputui.tui.render.histories import thinned
 from gputui.tui.render.run_order import order_named
 from gputui.tui.render.words import OVER, numbers, run_sign, run_state_text
@@ -111,9 +111,9 @@ def _heading(
         since = (
             duration(max(0.0, around.now - around.pause.at) // 60 * 60) if around.now - around.pause.at >= 60 else ""
         )
-        ago = f" {since} ago" if since else ""
+        passed = f" {since} ago" if since else ""
         how = "P opens it" if around.has_keys else "gputui queue resume opens it"
-        notes.append((f"queue paused by {clean(around.pause.actor)}{ago}, {how}", "warn"))
+        notes.append((f"queue paused by {clean(around.pause.actor)}{passed}, {how}", "warn"))
     current = next((row for row in rows if row.run.run_id == state.cursor), None)
     if current is not None and current.cost is not None and not any(c.head == "lost" for c, _ in placed):
         words = in_words(current.cost)
@@ -127,12 +127,17 @@ def _heading(
 
 
 def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    """A run that trains shows all its columns; of any other the outlook takes the room of what it does not have."""
-    if shown.row.run.state in ("running", "stopping"):
+    """A run that trains shows all its columns; of any other the outlook takes the room of what it does not have, and
+    the state what it needs."""
+    run, progress = shown.row.run, shown.row.progress
+    if run.state == "running":
         return row_line(placed, shown, width)
-    head = row_line(placed[:3], shown, sum(room + column.gap for column, room in placed[:3]) - placed[0][0].gap)
-    step = shown.row.progress.step
-    reached = f"step {count(step)} · " if step is not None and shown.row.run.state in OVER else ""
+    head = row_line(placed[:2], shown, sum(room + column.gap for column, room in placed[:2]) - placed[0][0].gap)
+    column, room = placed[2]
+    state = _state(shown, room)
+    head += [(" " * column.gap, "text"), *pad(state, max(room, sum(cell_width(text) for text, _ in state)))]
+    is_told = progress.step is not None and (run.state in OVER or run.state == "stopping")
+    reached = f"step {count(progress.step)} · " if is_told else ""
     text, style = outlook(shown.row, shown.around.now)
     queued = _queue_words(shown)
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
@@ -224,7 +229,7 @@ def _ran(shown: _Shown, width: int) -> list[Span]:
     if started is None:
         return []
     ran = max(0.0, shown.around.now - started)
-    return [("for ", "dim"), (duration(ran if ran < 120 else ran // 60 * 60), "text")]
+    return [("for ", "dim"), (duration(ran if ran < 60 else ran // 60 * 60), "text")]
 
 
 def _profile(shown: _Shown, width: int) -> list[Span]:
@@ -239,8 +244,8 @@ def outlook(row: RunRow, now: float) -> Span:
             return (f"again in {duration(run.not_before - now)}", "text")
         return (clean(run.waiting_for) if run.waiting_for else "next", "text")
     if run.state in OVER:
-        ended = "" if run.ended_at is None else f"{age(now - run.ended_at)} ago"
-        reason = clean(run.reason or "")
+        ended = "" if run.ended_at is None else ago(now - run.ended_at)
+        reason = clean(run.told_reason or "")
         if run.state == "succeeded" or not reason:
             took = _took(row)
             return (" · ".join(part for part in (ended, took) if part), "dim")

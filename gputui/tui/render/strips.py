@@ -64,11 +64,15 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
     is_explained = agent_notice or snapshot.trouble or (snapshot.past is not None and snapshot.past.gap is not None)
     if silent and not is_explained:
         notices.append(silent)
-    lines: list[Line] = []
-    for text in notices:
-        lines += [fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
-                  for number, part in enumerate(wrap(clean(text), width - 4))]  # fmt: skip
-    return lines
+    return [line for text in notices for line in warning_lines(text, width)]
+
+
+def warning_lines(text: str, width: int) -> list[Line]:
+    """A sentence about something wrong, marked, in as many lines as it needs."""
+    return [
+        fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
+        for number, part in enumerate(wrap(clean(text), width - 4))
+    ]
 
 
 def driver_silence(snapshot: Snapshot) -> str | None:

@@ -18,7 +18,7 @@ from gputui.tui.reading import Interest
 from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.keys import footer_action, footer_line, message_lines
 from gputui.tui.render.moments import time_at, time_line
-from gputui.tui.render.strips import notice_lines
+from gputui.tui.render.strips import notice_lines, warning_lines
 from gputui.tui.snapshot import Moment, Snapshot
 from gputui.tui.widgets.pane import Pane
 
@@ -100,6 +100,10 @@ class ActionScreen(Screen[None]):
 
     def choices(self) -> Sequence[Choice]:
         """What the palette finds on this page beside its actions."""
+        return ()
+
+    def warnings(self) -> Sequence[str]:
+        """Sentences about something wrong with what this page is about, said below its head."""
         return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
@@ -186,6 +190,7 @@ class ActionScreen(Screen[None]):
         past = self.snapshot.past
         notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
         notices += notice_lines(self.snapshot, self.gputui.agent_notice, width)
+        notices += [line for text in self.warnings() for line in warning_lines(text, width)]
         self.notice.show(notices, height=len(notices))
         text, kind = self.gputui.message
         said = message_lines(text, kind, width) if text else []

@@ -46,6 +46,7 @@ class RunCharts:
         self._visible: Sequence[Panel] = ()
         self._places: Sequence[Place] = ()
         self._window = (0.0, 1.0)
+        self._unused_lines = 0
 
     # --- drawing
 
@@ -55,6 +56,7 @@ class RunCharts:
 
     def draw(self, page: RunPage, gpus: Sequence[GpuView], width: int, height: int, *, is_focused: bool) -> None:
         """Draw what is known, and find out what to ask for."""
+        self._unused_lines = page.intake.rejected if page.intake is not None else 0
         data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
         has_gpus = bool(page.run.gpus)
         self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
@@ -72,7 +74,7 @@ class RunCharts:
         looked_at = (look.settings, look.window, look.cursor, look.focus, self.edit, self._visible)
         self.pane.show_when(
             (width, height, page.run.gpus, looked_at, data.request),
-            (data.markers, data.hardware, *(curve for name, curve in data.curves.items() if name in shown)),
+            (self._unused_lines, data.markers, data.hardware, *(data.curves[name] for name in data.curves if name in shown)),
             lambda: self._lines(data, look, width, height),
             height=height,
         )
@@ -119,7 +121,7 @@ class RunCharts:
         if self.edit is not None:
             head = filter_head(self.edit, self._panels, width)
         else:
-            head = chart_head(data, self._panels, look, self._visible, width)
+            head = chart_head(data, self._panels, look, self._visible, width, unused_lines=self._unused_lines)
         if not self._visible:
             text = "No metric matches the filter; esc clears it." if self.settings.filter_text else "No metric yet."
             return [head, fit_line([("  " + text, "dim")], width)][:height]

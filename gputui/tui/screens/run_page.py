@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
+from gputui.metrics.intake_words import intake_words
 from gputui.tui.chart_settings import ChartMemory
 from gputui.tui.reading import Interest
 from gputui.tui.render.columns import fit_line
@@ -62,6 +65,12 @@ class RunScreen(RunKeys):
             checkpoint_to_check=self.checkpoint_to_check,
             charts=self.charts.request,
         )
+
+    def warnings(self) -> Sequence[str]:
+        """Why the charts stay empty although the run writes metrics."""
+        known = self.page.intake if self.page is not None else None
+        text = intake_words(known) if known is not None and not known.taken else None
+        return [] if text is None else [text]
 
     # --- drawing
 

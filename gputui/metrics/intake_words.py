@@ -1,0 +1,27 @@
+"""What to tell a person about metrics lines that do not count."""
+
+from __future__ import annotations
+
+from gputui.store.metric_intake import Intake
+
+EXAMPLE_CHARACTERS = 60
+
+
+def intake_words(known: Intake) -> str | None:
+    """A sentence about lines that could not be used; None where all could, or where nothing was written yet."""
+    if known.rejected:
+        total = known.taken + known.rejected
+        if known.taken:
+            begin = f"{known.rejected} of {total} metrics lines could not be used"
+        elif total == 1:
+            begin = "The only metrics line so far could not be used"
+        else:
+            begin = f"None of the {total} metrics lines so far could be used"
+        if known.reason is None or known.example is None:
+            return begin
+        cut = known.example[: EXAMPLE_CHARACTERS - 1] + "…"
+        example = known.example if len(known.example) <= EXAMPLE_CHARACTERS else cut
+        return f"{begin} ({known.reason}): {example}"
+    if known.printed_bytes and not known.taken:
+        return "Nothing printed so far matches the metrics patterns of its profile"
+    return None

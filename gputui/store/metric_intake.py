@@ -1,0 +1,43 @@
+"""What became of a run's metrics lines: how many count, and what is wrong with those that do not."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+# Formats in which a line that matches nothing is no fault of anybody: what a script prints.
+PRINTED_FORMATS = frozenset({"stdout", "output"})
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Lines of all the run's sources. ``reason`` and ``example`` are those of one that was set aside, None where none
+    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None where none are."""
+
+    taken: int = 0
+    rejected: int = 0
+    reason: str | None = None
+    example: str | None = None
+    printed_bytes: int | None = None
+
+
+def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
+    """What is known of the lines of one run. Raises sqlite3.Error."""
+    sources = connection.execute(
+        "SELECT source_id, format, byte_offset, line_count, rejected_count FROM metric_sources WHERE run_id = ? "
+        "ORDER BY source_id",
+        (run_id,),
+    ).fetchall()
+    taken = sum(lines for *_, lines, _ in sources)
+    rejected = sum(aside for *_, aside in sources)
+    printed = [offset for _, format_name, offset, *_ in sources if format_name in PRINTED_FORMATS]
+    reason = example = None
+    faulty = [source_id for source_id, *_, aside in sources if aside]
+    if faulty:
+        row = connection.execute(
+            "SELECT reason, excerpt FROM rejected_lines WHERE source_id = ? "
+            "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
+            (faulty[-1],),
+        ).fetchone()
+        reason, example = row if row is not None else (None, None)
+    return Intake(taken, rejected, reason, example, sum(printed) if printed else None)
