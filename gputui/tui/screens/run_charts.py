@@ -74,7 +74,12 @@ class RunCharts:
         looked_at = (look.settings, look.window, look.cursor, look.focus, self.edit, self._visible)
         self.pane.show_when(
             (width, height, page.run.gpus, looked_at, data.request),
-            (self._unused_lines, data.markers, data.hardware, *(data.curves[name] for name in data.curves if name in shown)),
+            (
+                self._unused_lines,
+                data.markers,
+                data.hardware,
+                *(data.curves[name] for name in data.curves if name in shown),
+            ),
             lambda: self._lines(data, look, width, height),
             height=height,
         )
