@@ -18,8 +18,8 @@ from gputui.runs.agent_process import read_identity
 WARM_SECONDS = 8.0
 """Imports and the first tick of every tier are over by then."""
 
-DISK_SECONDS = 3660.0
-"""An hour of samples, which is put together in it."""
+DISK_SECONDS = 3600.0
+"""An hour of samples, which are put together and packed right after it."""
 
 
 def measure(

@@ -25,36 +25,50 @@ from gputui.store.summaries import GPU_KEPT, names
 
 START = 1_790_035_200.0
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
-RAW = ("gpu_samples", "gpu_slow_samples", "host_samples")
+PACKS = ("gpu_sample_packs", "gpu_slow_sample_packs", "host_sample_packs")
+ROWS = ("gpu_sample_rows", "gpu_slow_sample_rows", "host_sample_rows")
 MINUTES = ("gpu_minutes", "host_minutes")
+# The agent tidies so often, and an hour is put together and packed in a part of that time.
+TURN_SECONDS = 1.0
+CLOSING_SECONDS = 300.0
 
 
-def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR + 60) -> dict[str, Any]:
-    """Bytes a day of samples and of minutes, per GPU and of the whole machine, from ``seconds`` of samples."""
+def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
+    """Bytes a day of samples and of minutes, per GPU and of the whole machine, from ``seconds`` of samples, which are
+    whole hours. Before they become packs, they take ``newest_bytes`` more: an hour and a little is there so."""
     with _store() as (connection, folder):
         now = [START]
         recorder = Recorder(connection, folder / "runs", lambda: now[0])
-        keeping = RecordKeeping(connection, folder / "record.yaml", recorder, lambda: now[0], 1 / hertz)
+        keeping = RecordKeeping(
+            connection, folder / "record.yaml", recorder, lambda: now[0], 1 / hertz, clock=time.thread_time
+        )
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
         recorder.take([Inventory(START, "simulated", None, facts)])
         noise = random.Random(7)
-        tidy_at = slow_at = longest = 0.0
-        for tick in range(int(seconds * hertz)):
+        tidy_at = slow_at = newest = 0.0
+        turns: list[float] = []
+        for tick in range(int((seconds + CLOSING_SECONDS) * hertz)):
             now[0] = START + tick / hertz + noise.random() * 0.003
             recorder.take(_tick(now[0], gpus, noise, slow=now[0] >= slow_at))
             slow_at = now[0] + SLOW_SECONDS if now[0] >= slow_at else slow_at
             recorder.flush()
             if now[0] >= tidy_at:
-                tidy_at, began = now[0] + 1.0, time.perf_counter()
+                tidy_at = now[0] + TURN_SECONDS
+                newest = max(newest, sum(_bytes(connection, table) for table in ROWS)) if tick % 600 == 0 else newest
+                began = time.thread_time()
                 keeping.turn(now[0])
-                longest = max(longest, time.perf_counter() - began)
-        raw, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (RAW, MINUTES))
+                turns.append(time.thread_time() - began)
+        packed, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (PACKS, MINUTES))
+        (count,) = connection.execute(f"SELECT sum(sample_count) FROM {PACKS[0]}").fetchone()
+        assert abs(count - gpus * hertz * seconds) <= gpus, f"{count} samples are in packs"
     days = seconds / DAY
     return {
-        "raw_bytes_per_day": raw / days,
-        "raw_bytes_per_gpu_day": raw / days / gpus,
+        "raw_bytes_per_day": packed / days,
+        "raw_bytes_per_gpu_day": packed / days / gpus,
+        "newest_bytes": newest,
         "minute_bytes_per_gpu_day": minutes / days / gpus,
-        "longest_tidying_seconds": longest,
+        "longest_tidying_seconds": max(turns),
+        "tidying_cpu_percent": 100 * sum(turns) / (seconds + CLOSING_SECONDS),
     }
 
 

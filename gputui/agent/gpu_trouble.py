@@ -16,6 +16,7 @@ from gputui.recovery.hardware import Sighting, observations
 from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
+from gputui.store import samples
 
 LOOK_SECONDS = 2.0
 # The sampler's own start may lie between an event and the attempt's first row.
@@ -30,34 +31,43 @@ _GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
 
 def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     """What was recorded of these GPUs between two moments (UTC unix seconds)."""
-    wanted = json.dumps(list(gpus))
-    found = [
+    found = reports(connection, gpus, since, until)
+    for uuid in gpus:
+        row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+        if row is not None:
+            found += _risen(connection, uuid, row[0], since, until)
+    return found
+
+
+def reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+    """What the driver reported of them by itself."""
+    return [
         Sighting(at, uuid, event, code)
         for at, uuid, event, code in connection.execute(
             "SELECT at, uuid, event, code FROM gpu_events "
             "WHERE at BETWEEN ? AND ? AND uuid IN (SELECT value FROM json_each(?))",
-            (since, until, wanted),
+            (since, until, json.dumps(list(gpus))),
         )
         if event in ("xid", "lost", "returned")
     ]
-    rows = connection.execute(
-        "SELECT g.uuid, s.at, s.ecc_uncorrected, s.row_remap_failed FROM gpu_slow_samples AS s "
-        "JOIN gpus AS g USING (gpu_id) WHERE s.at BETWEEN ? AND ? AND g.uuid IN (SELECT value FROM json_each(?)) "
-        "AND (s.ecc_uncorrected IS NOT NULL OR s.row_remap_failed IS NOT NULL) ORDER BY s.at",
-        (since, until, wanted),
-    )
-    counted: dict[str, int] = {}
-    failed: dict[str, bool] = {}
-    for uuid, at, errors, remap_failed in rows:
+
+
+def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float, until: float) -> list[Sighting]:
+    """Where a GPU's counter of ECC errors rose, and where row remapping failed."""
+    found: list[Sighting] = []
+    counted: int | None = None
+    failed: bool | None = None
+    columns = ("ecc_uncorrected", "row_remap_failed")
+    for at, errors, remap_failed in samples.between(connection, samples.SLOW, gpu_id, columns, since, until):
         if errors is not None:
             # The first value is what had been counted before this attempt; a smaller one is a driver that began anew.
-            if errors > counted.get(uuid, errors):
-                found.append(Sighting(at, uuid, "ecc", errors - counted[uuid]))
-            counted[uuid] = errors
+            if counted is not None and errors > counted:
+                found.append(Sighting(at, uuid, "ecc", errors - counted))
+            counted = errors
         if remap_failed is not None:
-            if remap_failed and failed.get(uuid) is False:
+            if remap_failed and failed is False:
                 found.append(Sighting(at, uuid, "remap"))
-            failed[uuid] = bool(remap_failed)
+            failed = bool(remap_failed)
     return found
 
 
@@ -146,7 +156,7 @@ class GpuTrouble:
         now = self.wall()
         seen = [
             one
-            for one in sightings(self.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
+            for one in reports(self.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
             if one.what in ("lost", "returned") or one.code in _GONE
         ]
         return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)

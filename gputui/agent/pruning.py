@@ -11,21 +11,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputui.runs.repository import transaction
+from gputui.store.packs import BLOCK_SECONDS
 from gputui.store.retention import Retention
 from gputui.store.room import pragma, room
-from gputui.store.summaries import HOUR
+from gputui.store.samples import GPU, HOST, HOST_ID, SLOW
+from gputui.store.summaries import DAY, HOUR
 
-# So many ticks make a slice, about 10 ms with eight GPUs.
+# So many of one source make a slice, about 10 ms with eight GPUs.
 TICKS_AT_ONCE = 600
-CUT_SECONDS = 600
-TURN_SECONDS = 0.02
+PACKS_AT_ONCE = 60
 # Below the limit by so much, so that not every second has something to delete.
 SIZE_SLACK = 0.02
 # Free pages below this, or below a tenth of the file, are soon used again.
 KEPT_FREE_PAGES = 4096
 VACUUMED_PAGES = 256
 
-_RAW = ("gpu_samples", "gpu_slow_samples")
+
+def put_together(connection: sqlite3.Connection) -> float:
+    """Up to when every source's samples are in hours (UTC unix seconds); -1 before the first. Raises sqlite3.Error."""
+    row = connection.execute("SELECT min(until), count(*) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)).fetchone()
+    sources = 1 + connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
+    return float(row[0]) if row[0] is not None and row[1] == sources else -1.0
 
 
 @dataclass(slots=True)
@@ -35,10 +41,9 @@ class Pruning:
     connection: sqlite3.Connection
     clock: Callable[[], float]
 
-    def turn(self, retention: Retention, now: float, *, ages_hold: bool) -> bool:
-        """Delete for about TURN_SECONDS; True when nothing is left to delete. ``now`` is UTC unix seconds;
-        ``ages_hold`` says that it can be trusted. Raises sqlite3.Error."""
-        deadline = self.clock() + TURN_SECONDS
+    def turn(self, retention: Retention, now: float, deadline: float, *, ages_hold: bool) -> bool:
+        """Delete at least a slice, and more until the clock shows ``deadline``; True when nothing is left to delete.
+        ``now`` is UTC unix seconds; ``ages_hold`` says that it can be trusted. Raises sqlite3.Error."""
         while self._slice(retention, now, ages_hold):
             if self.clock() >= deadline:
                 return False
@@ -51,7 +56,7 @@ class Pruning:
         too_large = limit is not None and room(self.connection).used_bytes > limit * (1 - SIZE_SLACK)
         raw_limit = -1.0 if not ages_hold or retention.raw_seconds is None else now - retention.raw_seconds
         minutes_limit = -1.0 if not ages_hold or retention.minutes_seconds is None else now - retention.minutes_seconds
-        together = self._put_together()
+        together = put_together(self.connection)
         if self._cut_raw(together if too_large else min(raw_limit, together)):
             return True
         if self._cut_spans("minutes", "minutes_since", together if too_large else min(minutes_limit, together)):
@@ -60,50 +65,44 @@ class Pruning:
             return False
         return self._cut_spans("hours", None, now - retention.hours_seconds)
 
-    def _put_together(self) -> float:
-        """Up to when every source's samples are in hours."""
-        row = self.connection.execute(
-            "SELECT min(until), count(*) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)
-        ).fetchone()
-        sources = 1 + self.connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
-        return float(row[0]) if row[0] is not None and row[1] == sources else -1.0
-
     def _gpu_ids(self) -> list[int]:
         return [row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus")]
 
     def _cut_raw(self, limit: float) -> bool:
         oldest, some_on = [], []
-        for table, condition, key in self._raw_sources():
+        for table, condition, key, at_once in self._raw_sources():
             at = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", key).fetchone()[0]  # noqa: S608
             if at is not None and at < limit:
                 oldest.append(at)
                 row = self.connection.execute(
-                    f"SELECT at FROM {table} WHERE {condition} ORDER BY at LIMIT 1 OFFSET {TICKS_AT_ONCE}",  # noqa: S608
+                    f"SELECT at FROM {table} WHERE {condition} ORDER BY at LIMIT 1 OFFSET {at_once}",  # noqa: S608
                     key,
                 ).fetchone()
                 some_on += [] if row is None else [row[0]]
         if not oldest:
             return False
-        next_edge = (min(oldest) // CUT_SECONDS + 1) * CUT_SECONDS
-        cut = min(limit // CUT_SECONDS * CUT_SECONDS, max(next_edge, min(some_on, default=limit)))
-        cut = cut // CUT_SECONDS * CUT_SECONDS
+        # No pack reaches over such an edge.
+        next_edge = (min(oldest) // BLOCK_SECONDS + 1) * BLOCK_SECONDS
+        cut = min(limit // BLOCK_SECONDS * BLOCK_SECONDS, max(next_edge, min(some_on, default=limit)))
+        cut = cut // BLOCK_SECONDS * BLOCK_SECONDS
         if cut <= min(oldest):
             return False
         with transaction(self.connection):
-            for table, condition, key in self._raw_sources():
+            for table, condition, key, _ in self._raw_sources():
                 self.connection.execute(f"DELETE FROM {table} WHERE {condition} AND at < ?", (*key, cut))  # noqa: S608
             self.connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
         return True
 
-    def _raw_sources(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(table, condition, its values) of every series of samples."""
+    def _raw_sources(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """(table, condition, its values, how many rows at once) of every source of samples."""
+        sources = [(HOST, HOST_ID), *((series, gpu_id) for series in (GPU, SLOW) for gpu_id in self._gpu_ids())]
         return [
-            ("host_samples", "1", ()),
-            *((table, "gpu_id = ?", (gpu_id,)) for table in _RAW for gpu_id in self._gpu_ids()),
+            (table, *series.key(gpu_id), at_once)
+            for series, gpu_id in sources
+            for table, at_once in ((series.rows, TICKS_AT_ONCE), (series.packs, PACKS_AT_ONCE))
         ]
 
     def _cut_spans(self, name: str, bound: str | None, limit: float) -> bool:
-        day = 24 * HOUR
         row = self.connection.execute(f"SELECT min(at) FROM host_{name}").fetchone()  # noqa: S608
         oldest = [row[0]] if row[0] is not None else []
         for gpu_id in self._gpu_ids():
@@ -111,7 +110,7 @@ class Pruning:
             oldest += [row[0]] if row[0] is not None else []
         if not oldest:
             return False
-        cut = min(limit // HOUR * HOUR, (min(oldest) // day + 1) * day)
+        cut = min(limit // HOUR * HOUR, (min(oldest) // DAY + 1) * DAY)
         if cut <= min(oldest):
             return False
         with transaction(self.connection):
@@ -124,6 +123,9 @@ class Pruning:
                     "(SELECT max(at) FROM gpu_process_sets WHERE gpu_id = ? AND at <= ?)",
                     (gpu_id, gpu_id, cut),
                 )
+            if name == "hours":
+                for table in ("host_days", "gpu_days"):
+                    self.connection.execute(f"DELETE FROM {table} WHERE at <= ?", (cut - DAY,))  # noqa: S608
             if bound is not None:
                 self.connection.execute(f"UPDATE record_bounds SET {bound} = max({bound}, ?)", (cut,))  # noqa: S608
         return True

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent import run_energy
-from gputui.agent.pruning import Pruning
+from gputui.agent.packing import Packing
+from gputui.agent.pruning import Pruning, put_together
 from gputui.agent.recorder import Recorder
 from gputui.agent.rollups import Rollups
 from gputui.charts.units import bytes_text
@@ -20,6 +21,8 @@ from gputui.store.room import room
 
 log = logging.getLogger(__name__)
 
+# What is to be done is done in slices of some milliseconds, for about so long in one turn.
+TURN_SECONDS = 0.02
 PRUNE_SECONDS = 30.0
 ENERGY_SECONDS = 10.0
 # A clock that was set, or that nobody has looked at yet, decides about no sample's age for so long.
@@ -62,15 +65,18 @@ class RecordKeeping:
     retention: Retention = field(default_factory=Retention)
     trust: ClockTrust = field(default_factory=ClockTrust)
     rollups: Rollups = field(init=False)
+    packing: Packing = field(init=False)
     pruning: Pruning = field(init=False)
     _energy_at: float = 0.0
     _prune_at: float = 0.0
+    _packed_hour: int | None = None
     _read: tuple[int, int, int] | None = None
     _is_too_large: bool = False
     _is_stuck: bool = False
 
     def __post_init__(self) -> None:
         self.rollups = Rollups(self.connection, self.interval_seconds, self.clock)
+        self.packing = Packing(self.connection, self.clock)
         self.pruning = Pruning(self.connection, self.clock)
 
     def turn(self, now: float) -> None:
@@ -78,15 +84,17 @@ class RecordKeeping:
         trusted = self.trust.look(self.wall(), self.boot())
         # A span whose samples are not all stored yet must not be put together; on a full disk deleting may make room.
         is_whole = not self.recorder.is_waiting
+        deadline = self.clock() + TURN_SECONDS
         try:
             if is_whole:
-                self.rollups.turn(self.wall())
+                self.rollups.turn(self.wall(), deadline)
+                self._pack(deadline)
             if is_whole and now >= self._energy_at:
                 self._energy_at = now + ENERGY_SECONDS
                 run_energy.settle(self.connection, self.wall())
             if now >= self._prune_at:
                 self._look_at_settings()
-                done = self.pruning.turn(self.retention, self.wall(), ages_hold=trusted)
+                done = self.pruning.turn(self.retention, self.wall(), deadline, ages_hold=trusted)
                 if done:
                     self._prune_at = now + PRUNE_SECONDS
                     self._tell_size()
@@ -95,6 +103,13 @@ class RecordKeeping:
             if not self._is_stuck:
                 log.warning("the record is not tidied until the database can be written: %s", error)
             self._is_stuck = True
+
+    def _pack(self, deadline: float) -> None:
+        hour = self.rollups.closed_hour
+        if hour == self._packed_hour:
+            return
+        if self.packing.turn(put_together(self.connection), deadline) and not self.rollups.is_behind:
+            self._packed_hour = hour
 
     def _look_at_settings(self) -> None:
         found = _identity(self.settings)

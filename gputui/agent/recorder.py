@@ -24,6 +24,7 @@ from gputui.gpu.model import (
 from gputui.host.model import HostSample
 from gputui.runs.identity import Owner, environment_of, owner_in, read_stat
 from gputui.runs.repository import add_event, transaction
+from gputui.store import samples
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,9 @@ def _insert(table: str, columns: list[str]) -> str:
     return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
 
 
-_INSERT_HOST = _insert("host_samples", _HOST_COLUMNS)
-_INSERT_FAST = _insert("gpu_samples", ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
-_INSERT_SLOW = _insert("gpu_slow_samples", ["at", "gpu_id", *_SLOW_COLUMNS])
+_INSERT_HOST = _insert(samples.HOST.rows, _HOST_COLUMNS)
+_INSERT_FAST = _insert(samples.GPU.rows, ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
+_INSERT_SLOW = _insert(samples.SLOW.rows, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
@@ -81,14 +82,22 @@ class ProcessOwners:
         return owner_in(environment, self._runs)
 
 
-# A whole number takes a third of the room.
-_WHOLE = frozenset(name for name in (*_HOST_COLUMNS, *_SLOW_COLUMNS) if name.endswith("_bytes_per_second"))
+def _digits(name: str) -> int | None:
+    """To how many digits after the point a value is stored: no more than its source knows, and as many as a pack keeps.
+    None for what is no real number."""
+    if name.endswith("_bytes_per_second"):
+        return 0
+    if name in ("cpu_percent", "load_1m"):
+        return 2
+    return 3 if name == "at" or samples.GPU.columns.get(name) or samples.SLOW.columns.get(name) else None
 
 
-def _stored(sample: HostSample | GpuSlowSample, name: str) -> object:
-    """A value as it is stored: rates in whole bytes a second."""
-    value = getattr(sample, name)
-    return round(value) if name in _WHOLE and value is not None else value
+_DIGITS = {name: _digits(name) for name in ("at", *_HOST_COLUMNS, *_FAST_COLUMNS, *_SLOW_COLUMNS)}
+
+
+def _stored(sample: HostSample | GpuSample | GpuSlowSample, name: str) -> object:
+    value, digits = getattr(sample, name), _DIGITS[name]
+    return value if value is None or digits is None else round(value, digits)
 
 
 class Recorder:
@@ -195,11 +204,12 @@ class Recorder:
 
     def _write_fast(self, tick: FastTick) -> None:
         rows = []
+        at = round(tick.at, 3)
         for sample in tick.gpus:
             gpu_id = self._ids.get(sample.uuid)
             if gpu_id is not None:
                 reasons = None if sample.throttle_reasons is None else json.dumps(sample.throttle_reasons)
-                rows.append((tick.at, gpu_id, *(getattr(sample, name) for name in _FAST_COLUMNS), reasons))
+                rows.append((at, gpu_id, *(_stored(sample, name) for name in _FAST_COLUMNS), reasons))
         self._connection.executemany(_INSERT_FAST, rows)
 
     def _write_slow(self, tick: SlowTick) -> None:
@@ -207,7 +217,7 @@ class Recorder:
             gpu_id = self._ids.get(sample.uuid)
             if gpu_id is not None:
                 values = [_stored(sample, name) for name in _SLOW_COLUMNS]
-                self._connection.execute(_INSERT_SLOW, (tick.at, gpu_id, *values))
+                self._connection.execute(_INSERT_SLOW, (round(tick.at, 3), gpu_id, *values))
                 self._connection.execute(
                     "UPDATE gpus SET slow = ?, slow_at = ?, last_seen_at = ? WHERE gpu_id = ?",
                     (json.dumps(dict(zip(_SLOW_COLUMNS, values, strict=True))), tick.at, tick.at, gpu_id),

@@ -1,48 +1,52 @@
-"""Minutes and hours out of samples, as time passes.
+"""Minutes, hours and days out of samples, as time passes.
 
-Samples of a span that is over are put together from the stored rows, and the mark up to which that was done moves in
-the same transaction: an agent that is killed is followed by one that goes on there. A span that is done again, because
-the clock was set back, gives the same row with the samples that came to it.
+Samples of a span that is over are put together from what is stored, a slice at a time, and the mark up to which that
+was done moves in the transaction of the span's row: an agent that is killed is followed by one that begins the span
+anew. A span that is done again, because the clock was set back, gives the same row with the samples that came to it.
+A day is put together from its hours whenever one of them is.
 """
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
+from gputui.agent import day_rollups
 from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
-from gputui.store.energy import Reading, energy_between
-from gputui.store.summaries import GPU_KEPT, HOST_KEPT, HOUR, MINUTE, names, summarise, throttled_fraction
+from gputui.store import samples
+from gputui.store.energy import energy_between
+from gputui.store.samples import GPU, HOST, HOST_ID, SLOW, Row
+from gputui.store.summaries import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
 
-HOST_ID = 0
-# One such slice takes about 10 ms; a longer backlog waits for the next turn.
-ROWS_AT_ONCE = 4000
-TURN_SECONDS = 0.02
+# One such slice takes about 5 ms; a longer backlog waits for the next turn.
+ROWS_AT_ONCE = 2000
 
-_GPU_COLUMNS = [kept.column for kept in GPU_KEPT]
-_HOST_COLUMNS = [kept.column for kept in HOST_KEPT]
-_GPU_ROWS = (
-    f"SELECT at, state, throttle_reasons, {', '.join(_GPU_COLUMNS)} FROM gpu_samples "  # noqa: S608 - fixed names
-    "WHERE gpu_id = ? AND at >= ? AND at < ? ORDER BY at LIMIT ?"
-)
-_HOST_ROWS = (
-    f"SELECT at, {', '.join(_HOST_COLUMNS)} FROM host_samples "  # noqa: S608
-    "WHERE ? = 0 AND at >= ? AND at < ? ORDER BY at LIMIT ?"
-)
+_GPU_COLUMNS = ("state", "throttle_reasons", *(kept.column for kept in GPU_KEPT))
+_HOST_COLUMNS = tuple(kept.column for kept in HOST_KEPT)
 _TABLES = {
     (MINUTE, True): "host_minutes",
     (HOUR, True): "host_hours",
     (MINUTE, False): "gpu_minutes",
     (HOUR, False): "gpu_hours",
 }
-_GPU_NAMES = ["gpu_id", "at", "sample_count", *names(GPU_KEPT), "throttled_fraction", "energy_joules"]
+_GPU_NAMES = [
+    "gpu_id", "at", "sample_count", *names(GPU_KEPT), "throttled_fraction", "energy_joules",
+    *names((MEMORY_TEMPERATURE,)),
+]  # fmt: skip
 _HOST_NAMES = ["at", "sample_count", *names(HOST_KEPT)]
 
-Row = tuple[float, ...]
+
+@dataclass(slots=True)
+class _Open:
+    """The span that a source's slices are being gathered into: ``at`` is its begin, ``read_until`` how far it is."""
+
+    source: int
+    at: int
+    read_until: float
+    gathered: Gathered
 
 
 @dataclass(slots=True)
@@ -54,22 +58,31 @@ class Rollups:
     clock: Callable[[], float]
     _done: tuple[int, int] | None = None
     _behind: bool = field(default=True)
+    _open: dict[int, _Open] = field(default_factory=dict)
+    """By the length of the span: that in which the last slice ended."""
 
     @property
     def is_behind(self) -> bool:
         """Whether spans that are over still wait to be put together."""
         return self._behind
 
-    def turn(self, now: float) -> None:
-        """Put together what is over by ``now`` (UTC unix seconds), for about TURN_SECONDS. Raises sqlite3.Error with
-        nothing of the unfinished part changed."""
+    @property
+    def closed_hour(self) -> int | None:
+        """When the hour that now is began (UTC unix seconds), at the last turn; None before the first."""
+        return None if self._done is None else self._done[1]
+
+    def turn(self, now: float, deadline: float) -> None:
+        """Put together what is over by ``now`` (UTC unix seconds), until the clock shows ``deadline``. Raises
+        sqlite3.Error with nothing of the unfinished part changed."""
         # The counter's first reading after a span belongs to it in part.
         over_by = now - max(SLOW_SECONDS, self.interval_seconds) * 2
         closed = (int(over_by // MINUTE) * MINUTE, int(over_by // HOUR) * HOUR)
         if closed == self._done and not self._behind:
             return
+        if self._done is not None and closed < self._done:
+            # The clock was set back: samples may come to what has been gathered.
+            self._open.clear()
         self._done = closed
-        deadline = self.clock() + TURN_SECONDS
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
         for span, end in zip((MINUTE, HOUR), closed, strict=True):
             for source in sources:
@@ -86,45 +99,66 @@ class Rollups:
             # The clock was set back: what is sampled from here on belongs to spans that were done already.
             self._move(span, source, end)
             return
-        rows, until = self._rows(source, mark, end, ROWS_AT_ONCE), end
-        if len(rows) == ROWS_AT_ONCE:
-            until = int(rows[-1][0] // span) * span
-            first = int(rows[0][0] // span) * span
-            if until == first:
-                until = first + span
-                rows = self._rows(source, first, until, -1)
-            else:
-                rows = [row for row in rows if row[0] < until]
-        made = self._summaries(span, source, rows)
+        opened = self._open.pop(span, None)
+        if opened is not None and (opened.source, opened.at) != (source, mark):
+            opened = None
+        begin = mark if opened is None else opened.read_until
+        series, columns = (HOST, _HOST_COLUMNS) if source == HOST_ID else (GPU, _GPU_COLUMNS)
+        rows, until = samples.some(self.connection, series, source, columns, begin, end, ROWS_AT_ONCE)
+        done, opened = self._gather(span, source, rows, until, opened)
         with transaction(self.connection):
-            self._store(span, source, made)
-            self._move(span, source, until)
+            self._store(span, source, [self._summary(span, source, one) for one in done])
+            self._move(span, source, int(until // span) * span if opened is None else opened.at)
+        if opened is not None:
+            self._open[span] = opened
 
-    def _rows(self, source: int, begin: float, end: float, limit: int) -> list[Row]:
-        query = _HOST_ROWS if source == HOST_ID else _GPU_ROWS
-        return self.connection.execute(query, (source, begin, end, limit)).fetchall()
+    def _gather(
+        self, span: int, source: int, rows: Sequence[Row], until: float, opened: _Open | None
+    ) -> tuple[list[_Open], _Open | None]:
+        """The spans that are complete with these rows, which are all up to ``until``, and the one that is not."""
+        done: list[_Open] = []
+        for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span):
+            if opened is None or opened.at != at:
+                done += [] if opened is None else [opened]
+                opened = _Open(source, at, until, Gathered(HOST_KEPT if source == HOST_ID else GPU_KEPT))
+            columns = list(zip(*group, strict=True))[1:]
+            if source == HOST_ID:
+                opened.gathered.add(columns)
+            else:
+                opened.gathered.add(columns[2:], states=columns[0], reasons=columns[1])
+        if opened is not None:
+            opened.read_until = until
+            if opened.at + span <= until:
+                return [*done, opened], None
+        return done, opened
 
-    def _summaries(self, span: int, source: int, rows: Sequence[Row]) -> list[tuple[int, list[object]]]:
-        if not rows:
-            return []
+    def _summary(self, span: int, source: int, one: _Open) -> tuple[int, list[object]]:
+        gathered, at = one.gathered, one.at
         if source == HOST_ID:
-            return [(at, _host_summary(at, group)) for at, group in _by_span(rows, span)]
+            return at, [at, gathered.samples, *gathered.summary()]
         longest = max(60.0, 3 * self.interval_seconds)
-        readings = self._readings(source, rows[0][0] - span - longest, rows[-1][0] + span + longest)
-        times = [at for at, _ in readings]
-        made = []
-        for at, group in _by_span(rows, span):
-            near = slice(bisect_left(times, at - longest), bisect_right(times, at + span + longest))
-            energy = energy_between(readings[near], at, at + span, longest)
-            made.append((at, _gpu_summary(source, at, group, energy)))
-        return made
-
-    def _readings(self, gpu_id: int, begin: float, end: float) -> list[Reading]:
-        return self.connection.execute(
-            "SELECT at, energy_joules FROM gpu_slow_samples WHERE gpu_id = ? AND at >= ? AND at < ? "
-            "AND energy_joules IS NOT NULL ORDER BY at",
-            (gpu_id, begin, end),
-        ).fetchall()
+        slow = samples.between(
+            self.connection,
+            SLOW,
+            source,
+            ("energy_joules", MEMORY_TEMPERATURE.column),
+            at - longest,
+            at + span + longest,
+        )
+        energy = energy_between(
+            [(when, joules) for when, joules, _ in slow if joules is not None], at, at + span, longest
+        )
+        warmth = Gathered((MEMORY_TEMPERATURE,))
+        warmth.add([[celsius for when, _, celsius in slow if at <= when < at + span]])
+        return at, [
+            source,
+            at,
+            gathered.answered,
+            *gathered.summary(),
+            gathered.throttled_fraction,
+            None if energy is None else round(energy, 1),
+            *warmth.summary(),
+        ]
 
     def _store(self, span: int, source: int, made: Sequence[tuple[int, list[object]]]) -> None:
         if not made:
@@ -139,6 +173,8 @@ class Rollups:
                 f"VALUES ({', '.join('?' * len(columns))})",
                 some,
             )
+        if span == HOUR:
+            day_rollups.renew(self.connection, source, (at for at, _ in made))
 
     def _mark(self, span: int, source: int) -> int:
         row = self.connection.execute(
@@ -152,25 +188,3 @@ class Rollups:
             "ON CONFLICT DO UPDATE SET until = excluded.until",
             (span, source, until),
         )
-
-
-def _by_span(rows: Sequence[Row], span: int) -> list[tuple[int, list[Row]]]:
-    grouped = itertools.groupby(rows, key=lambda row: int(row[0] // span) * span)
-    return [(at, list(group)) for at, group in grouped]
-
-
-def _host_summary(at: int, rows: Sequence[Row]) -> list[object]:
-    columns = list(zip(*rows, strict=True))
-    return [at, len(rows), *summarise(HOST_KEPT, columns[1:])]
-
-
-def _gpu_summary(gpu_id: int, at: int, rows: Sequence[Row], energy_joules: float | None) -> list[object]:
-    columns = list(zip(*rows, strict=True))
-    return [
-        gpu_id,
-        at,
-        sum(state == "ok" for state in columns[1]),
-        *summarise(GPU_KEPT, columns[3:]),
-        throttled_fraction(columns[2]),
-        None if energy_joules is None else round(energy_joules, 1),
-    ]

@@ -7,11 +7,14 @@ the sum outlives the readings.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from dataclasses import dataclass, replace
 
 from gputui.runs.repository import transaction
+from gputui.store import samples
 from gputui.store.energy import consumed_joules
+from gputui.store.samples import SLOW
 
 # Readings further apart do not tell how much of what lies between belongs to the attempt that began or ended there.
 # Within an attempt they do, however far apart: the counter went on.
@@ -68,11 +71,7 @@ def _bring_up(
         return
     tally = Tally(*row[:3]) if row is not None else Tally(began - BORDER_SECONDS)
     last = now if ended is None else ended + BORDER_SECONDS
-    readings = connection.execute(
-        "SELECT at, energy_joules FROM gpu_slow_samples WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
-        "AND at > ? AND at <= ? AND energy_joules NOTNULL ORDER BY at LIMIT ?",
-        (key[2], tally.until, last, READINGS_AT_ONCE),
-    ).fetchall()
+    readings, until = _readings(connection, key[2], tally.until, last)
     for at, counter in readings:
         tally = added(tally, at, counter, began, ended)
         if ended is not None and at >= ended:
@@ -80,7 +79,7 @@ def _bring_up(
     if tally.counter_joules is None:
         # Nothing is stored with an earlier time any more: a GPU without a counter is not walked through again.
         tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
-    seen_all = len(readings) < READINGS_AT_ONCE and now > last
+    seen_all = until > last and now > last
     settled = ended is not None and (tally.until >= ended or seen_all)
     with transaction(connection):
         connection.execute(
@@ -88,3 +87,16 @@ def _bring_up(
             "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*key, tally.until, tally.counter_joules, tally.energy_joules, settled),
         )
+
+
+def _readings(
+    connection: sqlite3.Connection, uuid: str, after: float, last: float
+) -> tuple[list[tuple[float, float]], float]:
+    """The counter of a GPU after a moment and up to ``last``, as far as it is read at once, and how far that is."""
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    end = math.nextafter(last, math.inf)
+    if row is None:
+        return [], end
+    begin = math.nextafter(after, math.inf)
+    found, until = samples.some(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
+    return [(at, joules) for at, joules in found if joules is not None], until

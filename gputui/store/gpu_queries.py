@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
+from gputui.store import rollups, sample_means, samples
+
 # Reports are rare; a GPU that comes and goes all day must not make each look at them long.
 _EVENTS_LOOKED_AT = 512
 
@@ -42,16 +44,12 @@ def memory_temperature_history(
     connection: sqlite3.Connection, uuid: str, since: float, until: float, buckets: int
 ) -> tuple[float | None, ...]:
     """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since, until)."""
-    found: list[float | None] = [None] * buckets
-    rows = connection.execute(
-        "SELECT CAST((s.at - ?) * ? AS INTEGER) AS bucket, avg(s.memory_temperature_celsius) "
-        "FROM gpus AS g JOIN gpu_slow_samples AS s ON s.gpu_id = g.gpu_id AND s.at >= ? AND s.at < ? "
-        "WHERE g.uuid = ? GROUP BY bucket",
-        (since, buckets / (until - since), since, until, uuid),
-    )
-    for bucket, value in rows:
-        found[min(bucket, buckets - 1)] = value
-    return tuple(found)
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    if row is None:
+        return (None,) * buckets
+    columns = ("memory_temperature_celsius",)
+    table = sample_means.means(connection, samples.SLOW, row[0], columns, since, until, buckets)
+    return tuple(rollups.completed(connection, table, columns, since, until, row[0])[0])
 
 
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
+
+from gputui.store import samples
 
 COLUMNS = (
     "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
@@ -18,13 +21,12 @@ def samples_between(
 
     ``gpu`` is the GPU's index. Raises sqlite3.Error.
     """
-    marks = ", ".join("?" * len(uuids))
-    rows = connection.execute(
-        "SELECT s.at, g.position, g.uuid, s.state, s.utilization_percent, s.memory_used_bytes, s.memory_total_bytes, "  # noqa: S608 - question marks
-        "s.temperature_celsius, s.power_watts, s.power_limit_watts, s.sm_clock_mhz, s.throttle_reasons "
-        f"FROM gpus AS g JOIN gpu_samples AS s USING (gpu_id) WHERE g.uuid IN ({marks}) AND s.at BETWEEN ? AND ? "
-        "ORDER BY s.at DESC, g.position DESC LIMIT ?",
-        (*uuids, since, until, limit),
-    ).fetchall()
-    rows.reverse()
-    return rows
+    found: list[tuple[object, ...]] = []
+    for uuid in uuids:
+        row = connection.execute("SELECT gpu_id, position FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+        if row is not None:
+            after = math.nextafter(until, math.inf)
+            for at, *values in samples.between(connection, samples.GPU, row[0], COLUMNS[3:], since, after):
+                found.append((at, row[1], uuid, *values))
+    found.sort(key=lambda one: one[:2])
+    return found[-limit:]

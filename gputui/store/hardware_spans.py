@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gputui.store import samples
 from gputui.store.rollups import bounds
+from gputui.store.samples import GPU, HOST, HOST_ID, Series
 
 
 class Span(NamedTuple):
@@ -42,8 +44,10 @@ def gpu_spans(
     Columns are of GPU_COLUMNS. Spans without a sample are left out. Raises sqlite3.Error.
     """
     assert GPU_COLUMNS.issuperset(columns)
-    source = "gpu_{table} AS s ON s.gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = :uuid) AND"
-    return _all_spans(connection, source, columns, seconds, first, last, looked_at, uuid)
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    if row is None:
+        return iter(())
+    return _all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)
 
 
 def host_spans(
@@ -51,35 +55,35 @@ def host_spans(
 ) -> Iterator[Span]:
     """The same of the host; columns are of HOST_COLUMNS."""
     assert HOST_COLUMNS.issuperset(columns)
-    return _all_spans(connection, "host_{table} AS s ON", columns, seconds, first, last, looked_at, None)
+    return _all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)
 
 
 def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
     """When a GPU was sampled last, in UTC unix seconds."""
-    row = connection.execute(
-        "SELECT max(at) FROM gpu_samples WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?)", (uuid,)
-    ).fetchone()
-    return None if row[0] is None else float(row[0])
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    found = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
+    return None if found is None else float(found[0])
 
 
 def newest_host_sample(connection: sqlite3.Connection) -> float | None:
     """When the host was sampled last."""
-    row = connection.execute("SELECT max(at) FROM host_samples").fetchone()
-    return None if row[0] is None else float(row[0])
+    found = samples.newest(connection, HOST, HOST_ID, (), math.inf)
+    return None if found is None else float(found[0])
 
 
 def _all_spans(
     connection: sqlite3.Connection,
-    source: str,
+    series: Series,
+    gpu_id: int,
     columns: Sequence[str],
     seconds: float,
     first: int,
     last: int,
     looked_at: float,
-    uuid: str | None,
 ) -> Iterator[Span]:
     """From hours, minutes and samples, each where the finer ones are gone."""
     limits = bounds(connection)
+    kind = "host" if series is HOST else "gpu"
     for table, since, until in (
         ("hours", float("-inf"), limits.minutes_since),
         ("minutes", limits.minutes_since, limits.raw_since),
@@ -87,42 +91,90 @@ def _all_spans(
     ):
         begin = first if since == float("-inf") else max(first, math.ceil(since / seconds))
         end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
-        if begin <= end:
+        if begin > end:
+            continue
+        if table == "samples":
+            named = {"first": begin, "last": end, "seconds": seconds, "looked_at": looked_at, "gpu_id": gpu_id}
+            found = {span.number: span for span in _spans(connection, series.rows, _OF_SAMPLES, columns, named)}
+            for span in _packed_spans(connection, series, columns, named):
+                before = found.get(span.number)
+                found[span.number] = span if before is None else _together(before, span)
+            yield from (found[number] for number in sorted(found))
+        else:
             # A span of minutes has few rows; all of them are read.
-            width = looked_at if table == "samples" else seconds
-            yield from _spans(
-                connection, source.format(table=table), _values(columns, table), seconds, begin, end, width, uuid
-            )
+            named = {"first": begin, "last": end, "seconds": seconds, "looked_at": seconds, "gpu_id": gpu_id}
+            yield from _spans(connection, f"{kind}_{table}", _OF_ROLLUPS, columns, named)
 
 
-def _values(columns: Sequence[str], table: str) -> str:
-    """How often each column was known, its extremes and its mean, and before those how many samples there are."""
-    if table == "samples":
-        return "count(*)" + "".join(f", count({name}), min({name}), max({name}), avg({name})" for name in columns)
-    weight = "CASE WHEN {name}_mean NOTNULL THEN sample_count END"
-    return "sum(sample_count)" + "".join(
-        f", total({weight.format(name=name)}), min({name}_min), max({name}_max), "
-        f"sum({name}_mean * sample_count) / sum({weight.format(name=name)})"
-        for name in columns
-    )
+# How many samples there are, and then how often a column was known, its extremes and its sum.
+_OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
+_OF_ROLLUPS = (
+    "sum(sample_count)",
+    "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
+    "total({0}_mean * sample_count)",
+)
+_SPANS = "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last)"
 
 
 def _spans(
     connection: sqlite3.Connection,
-    source: str,
-    values: str,
-    seconds: float,
-    first: int,
-    last: int,
-    looked_at: float,
-    uuid: str | None,
+    table: str,
+    values: tuple[str, str],
+    columns: Sequence[str],
+    named: Mapping[str, float],
 ) -> Iterator[Span]:
+    asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
     rows = connection.execute(
-        "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last) "  # noqa: S608
-        f"SELECT n, min(at), max(at), {values} FROM spans CROSS JOIN {source} "
-        "s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
-        {"first": first, "last": last, "seconds": seconds, "looked_at": looked_at, "uuid": uuid},
+        f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
+        f"ON {_of_source(table)} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
+        named,
     )
-    for number, first_at, last_at, samples, *rest in rows:
-        found = [(int(rest[i]), rest[i + 1], rest[i + 2], rest[i + 3]) for i in range(0, len(rest), 4)]
-        yield Span(number, first_at, last_at, int(samples), found)
+    for number, first_at, last_at, samples_there, *rest in rows:
+        found = []
+        for i in range(0, len(rest), 4):
+            count, low, high, total = rest[i : i + 4]
+            found.append((int(count), low, high, total / count if count else None))
+        yield Span(number, first_at, last_at, int(samples_there), found)
+
+
+def _packed_spans(
+    connection: sqlite3.Connection, series: Series, columns: Sequence[str], named: Mapping[str, float]
+) -> Iterator[Span]:
+    """One for each pack that reaches into a span."""
+    source = _of_source(series.packs)
+    rows = connection.execute(
+        f"{_SPANS} SELECT n, {samples.pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
+        f"ON {source} s.at < n * :seconds + :looked_at AND s.at >= "
+        f"coalesce((SELECT max(at) FROM {series.packs} WHERE {source} at <= n * :seconds), n * :seconds)",
+        named,
+    )
+    for number, *pack in rows:
+        begin = number * named["seconds"]
+        piece = samples.part(series, columns, tuple(pack), begin, begin + named["looked_at"], {})
+        if piece.times:
+            values = [_told(column) for column in piece.columns]
+            yield Span(number, piece.times[0], piece.times[-1], len(piece.times), values)
+
+
+def _of_source(table: str) -> str:
+    return "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
+
+
+def _told(column: Sequence[float | None]) -> tuple[int, float | None, float | None, float | None]:
+    known = [value for value in column if value is not None]
+    return (len(known), min(known), max(known), sum(known) / len(known)) if known else (0, None, None, None)
+
+
+def _together(one: Span, other: Span) -> Span:
+    """Two parts of the same span."""
+    values = []
+    for (count, low, high, mean), (more, lower, higher, their_mean) in zip(one.values, other.values, strict=True):
+        if low is None or high is None or mean is None:
+            values.append((more, lower, higher, their_mean))
+        elif lower is None or higher is None or their_mean is None:
+            values.append((count, low, high, mean))
+        else:
+            both = (mean * count + their_mean * more) / (count + more)
+            values.append((count + more, min(low, lower), max(high, higher), both))
+    first_at, last_at = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
+    return Span(one.number, first_at, last_at, one.samples + other.samples, values)

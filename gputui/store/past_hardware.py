@@ -1,6 +1,6 @@
 """GPUs as they were at a past moment: of each value the newest that was known then.
 
-Every value is one probe of a primary key, however long the record is. Times are UTC unix seconds.
+Every value is a probe or two of a key, however long the record is. Times are UTC unix seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gputui.store import rollups
+from gputui.store import queries, rollups, samples
 from gputui.store.queries import GPU_ROW, LOST_SHOWN_SECONDS, gpu_view, rank_among, stale_after_seconds
 from gputui.store.rollups import Bounds
 from gputui.store.views import GpuView
@@ -30,11 +30,10 @@ _THEN = GPU_ROW.format(
     last_seen_at="min(g.last_seen_at, :at)",
 )
 _GPUS = f"""
-SELECT g.gpu_id, {_THEN}
+SELECT g.gpu_id, g.first_seen_at, {_THEN}
 FROM gpus AS g
-LEFT JOIN gpu_samples AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
-WHERE g.first_seen_at <= :at OR s.at IS NOT NULL
+LEFT JOIN gpu_sample_rows AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_sample_rows WHERE gpu_id = g.gpu_id AND at <= :at)
 ORDER BY g.position, g.gpu_id
 """  # noqa: S608 - fixed names
 
@@ -47,7 +46,10 @@ def gpus(connection: sqlite3.Connection, at: float, holders: Mapping[str, tuple[
     reported = _gpu_events(connection, at)
     found = []
     limits = rollups.bounds(connection)
-    for gpu_id, *row in connection.execute(_GPUS, {"at": at}).fetchall():
+    for gpu_id, first_seen_at, *newest in connection.execute(_GPUS, {"at": at}).fetchall():
+        row = queries.with_packed(connection, newest, gpu_id, at)
+        if row[5] is None and first_seen_at > at:
+            continue
         view = gpu_view(row, reported.get(row[0]), at, stale_after_seconds(_interval(connection, gpu_id, at)))
         if view.at is None and at < limits.raw_since:
             view = _put_together(connection, view, gpu_id, at, limits)
@@ -75,25 +77,14 @@ def _put_together(connection: sqlite3.Connection, view: GpuView, gpu_id: int, at
 
 
 def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str, object]:
-    cursor = connection.execute(
-        "SELECT * FROM gpu_slow_samples WHERE gpu_id = ? AND at <= ? ORDER BY at DESC LIMIT 1", (gpu_id, at)
-    )
-    row = cursor.fetchone()
-    if row is None:
-        return {}
-    names = [column[0] for column in cursor.description]
-    return {name: value for name, value in zip(names, row, strict=True) if name not in ("at", "gpu_id")}
+    names = tuple(samples.SLOW.columns)
+    row = samples.newest(connection, samples.SLOW, gpu_id, names, at)
+    return {} if row is None else dict(zip(names, row[1:], strict=True))
 
 
 def _interval(connection: sqlite3.Connection, gpu_id: int, at: float) -> float | None:
     """How often the GPU was sampled then: the shortest distance between a few samples, for there may be a gap."""
-    times = [
-        row[0]
-        for row in connection.execute(
-            "SELECT at FROM gpu_samples WHERE gpu_id = ? AND at <= ? ORDER BY at DESC LIMIT ?",
-            (gpu_id, at, _PACE_SAMPLES),
-        ).fetchall()
-    ]
+    times = samples.times_up_to(connection, samples.GPU, gpu_id, at, _PACE_SAMPLES)
     return min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
 
 

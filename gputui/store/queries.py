@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from gputui.store import json_columns, rollups
+from gputui.store import json_columns, rollups, sample_means, samples
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -92,6 +92,12 @@ g.uuid, g.position, g.name, {present}, s.state, s.at,
 """
 """The columns of `gpu_view` from a GPU ``g`` and its sample ``s``."""
 
+_SAMPLED = (
+    "state", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
+    "memory_total_bytes", "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
+    "memory_clock_mhz", "performance_state", "throttle_reasons",
+)  # fmt: skip
+
 _NOW = GPU_ROW.format(
     present="g.present",
     slow="g.slow",
@@ -101,10 +107,10 @@ _NOW = GPU_ROW.format(
     last_seen_at="g.last_seen_at",
 )
 _GPUS = f"""
-SELECT {_NOW}
+SELECT g.gpu_id, {_NOW}
 FROM gpus AS g
-LEFT JOIN gpu_samples AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :latest)
+LEFT JOIN gpu_sample_rows AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_sample_rows WHERE gpu_id = g.gpu_id AND at <= :latest)
 LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid
 LEFT JOIN runs AS r ON r.run_id = l.run_id
 WHERE g.present = 1 OR g.last_seen_at > :seen
@@ -117,10 +123,18 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
     stale_after = stale_after_seconds(row[0] if row else None)
     reported = _newest_gpu_events(connection)
-    return [
-        gpu_view(row, reported.get(row[0]), now, stale_after)
-        for row in connection.execute(_GPUS, {"latest": now + CLOCK_SLACK_SECONDS, "seen": now - LOST_SHOWN_SECONDS})
-    ]
+    latest = now + CLOCK_SLACK_SECONDS
+    found = []
+    for gpu_id, *row in connection.execute(_GPUS, {"latest": latest, "seen": now - LOST_SHOWN_SECONDS}).fetchall():
+        own = row if row[5] is not None else with_packed(connection, row, gpu_id, latest)
+        found.append(gpu_view(own, reported.get(row[0]), now, stale_after))
+    return found
+
+
+def with_packed(connection: sqlite3.Connection, row: list[Any], gpu_id: int, at: float) -> list[Any]:
+    """The columns of `GPU_ROW` with the newest sample up to a moment, where that is in a pack."""
+    packed = samples.newest_packed(connection, samples.GPU, gpu_id, _SAMPLED, at, after=row[5])
+    return row if packed is None else [*row[:4], packed[1], packed[0], *packed[2:], *row[4 + len(packed) :]]
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:
@@ -180,33 +194,23 @@ def gpu_history(
 ) -> dict[str, GpuHistory]:
     """Means over ``buckets`` equal spans of [since, until), per GPU UUID, or for one GPU alone. GPUs without a sample
     there are left out."""
-    columns = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
     known = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     found: dict[str, GpuHistory] = {}
     # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
     for gpu_id, name in known:
-        table = _empty(len(columns), buckets)
-        rows = connection.execute(
-            f"SELECT {_bucket('at')} AS bucket, {_means(columns)} FROM gpu_samples "  # noqa: S608 - fixed names
-            "WHERE gpu_id = ? AND at >= ? AND at < ? GROUP BY bucket",
-            (since, buckets / (until - since), gpu_id, since, until),
-        ).fetchall()
-        for bucket, *values in rows:
-            _place(table, bucket, values)
-        if rows:
+        table = sample_means.means(connection, samples.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
+        table = rollups.completed(connection, table, rollups.GPU_MEANS, since, until, gpu_id)
+        if any(value is not None for series in table for value in series):
             found[name] = GpuHistory(*(tuple(series) for series in table))
-    return rollups.completed(connection, found, since, until, buckets, uuid)
+    return found
+
+
+_HOST_COLUMNS = tuple(field.name for field in fields(HostView) if field.name != "at")
 
 
 def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
     """The newest sample of the host; with ``at`` (UTC unix seconds) the newest that was known then."""
-    row = connection.execute(
-        "SELECT at, cpu_percent, cpu_count, load_1m, memory_used_bytes, memory_total_bytes, swap_used_bytes, "
-        "disk_read_bytes_per_second, disk_write_bytes_per_second, disk_used_bytes, disk_total_bytes, shm_used_bytes, "
-        "shm_total_bytes, network_received_bytes_per_second, network_sent_bytes_per_second "
-        "FROM host_samples WHERE at <= ? ORDER BY at DESC LIMIT 1",
-        (float("inf") if at is None else at,),
-    ).fetchone()
+    row = samples.newest(connection, samples.HOST, samples.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
     if row is not None or at is None:
         return None if row is None else HostView(*row)
     then = rollups.host_then(connection, at, rollups.bounds(connection))
@@ -219,34 +223,9 @@ def host_history(connection: sqlite3.Connection, since: float, until: float, buc
         "cpu_percent", "memory_used_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second",
         "network_received_bytes_per_second", "network_sent_bytes_per_second",
     )  # fmt: skip
-    table = _empty(len(columns), buckets)
-    rows = connection.execute(
-        f"SELECT {_bucket('at')} AS bucket, {_means(columns)} FROM host_samples "  # noqa: S608 - fixed names
-        "WHERE at >= ? AND at < ? GROUP BY bucket",
-        (since, buckets / (until - since), since, until),
-    )
-    for bucket, *values in rows:
-        _place(table, bucket, values)
+    table = sample_means.means(connection, samples.HOST, samples.HOST_ID, columns, since, until, buckets)
+    table = rollups.completed(connection, table, columns, since, until)
     return HostHistory(*(tuple(series) for series in table))
-
-
-def _bucket(column: str) -> str:
-    return f"CAST(({column} - ?) * ? AS INTEGER)"
-
-
-def _means(columns: Iterable[str]) -> str:
-    return ", ".join(f"avg({column})" for column in columns)
-
-
-def _empty(columns: int, buckets: int) -> list[list[float | None]]:
-    return [[None] * buckets for _ in range(columns)]
-
-
-def _place(table: list[list[float | None]], bucket: int, values: list[float | None]) -> None:
-    # Rounding can push a sample at the very end of the span one bucket too far.
-    place = min(bucket, len(table[0]) - 1)
-    for series, value in zip(table, values, strict=True):
-        series[place] = value
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------

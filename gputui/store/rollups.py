@@ -1,19 +1,18 @@
-"""What is left of samples that were deleted: minutes, and after those hours. Times are UTC unix seconds."""
+"""What is left of samples that were deleted: minutes, after those hours, and days. Times are UTC unix seconds."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gputui.store.summaries import HOUR, MINUTE
+from gputui.store import samples
+from gputui.store.samples import HOST, HOST_ID
+from gputui.store.summaries import DAY, HOUR, MINUTE
 from gputui.store.views import GpuHistory
 
-# Each row counts as much as it has samples; one that knew nothing counts for nothing.
-_MEANS = tuple(
-    f"sum({name}_mean * sample_count) / sum(CASE WHEN {name}_mean NOTNULL THEN sample_count END)"
-    for name in ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
-)
+GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
+"""The columns of `GpuHistory`, in its order."""
 
 
 class Bounds(NamedTuple):
@@ -41,54 +40,69 @@ def span_seconds(name: str) -> int:
 def gpu_history(
     connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal parts of [since, until), per GPU UUID, or for one GPU alone: from hours where a
-    bucket is at least as long or minutes are gone, else from minutes. GPUs of which nothing is known are left out.
-
-    Raises sqlite3.Error.
-    """
-    is_coarse = (until - since) / buckets >= HOUR or since < bounds(connection).minutes_since
-    # Over the spans of the answer, not grouped by them: SQLite would sort the rows of a year first.
-    query = (
-        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
-        f"SELECT n, {', '.join(_MEANS)} FROM parts CROSS JOIN gpu_{'hours' if is_coarse else 'minutes'} "
-        "ON gpu_id = :gpu_id AND at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n"
-    )
-    named = {"buckets": buckets, "since": since, "width": (until - since) / buckets}
+    """Means over ``buckets`` equal parts of [since, until), per GPU UUID, or for one GPU alone. GPUs of which nothing
+    is known are left out. Raises sqlite3.Error."""
     found: dict[str, GpuHistory] = {}
     for gpu_id, name in connection.execute(
         "SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)
     ).fetchall():
-        table: list[list[float | None]] = [[None] * buckets for _ in _MEANS]
-        for bucket, *values in connection.execute(query, {**named, "gpu_id": gpu_id}):
-            for series, value in zip(table, values, strict=True):
-                series[bucket] = value
+        table = means(connection, GPU_MEANS, since, until, buckets, gpu_id)
         if any(value is not None for series in table for value in series):
             found[name] = GpuHistory(*(tuple(series) for series in table))
     return found
 
 
-def completed(
+def means(
     connection: sqlite3.Connection,
-    history: dict[str, GpuHistory],
+    columns: Sequence[str],
     since: float,
     until: float,
     buckets: int,
-    uuid: str | None = None,
-) -> dict[str, GpuHistory]:
-    """The same history, with what is left of the samples in buckets whose samples are gone."""
+    gpu_id: int = HOST_ID,
+) -> list[list[float | None]]:
+    """The mean of each column in each of ``buckets`` equal parts of [since, until), of a GPU or of the host: from the
+    longest spans that are no longer than a part, or from those that are still there. A span counts where it begins."""
+    width = (until - since) / buckets
+    if width >= DAY:
+        name = "days"
+    else:
+        name = "hours" if width >= HOUR or since < bounds(connection).minutes_since else "minutes"
+    # Each row counts as much as it has samples; one that knew nothing counts for nothing.
+    parts = ", ".join(
+        f"sum({column}_mean * sample_count) / sum(CASE WHEN {column}_mean NOTNULL THEN sample_count END)"
+        for column in columns
+    )
+    table = f"host_{name} ON" if gpu_id == HOST_ID else f"gpu_{name} ON gpu_id = :gpu_id AND"
+    # Over the spans of the answer, not grouped by them: SQLite would sort the rows of a year first.
+    rows = connection.execute(
+        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
+        f"SELECT n, {parts} FROM parts CROSS JOIN {table} "
+        "at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n",
+        {"buckets": buckets, "since": since, "width": width, "gpu_id": gpu_id},
+    )
+    found: list[list[float | None]] = [[None] * buckets for _ in columns]
+    for bucket, *values in rows:
+        for series, value in zip(found, values, strict=True):
+            series[bucket] = value
+    return found
+
+
+def completed(
+    connection: sqlite3.Connection,
+    table: list[list[float | None]],
+    columns: Sequence[str],
+    since: float,
+    until: float,
+    gpu_id: int = HOST_ID,
+) -> list[list[float | None]]:
+    """The means of samples, a list for each column, with what is left of them in parts whose samples are gone."""
     if since >= bounds(connection).raw_since:
-        return history
-    older = gpu_history(connection, since, until, buckets, uuid)
-    return {name: _filled(history.get(name), older.get(name)) for name in {**older, **history}}
-
-
-def _filled(newer: GpuHistory | None, older: GpuHistory | None) -> GpuHistory:
-    if newer is None or older is None:
-        known = newer or older
-        assert known is not None
-        return known
-    pairs = ((getattr(newer, field.name), getattr(older, field.name)) for field in fields(GpuHistory))
-    return GpuHistory(*(tuple(b if a is None else a for a, b in zip(new, old, strict=True)) for new, old in pairs))
+        return table
+    older = means(connection, columns, since, until, len(table[0]), gpu_id)
+    return [
+        [b if a is None else a for a, b in zip(newer, rest, strict=True)]
+        for newer, rest in zip(table, older, strict=True)
+    ]
 
 
 def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bounds) -> dict[str, Any] | None:
@@ -125,14 +139,17 @@ def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict
 
 def sampled_before(connection: sqlite3.Connection, at: float, *, including: bool = True) -> float | None:
     """When the host was sampled last up to a moment, as far as that is still known. Raises sqlite3.Error."""
+    found = samples.newest(connection, HOST, HOST_ID, (), at, including=including)
+    if found is not None:
+        return float(found[0])
     compare = "<=" if including else "<"
     for table, until in reversed(_places(bounds(connection))):
-        (found,) = connection.execute(
+        (begin,) = connection.execute(
             f"SELECT max(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
             (at, until),
         ).fetchone()
-        if found is not None:
-            return float(found)
+        if begin is not None:
+            return float(begin)
     return None
 
 
@@ -140,13 +157,13 @@ def sampled_after(connection: sqlite3.Connection, at: float, *, including: bool 
     """When the host was sampled first after a moment."""
     compare = ">=" if including else ">"
     for table, until in _places(bounds(connection)):
-        (found,) = connection.execute(
+        (begin,) = connection.execute(
             f"SELECT min(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
             (at, until),
         ).fetchone()
-        if found is not None:
-            return float(found)
-    return None
+        if begin is not None:
+            return float(begin)
+    return samples.oldest(connection, HOST, HOST_ID, at, including=including)
 
 
 def first_sample(connection: sqlite3.Connection) -> float | None:
@@ -155,5 +172,5 @@ def first_sample(connection: sqlite3.Connection) -> float | None:
 
 
 def _places(limits: Bounds) -> tuple[tuple[str, float], ...]:
-    """Where the host's samples are, oldest first, and up to when each place is the one to look at."""
-    return ("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since), ("host_samples", float("inf"))
+    """What is left of the host's samples, oldest first, and up to when each place is the one to look at."""
+    return ("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since)

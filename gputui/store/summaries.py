@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MINUTE = 60
 HOUR = 3600
+DAY = 86_400
 
 
 class Kept(NamedTuple):
@@ -28,6 +30,9 @@ GPU_KEPT = (
     Kept("power_watts", _ALL, 2),
     Kept("sm_clock_mhz", _NO_PERCENTILE, 1),
 )
+MEMORY_TEMPERATURE = Kept("memory_temperature_celsius", _NO_PERCENTILE, 2)
+"""Of a GPU too, but among its slow samples."""
+
 HOST_KEPT = (
     Kept("cpu_percent", _ALL, 2),
     Kept("memory_used_bytes", _NO_PERCENTILE, 0),
@@ -40,18 +45,52 @@ HOST_KEPT = (
 
 
 def names(kept: Sequence[Kept]) -> list[str]:
-    """The columns of a summary, in the order of `summarise`."""
+    """The columns of a summary, in the order of `Gathered.summary`."""
     return [f"{one.column}_{part}" for one in kept for part in one.parts]
 
 
-def summarise(kept: Sequence[Kept], columns: Sequence[Sequence[float | None]]) -> list[float | int | None]:
-    """The values under `names`, from one sequence of samples for each column; None where no sample knew it."""
-    found: list[float | int | None] = []
-    for one, column in zip(kept, columns, strict=True):
-        values = sorted(value for value in column if value is not None)
-        parts = _parts(values, one.digits) if values else {}
-        found += [parts.get(part) for part in one.parts]
-    return found
+@dataclass(slots=True)
+class Gathered:
+    """The samples of one span, added some at a time: ``samples`` of them, ``answered`` those in which a GPU did."""
+
+    kept: Sequence[Kept]
+    samples: int = 0
+    answered: int = 0
+    _columns: list[list[float]] = field(default_factory=list)
+    _told: int = 0
+    _throttled: int = 0
+
+    def add(
+        self,
+        columns: Sequence[Sequence[float | None]],
+        states: Sequence[str] = (),
+        reasons: Sequence[str | None] = (),
+    ) -> None:
+        """One sequence for each column kept; ``reasons`` are throttle reasons as JSON lists."""
+        if not self._columns:
+            self._columns = [[] for _ in self.kept]
+        self.samples += len(columns[0])
+        self.answered += states.count("ok")
+        told = [given for given in reasons if given is not None]
+        self._told += len(told)
+        self._throttled += len(told) - told.count("[]")
+        for own, column in zip(self._columns, columns, strict=True):
+            # Sorted runs are sorted together in a fraction of the time.
+            own += sorted(value for value in column if value is not None)
+
+    def summary(self) -> list[float | int | None]:
+        """The values under `names`; None where no sample knew it."""
+        found: list[float | int | None] = []
+        for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
+            values.sort()
+            parts = _parts(values, one.digits) if values else {}
+            found += [parts.get(part) for part in one.parts]
+        return found
+
+    @property
+    def throttled_fraction(self) -> float | None:
+        """The share of samples that name a reason for lower clocks; None where none was told."""
+        return None if not self._told else round(self._throttled / self._told, 4)
 
 
 def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
@@ -62,9 +101,3 @@ def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
         "max": values[-1],
         "p95": values[math.ceil(0.95 * len(values)) - 1],
     }
-
-
-def throttled_fraction(reasons: Sequence[Any]) -> float | None:
-    """The share of samples that name a reason for lower clocks; None where none was told. Each is a JSON list."""
-    told = [given for given in reasons if given is not None]
-    return None if not told else round(sum(given != "[]" for given in told) / len(told), 4)

@@ -1,0 +1,114 @@
+"""Many samples of one source in one row: how a column of whole numbers becomes text, and text numbers again. Pure.
+
+The format is a stable interface, described in docs/schema.md; the views of the samples read it in plain SQL.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOST_SAMPLES = 128
+"""In one pack."""
+
+BLOCK_SECONDS = 600
+"""A pack lies within one such span since 1970, so that whole packs are deleted for their age."""
+
+UNKNOWN = " "
+_FIRST = 33
+_DIGIT = 32767
+_MOST_CODE = _DIGIT * _DIGIT - 1
+
+
+class Column(NamedTuple):
+    """One column of a pack, as it is stored: value n is ``base + scale * code``."""
+
+    base: int | None
+    scale: int | None
+    codes: str | None
+
+
+class Times(NamedTuple):
+    """When the samples of a pack were taken, in milliseconds: a column, and ``step * n`` to be added to value n."""
+
+    step: int
+    base: int
+    scale: int
+    codes: str
+
+
+def encode(values: Sequence[int | None]) -> Column:
+    """Exact, unless the values span more than 2³⁰ times the least step between them: then to a 2³⁰th of that span."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Column(None, None, None)
+    least, span = min(known), max(known) - min(known)
+    if not span and len(known) == len(values):
+        return Column(least, 0, chr(_FIRST))
+    scale = math.gcd(*(value - least for value in known)) or 1
+    if span // scale > _MOST_CODE:
+        scale = -(-span // _MOST_CODE)
+        codes = [None if value is None else round((value - least) / scale) for value in values]
+    else:
+        codes = [None if value is None else (value - least) // scale for value in values]
+    low = _text([ord(UNKNOWN) if code is None else code % _DIGIT + _FIRST for code in codes])
+    if span // scale < _DIGIT:
+        return Column(least - scale * _FIRST, scale, low)
+    high = _text([(code or 0) // _DIGIT + _FIRST for code in codes])
+    return Column(least - scale * (_FIRST + _DIGIT * _FIRST), scale, low + high)
+
+
+def decode(column: Column, count: int, begin: int, end: int) -> list[int | None]:
+    """The values from number ``begin`` up to before ``end``, of the ``count`` in a pack."""
+    base, scale, codes = column
+    if base is None or scale is None or codes is None:
+        return [None] * (end - begin)
+    if len(codes) == 1:
+        return [base + scale * ord(codes)] * (end - begin)
+    low = codes[begin:end]
+    found: list[int | None]
+    if len(codes) > count:
+        pairs = zip(_numbers(low), _numbers(codes[count + begin : count + end]), strict=True)
+        found = [base + scale * (low_digit + _DIGIT * high_digit) for low_digit, high_digit in pairs]
+    else:
+        found = [base + scale * digit for digit in _numbers(low)]
+    if UNKNOWN in low:
+        found = [None if character == UNKNOWN else value for character, value in zip(low, found, strict=True)]
+    return found
+
+
+def encode_times(milliseconds: Sequence[int]) -> Times:
+    """Of at least one time."""
+    steps = len(milliseconds) - 1
+    step = (milliseconds[-1] - milliseconds[0]) // steps if steps else 0
+    base, scale, codes = encode([at - step * number for number, at in enumerate(milliseconds)])
+    assert base is not None and scale is not None and codes is not None
+    return Times(step, base, scale, codes)
+
+
+def decode_times(times: Times, count: int, begin: int, end: int) -> list[int]:
+    step = times.step
+    found = decode(Column(*times[1:]), count, begin, end)
+    return [at + step * number for number, at in enumerate(found, begin) if at is not None]
+
+
+def time_at(times: Times, count: int, number: int) -> int:
+    """One of the times, without looking at the others."""
+    step, base, scale, codes = times
+    code = ord(codes[number % len(codes)])
+    if len(codes) > count:
+        code += _DIGIT * ord(codes[count + number])
+    return base + step * number + scale * code
+
+
+def _text(points: list[int]) -> str:
+    return array("I", points).tobytes().decode(_NATIVE)
+
+
+def _numbers(text: str) -> array[int]:
+    return array("I", text.encode(_NATIVE))
+
+
+_NATIVE = "utf-32-le" if array("I", [1]).tobytes()[0] else "utf-32-be"

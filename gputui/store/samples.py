@@ -1,0 +1,329 @@
+"""Samples as they were taken, wherever they are: the newest hour one by one, older ones in packs.
+
+Times are UTC unix seconds. Every function raises sqlite3.Error.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from gputui.store import packs
+
+MILLI = 1000.0
+HOST_ID = 0
+"""Stands for the host where others give a ``gpu_id``."""
+
+CONDITION = ("state", "throttle_reasons")
+"""Columns of a GPU's samples that are one column ``condition`` in packs: a row of ``gpu_conditions``."""
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One kind of samples: the table of those stored one by one, that of packs, and of each column whether it is a real
+    number, which is in thousandths in a pack."""
+
+    rows: str
+    packs: str
+    columns: Mapping[str, bool]
+
+    def key(self, gpu_id: int) -> tuple[str, tuple[int, ...]]:
+        """(condition, its values) of one source."""
+        return ("1", ()) if self is HOST else ("gpu_id = ?", (gpu_id,))
+
+
+GPU = Series(
+    "gpu_sample_rows",
+    "gpu_sample_packs",
+    {
+        "utilization_percent": True, "memory_utilization_percent": True, "memory_used_bytes": False,
+        "memory_reserved_bytes": False, "memory_total_bytes": False, "temperature_celsius": True,
+        "power_watts": True, "power_limit_watts": True, "sm_clock_mhz": False, "memory_clock_mhz": False,
+        "performance_state": False, "condition": False,
+    },
+)  # fmt: skip
+SLOW = Series(
+    "gpu_slow_sample_rows",
+    "gpu_slow_sample_packs",
+    {
+        "fan_percent": True, "memory_temperature_celsius": True, "pcie_generation": False, "pcie_width": False,
+        "pcie_received_bytes_per_second": True, "pcie_sent_bytes_per_second": True,
+        "nvlink_received_bytes_per_second": True, "nvlink_sent_bytes_per_second": True, "ecc_corrected": False,
+        "ecc_uncorrected": False, "row_remap_pending": False, "row_remap_failed": False, "energy_joules": True,
+    },
+)  # fmt: skip
+HOST = Series(
+    "host_sample_rows",
+    "host_sample_packs",
+    {
+        "cpu_percent": True, "cpu_count": False, "load_1m": True, "memory_used_bytes": False,
+        "memory_total_bytes": False, "swap_used_bytes": False, "disk_read_bytes_per_second": True,
+        "disk_write_bytes_per_second": True, "disk_used_bytes": False, "disk_total_bytes": False,
+        "shm_used_bytes": False, "shm_total_bytes": False, "network_received_bytes_per_second": True,
+        "network_sent_bytes_per_second": True,
+    },
+)  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """A part of one pack: times, and the values of each column asked for."""
+
+    times: list[float]
+    columns: list[list[Any]]
+
+    def rows(self) -> Iterator[Row]:
+        return zip(self.times, *self.columns, strict=True)
+
+
+def stored_names(columns: Sequence[str]) -> list[str]:
+    """The columns of packs that hold these columns of samples."""
+    return list(dict.fromkeys("condition" if name in CONDITION else name for name in columns))
+
+
+def pack_columns(series: Series, names: Sequence[str]) -> str:
+    """The columns of a pack, as SQL: its count and times, then each of ``names``."""
+    assert all(name in series.columns for name in names)
+    parts = ", ".join(f"{name}_base, {name}_scale, {name}_codes" for name in names)
+    return f"sample_count, at_step, at_base, at_scale, at_codes{', ' if parts else ''}{parts}"
+
+
+def between(
+    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], begin: float, end: float
+) -> list[Row]:
+    """(at, value of each column) of the samples in [begin, end), in the order of their times."""
+    where, key = series.key(gpu_id)
+    found: list[Row] = connection.execute(
+        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} WHERE {where} AND at >= ? AND at < ? ORDER BY at",  # noqa: S608
+        (*key, begin, end),
+    ).fetchall()
+    packed = list(chain.from_iterable(one.rows() for one in pieces(connection, series, gpu_id, columns, begin, end)))
+    if not packed:
+        return found
+    # Packs are older, but for samples that came after the clock had been set back.
+    return sorted((*packed, *found), key=itemgetter(0)) if found and found[0][0] < packed[-1][0] else packed + found
+
+
+def some(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    begin: float,
+    end: float,
+    limit: int,
+) -> tuple[list[Row], float]:
+    """About the first ``limit`` of `between`, and up to which time they are all there are."""
+    where, key = series.key(gpu_id)
+    found: list[Row] = connection.execute(
+        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} "  # noqa: S608
+        f"WHERE {where} AND at >= ? AND at < ? ORDER BY at LIMIT {limit}",
+        (*key, begin, end),
+    ).fetchall()
+    until = end if len(found) < limit else found[-1][0]
+    packed: list[Row] = []
+    for piece in pieces(connection, series, gpu_id, columns, begin, until):
+        packed += piece.rows()
+        if len(packed) >= limit:
+            until = min(until, packed[-1][0])
+            break
+    if until < end:
+        found, packed = ([row for row in some if row[0] < until] for some in (found, packed))
+    return sorted((*packed, *found), key=itemgetter(0)) if packed else found, until
+
+
+def pieces(
+    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], begin: float, end: float
+) -> Iterator[Piece]:
+    """What packs hold of [begin, end), in the order of time."""
+    names = stored_names(columns)
+    where, key = series.key(gpu_id)
+    rows = connection.execute(
+        f"SELECT {pack_columns(series, names)} FROM {series.packs} WHERE {where} "  # noqa: S608
+        f"AND at >= coalesce((SELECT max(at) FROM {series.packs} WHERE {where} AND at <= ?), ?) AND at < ? ORDER BY at",
+        (*key, *key, begin, begin, end),
+    )
+    conditions: Mapping[int, tuple[str, str | None]] | None = None
+    for row in rows:
+        if conditions is None:
+            conditions = known_conditions(connection) if "condition" in names else {}
+        found = part(series, columns, row, begin, end, conditions)
+        if found.times:
+            yield found
+
+
+def newest(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    at: float,
+    *,
+    including: bool = True,
+) -> Row | None:
+    """(at, value of each column) of the last sample up to a moment, or before it."""
+    where, key = series.key(gpu_id)
+    row: Row | None = connection.execute(
+        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} "  # noqa: S608
+        f"WHERE {where} AND at {'<=' if including else '<'} ? ORDER BY at DESC LIMIT 1",
+        (*key, at),
+    ).fetchone()
+    after = None if row is None else float(row[0])
+    packed = newest_packed(connection, series, gpu_id, columns, at, after=after, including=including)
+    return row if packed is None else packed
+
+
+def newest_packed(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    at: float,
+    *,
+    after: float | None = None,
+    including: bool = True,
+) -> Row | None:
+    """The same of samples in packs alone; None as well where it was taken at ``after`` or before."""
+    where, key = series.key(gpu_id)
+    names = stored_names(columns)
+    pack = connection.execute(
+        f"SELECT {pack_columns(series, names)} FROM {series.packs} "  # noqa: S608
+        f"WHERE {where} AND at {'<=' if including else '<'} ? ORDER BY at DESC LIMIT 1",
+        (*key, at),
+    ).fetchone()
+    if pack is None:
+        return None
+    count, times = pack[0], packs.Times(*pack[1:5])
+
+    def seconds(number: int) -> float:
+        return packs.time_at(times, count, number) / MILLI
+
+    place = (bisect_right if including else bisect_left)(range(count), at, key=seconds) - 1
+    if after is not None and seconds(place) <= after:
+        return None
+    conditions = known_conditions(connection) if "condition" in names else {}
+    return next(_cut(series, columns, pack, place, place + 1, conditions).rows())
+
+
+def oldest(
+    connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, *, including: bool = False
+) -> float | None:
+    """When the first sample after a moment was taken, or at it."""
+    where, key = series.key(gpu_id)
+    compare, after = (">=", bisect_left) if including else (">", bisect_right)
+    (row,) = connection.execute(
+        f"SELECT min(at) FROM {series.rows} WHERE {where} AND at {compare} ?",  # noqa: S608
+        (*key, at),
+    ).fetchone()
+    head = pack_columns(series, ())
+    for choice in ("at <= ? ORDER BY at DESC", "at > ? ORDER BY at"):
+        pack = connection.execute(
+            f"SELECT {head} FROM {series.packs} WHERE {where} AND {choice} LIMIT 1",  # noqa: S608
+            (*key, at),
+        ).fetchone()
+        if pack is not None:
+            count, times = pack[0], packs.Times(*pack[1:5])
+            place = after(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
+            if place < count:
+                packed = packs.time_at(times, count, place) / MILLI
+                return packed if row is None else min(row, packed)
+    return None if row is None else float(row)
+
+
+def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, limit: int) -> list[float]:
+    """When the last samples up to a moment were taken, newest first."""
+    where, key = series.key(gpu_id)
+    found = [
+        row[0]
+        for row in connection.execute(
+            f"SELECT at FROM {series.rows} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT {limit}",  # noqa: S608
+            (*key, at),
+        )
+    ]
+    for count, *rest in connection.execute(
+        f"SELECT {pack_columns(series, ())} FROM {series.packs} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT 2",  # noqa: S608
+        (*key, at),
+    ):
+        times = packs.Times(*rest)
+        end = bisect_right(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
+        found += [each / MILLI for each in packs.decode_times(times, count, max(0, end - limit), end)]
+    return sorted(found, reverse=True)[:limit]
+
+
+def known_conditions(connection: sqlite3.Connection) -> dict[int, tuple[str, str | None]]:
+    """(state, throttle reasons) by their id."""
+    rows = connection.execute("SELECT condition_id, state, throttle_reasons FROM gpu_conditions")
+    return {number: (state, reasons) for number, state, reasons in rows}
+
+
+def part(
+    series: Series, columns: Sequence[str], pack: Row, begin: float, end: float, conditions: Mapping[int, Any]
+) -> Piece:
+    """What a pack holds of [begin, end); ``pack`` has `pack_columns`, and ``conditions`` are `known_conditions`."""
+    count, times = pack[0], packs.Times(*pack[1:5])
+    places = range(count)
+
+    def seconds(number: int) -> float:
+        return packs.time_at(times, count, number) / MILLI
+
+    first = 0 if seconds(0) >= begin else bisect_left(places, begin, key=seconds)
+    last = count if seconds(count - 1) < end else bisect_left(places, end, key=seconds)
+    return _cut(series, columns, pack, first, max(first, last), conditions)
+
+
+def _last(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    limited: str,
+    at: float,
+    place_of: Any,
+) -> Row | None:
+    where, key = series.key(gpu_id)
+    row: Row | None = connection.execute(
+        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} WHERE {where} AND {limited} ORDER BY at DESC LIMIT 1",  # noqa: S608
+        (*key, at),
+    ).fetchone()
+    names = stored_names(columns)
+    pack = connection.execute(
+        f"SELECT {pack_columns(series, names)} FROM {series.packs} WHERE {where} AND {limited} "  # noqa: S608
+        "ORDER BY at DESC LIMIT 1",
+        (*key, at),
+    ).fetchone()
+    if pack is None:
+        return row
+    count, times = pack[0], packs.Times(*pack[1:5])
+    place = place_of(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI) - 1
+    if row is not None and row[0] >= packs.time_at(times, count, place) / MILLI:
+        return row
+    conditions = known_conditions(connection) if "condition" in names else {}
+    return next(_cut(series, columns, pack, place, place + 1, conditions).rows())
+
+
+def _cut(
+    series: Series, columns: Sequence[str], pack: Row, first: int, last: int, conditions: Mapping[int, Any]
+) -> Piece:
+    """The samples of a pack from number ``first`` up to before ``last``."""
+    count, times = pack[0], packs.Times(*pack[1:5])
+    stored = stored_names(columns)
+    known: dict[str, list[Any]] = {}
+    for place, name in enumerate(stored):
+        values = packs.decode(packs.Column(*pack[5 + 3 * place : 8 + 3 * place]), count, first, last)
+        if name == "condition":
+            both = [conditions[value] for value in values if value is not None]
+            for place_in_pair, own in enumerate(CONDITION):
+                known[own] = [pair[place_in_pair] for pair in both]
+        elif series.columns[name]:
+            known[name] = [None if value is None else value / MILLI for value in values]
+        else:
+            known[name] = values
+    return Piece(
+        [at / MILLI for at in packs.decode_times(times, count, first, last)], [known[name] for name in columns]
+    )
