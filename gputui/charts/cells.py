@@ -73,6 +73,23 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
     return kept + ellipsis
 
 
+def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
+    """`text` cut to at most `width` cells in its middle, for names whose ends tell them apart."""
+    if len(text) <= 4 * max(0, width) and cell_width(text) <= width:
+        return text
+    room = width - len(ellipsis)
+    if room < 2:
+        return clip(text, width, ellipsis)
+    behind = room // 2
+    end, used = len(text), 0
+    while end > 0 and used + (size := char_width(text[end - 1])) <= behind:
+        end -= 1
+        used += size
+    while end < len(text) and not char_width(text[end]):
+        end += 1
+    return clip(text, room - used, "") + ellipsis + text[end:]
+
+
 def fit(text: str, width: int, align: str = "<", ellipsis: str = "…") -> str:
     """`text` in exactly `width` cells: cut, or padded with spaces.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gputui.charts.axes import Scale, linear_ticks, tick_labels, time_labels, time_ticks
-from gputui.charts.cells import cell_width, clip
+from gputui.charts.cells import cell_width, clip, clip_middle
 from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
@@ -11,6 +11,7 @@ from gputui.charts.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
 from gputui.charts.units import metric_value, short_number
 
 _MOST_X_TICKS = 8
+_LEAST_X_TICKS = 2
 
 
 def legend(
@@ -34,13 +35,17 @@ def legend(
             notes.append((f"{glyphs.below} 0 or less, log", BAD_STYLE))
         else:
             notes.append(("log", "dim"))
-    left: list[Span] = [(title, "title")] if title else []
+    left: list[Span] = []
     for curve in curves:
         words = [curve.label] if curve.label else []
         if curve.value is not None:
             words.append(metric_value(curve.value))
         if words:
             left.append((" ".join(words), curve.style))
+    if title:
+        # A long title leaves room for the newest values, up to half of the line.
+        values = min(sum(2 + cell_width(text) for text, _ in left), width // 2)
+        left.insert(0, (clip_middle(title, width - values, glyphs.ellipsis), "title"))
     line: Line = []
     room = width
     for text, style in left:
@@ -77,20 +82,9 @@ def axis_line(
         free -= len(name)
         chars[free:] = name
     taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
-    most = min(_MOST_X_TICKS, max(2, canvas.width // 10))
     if with_ticks:
-        is_time = axis.kind == "time"
-        ticks = (time_ticks if is_time else linear_ticks)(scale.low, scale.high, most)
-        next_free = 0
-        for tick, label in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
-            column = canvas.column(tick, scale)
-            if column is None or column < next_free or column + 1 + len(label) > free:
-                continue
-            cells = range(column, column + 1 + len(label))
-            if not taken.isdisjoint(cells):
-                continue
+        for column, label in _placed_ticks(canvas, scale, axis, free, taken):
             chars[column : column + 1 + len(label)] = glyphs.x_tick + label
-            next_free = column + 2 + len(label)
     for column, marker in sorted(markers, key=lambda each: each[1].is_line):
         if column >= free:
             continue
@@ -103,6 +97,30 @@ def axis_line(
         chars[cursor], styles[cursor] = glyphs.vertical, CURSOR_STYLE
     edge: Line = [(" " * gutter_width + glyphs.corner, "axis")] if gutter_width >= 0 else []
     return [*edge, *spans(chars, styles)]
+
+
+def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: set[int]) -> Sequence[tuple[int, str]]:
+    """Columns of the ticks and their labels, those left out that do not fit. Where fewer than two are left, as at an end
+    that is the axis' name, closer ticks are tried."""
+    is_time = axis.kind == "time"
+    first = min(_MOST_X_TICKS, max(2, canvas.width // 10))
+    best: list[tuple[int, str]] = []
+    for most in range(first, max(first, canvas.width // 4) + 1):
+        ticks = (time_ticks if is_time else linear_ticks)(scale.low, scale.high, most)
+        placed: list[tuple[int, str]] = []
+        next_free = 0
+        for tick, label in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
+            column = canvas.column(tick, scale)
+            if column is None or column < next_free or column + 1 + len(label) > free:
+                continue
+            if taken.isdisjoint(range(column, column + 1 + len(label))):
+                placed.append((column, label))
+                next_free = column + 2 + len(label)
+        if len(placed) > len(best):
+            best = placed
+        if len(best) >= _LEAST_X_TICKS:
+            break
+    return best
 
 
 def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:

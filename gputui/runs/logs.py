@@ -72,7 +72,27 @@ def lines_of(text: str) -> list[str]:
     lines = _LINE_END.split(text)
     if lines and not lines[-1]:
         lines.pop()
-    return [line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…" for line in lines]
+    return [_cut(line) for line in lines]
+
+
+def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
+    """The lines of a log as a terminal keeps them: of what carriage returns write over, such as the states of a progress
+    bar, only the last that is not blank. ``begun`` is what the piece before left without an end, as its second answer
+    gave it."""
+    *complete, rest = (begun + text).split("\n")
+    lines = [last_state(line) for line in complete]
+    if rest and not rest.endswith("\r"):
+        return [*lines, last_state(rest)], ""
+    return lines, last_state(rest) + "\r" if rest else ""
+
+
+def last_state(line: str) -> str:
+    """What is left to see of a line that carriage returns write over."""
+    return _cut(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
 
 
 def tail_text(path: Path, max_bytes: int) -> str:
@@ -90,11 +110,13 @@ def tail_text(path: Path, max_bytes: int) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def read_window(path: Path, offset: int, max_bytes: int, *, partial: bool = False) -> LogWindow:
+def read_window(
+    path: Path, offset: int, max_bytes: int, *, partial: bool = False, as_written: bool = False
+) -> LogWindow:
     """Whole lines from byte ``offset`` on, at most ``max_bytes`` of them.
 
-    A line without an end is given only with ``partial``, or when it fills the whole window. Raises OSError as
-    `tail_text` does.
+    A line without an end is given only with ``partial``, or when it fills the whole window. Carriage returns are line
+    ends unless the text is wanted ``as_written``. Raises OSError as `tail_text` does.
     """
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -103,7 +125,10 @@ def read_window(path: Path, offset: int, max_bytes: int, *, partial: bool = Fals
         end = _whole_characters(data) or len(data)
     elif partial:
         end = _whole_characters(data)
-    lines = lines_of(data[:end].decode("utf-8", "replace"))
+    text = data[:end].decode("utf-8", "replace")
+    if as_written:
+        return LogWindow(text, start, start + end, size)
+    lines = lines_of(text)
     text = "\n".join(lines)
     if lines and data[end - 1 : end] in (b"\n", b"\r"):
         text += "\n"

@@ -24,7 +24,7 @@ def choices(app: GputuiApp, screen: ActionScreen) -> list[Choice]:
     context = screen.context()
     found = [
         Choice(action.tooltip, context.key_word(action), partial(app.perform, action.name, screen),
-               action.why_not(context))
+               action.why_not(context), action.label)
         for action in actions_in(screen.SCOPE)
         if action.in_palette
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputui.charts.safe_text import clean
 from gputui.runs.log_levels import LevelReader
-from gputui.runs.logs import RankLog, lines_of, rank_logs, read_window
+from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
 from gputui.tui.snapshot import LogTail
 
 TAIL_BYTES = 128 * 1024
@@ -84,6 +84,7 @@ class _FollowedFile:
         self.first = 0
         self.is_whole = False
         self._end: int | None = None
+        self._begun = ""
         self._is_deep = False
         self._grave = LevelReader()
 
@@ -107,11 +108,12 @@ class _FollowedFile:
         self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
         self.is_whole = start == 0
         self._end = start
+        self._begun = ""
         if start > 0:
             # The first line is cut off somewhere; where it has no end, its rest is better than nothing.
-            window = read_window(self.path, start, most_bytes)
+            window = read_window(self.path, start, most_bytes, as_written=True)
             cut = window.text.find("\n") + 1
-            self._take(lines_of(window.text[cut:]))
+            self._read_on(window.text[cut:])
             self._end = window.end
 
     def _go_back(self, end: int) -> None:
@@ -119,14 +121,13 @@ class _FollowedFile:
         newest = self.first + len(self.lines)
         start = max(0, end - DEEP_BYTES)
         found: list[str] = []
-        place = start
+        place, begun = start, ""
         while place < end:
-            window = read_window(self.path, place, end - place)
+            window = read_window(self.path, place, end - place, as_written=True)
             if window.end <= place:
                 break
-            lines = lines_of(window.text)
-            if place == start and start > 0:
-                del lines[:1]
+            cut = window.text.find("\n") + 1 if place == start and start > 0 else 0
+            lines, begun = printed_lines(window.text[cut:], begun)
             found += lines
             place = window.end
         self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
@@ -137,14 +138,17 @@ class _FollowedFile:
     def _go_on(self) -> None:
         assert self._end is not None
         while True:
-            window = read_window(self.path, self._end, DEEP_BYTES)
+            window = read_window(self.path, self._end, DEEP_BYTES, as_written=True)
             if window.end <= self._end:
                 break
-            self._take(lines_of(window.text))
+            self._read_on(window.text)
             self._end = window.end
-        self.unfinished = tuple(
-            _clean(lines_of(read_window(self.path, self._end, UNFINISHED_BYTES, partial=True).text))
-        )
+        rest = read_window(self.path, self._end, UNFINISHED_BYTES, partial=True, as_written=True).text
+        self.unfinished = (clean(last_state(self._begun + rest)),) if self._begun or rest else ()
+
+    def _read_on(self, text: str) -> None:
+        lines, self._begun = printed_lines(text, self._begun)
+        self._take(lines)
 
     def _take(self, lines: Sequence[str]) -> None:
         harmless = _clean(lines)

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gputui.charts.cells import cell_width
 from gputui.runs.log_levels import Level
 from gputui.tui.snapshot import LogTail
 
@@ -50,6 +51,9 @@ class LogView:
         """Numbers of the lines that the search found, among those shown."""
         self.current_hit: int | None = None
         self.height = 1
+        self.left = 0
+        """Cells of each line that lie left of the pane."""
+        self._is_at_beginning = False
         self._below: int | None = None
         self._shown: list[int] | range = range(0)
 
@@ -104,8 +108,12 @@ class LogView:
         goes_on = before.label == tail.label and before.first <= tail.first <= known_end and bool(before.lines)
         if before.label != tail.label:
             self._below = self.current_hit = None
+            self._is_at_beginning = False
         # The last line known may have been an unfinished one.
         self._find(max(known_end - 1, tail.first) if goes_on else None)
+        if self._is_at_beginning:
+            # Older lines were read meanwhile.
+            self.to_top()
 
     def _find(self, since: int | None = None) -> None:
         """Tell anew which lines are shown and which are hits; ``since`` a number what is before it is known."""
@@ -129,17 +137,28 @@ class LogView:
     def follow(self) -> None:
         """Show the end and go on with it."""
         self._below = None
+        self._is_at_beginning = False
+        self.left = 0
 
     def to_top(self) -> None:
+        """Show the beginning of what is read, and of what will be read of older lines."""
+        self.left = 0
         if self._shown:
             self._show_end_at(self.height)
+            self._is_at_beginning = True
 
     def scroll(self, by: int) -> None:
         """Move by lines, up is negative; at the end it follows again."""
         if self._shown:
             self._show_end_at(self._end + by)
 
+    def sideways(self, by: int, width: int) -> None:
+        """Move by cells, left is negative, until the longest line in the pane, ``width`` cells wide, ends in it."""
+        longest = max((cell_width(self.line(number)[0]) for number in self.line_numbers), default=0)
+        self.left = max(0, min(self.left + by, longest - width))
+
     def _show_end_at(self, end: int) -> None:
+        self._is_at_beginning = False
         if end >= len(self._shown):
             self._below = None
         else:

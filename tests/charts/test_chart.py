@@ -303,3 +303,18 @@ def test_charts_below_each_other_have_the_same_place_for_the_same_x() -> None:
     large = chart([Curve(reduce([(0.0, 1e5), (9.0, 2e5)], 10))], width=60, height=8, least_gutter=6)
     edges = {line.index("└") for lines in (small, large) for line in plain_text(lines).split("\n") if "└" in line}
     assert edges == {7}
+
+
+def test_a_long_title_is_cut_in_its_middle_and_leaves_room_for_the_value() -> None:
+    title = "layers.12.attention.query_projection.weight.gradient_norm"
+    curve = Curve(reduce(ramp(), 80), value=40.0)
+    [head, *_] = plain_text(chart([curve], width=40, height=8, title=title)).splitlines()
+    assert head == "layers.12.attent…ht.gradient_norm  40.00"
+
+
+@pytest.mark.parametrize("width", [28, 30, 36, 40])
+@pytest.mark.parametrize("start", [625e3, 0.0, 999e3])
+def test_a_narrow_axis_has_two_labels(width: int, start: float) -> None:
+    points: Series = [(x, x) for x in range(int(start), 1_000_000, 1000)] or [(start, 1.0)]
+    lines = chart([Curve(reduce(points, 60))], width=width, height=6, x_axis=XAxis("step", start, 1e6), glyphs=ASCII)
+    assert plain_text(lines[-1:]).count(ASCII.x_tick) >= 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.runs.logs import MAX_LINE_CHARACTERS, lines_of, rank_logs, read_window, tail_text
+from gputui.runs.logs import MAX_LINE_CHARACTERS, lines_of, printed_lines, rank_logs, read_window, tail_text
 
 
 def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
@@ -132,3 +132,31 @@ def test_windows_cover_every_byte_once(tmp_path_factory: pytest.TempPathFactory,
     rest = data[offset:]
     # What is left is the beginning of one line.
     assert b"\n" not in rest and b"\r" not in rest and len(rest) < size
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "begun"),
+    [
+        (["a\nb\n"], ["a", "b"], ""),
+        (["\r  0%|\r 50%|\r100%|\ndone\n"], ["100%|", "done"], ""),
+        (["\r  0%|\r", " 50%|\r", "100%|\n"], ["100%|"], ""),
+        (["\r  0%|\r", " 50%|\r"], [], " 50%|\r"),
+        (["windows\r", "\nagain\r\n"], ["windows", "again"], ""),
+        (["\r100%|\r      \r", "after\n"], ["after"], ""),
+        (["\n\n"], ["", ""], ""),
+        (["no end"], ["no end"], ""),
+    ],
+)
+def test_what_a_terminal_would_keep(pieces: list[str], lines: list[str], begun: str) -> None:
+    found, rest = [], ""
+    for piece in pieces:
+        more, rest = printed_lines(piece, rest)
+        found += more
+    assert (found, rest) == (lines, begun)
+
+
+def test_a_window_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"a\r\n 1%\r 2%\r 3%")
+    window = read_window(path, 0, 100, as_written=True)
+    assert (window.text, window.end) == ("a\r\n 1%\r 2%\r", 11)

@@ -12,6 +12,7 @@ from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.app import GputuiApp
 from gputui.tui.fuzzy import cost, ranked
 from gputui.tui.screens.confirm import ConfirmScreen
+from gputui.tui.screens.help import HelpScreen
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.palette import PaletteScreen
 from tests.tui.conftest import MakeApp
@@ -45,6 +46,14 @@ def test_what_is_not_possible_comes_after_its_equals() -> None:
     things = [("Stop one", False), ("Stop two", True)]
     assert ranked(things, "stop", lambda each: (each[0], "", each[1]))[0] == ("Stop two", True)
     assert ranked(things, "", lambda each: (each[0], "", each[1]))[0] == ("Stop two", True)
+
+
+async def test_what_the_footer_calls_an_action_finds_it(filler: Filler, make_app: MakeApp) -> None:
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+p", *"help", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
 
 
 async def choose(pilot: Pilot[Any], words: str) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gputui.charts.cells import cell_width
 from gputui.runs.log_levels import Level
 from gputui.tui import log_tail
 from gputui.tui.log_tail import LogReader
 from gputui.tui.log_view import LogView, Search
+from gputui.tui.render.log import log_lines
 from gputui.tui.snapshot import LogTail
 
 
@@ -89,6 +91,23 @@ def test_a_log_that_cannot_be_read_says_so(log: Path) -> None:
     log.unlink()
     log.mkdir()
     assert "Cannot read" in str(reader.read(log.parent, None).problem)
+
+
+def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
+    reader = LogReader()
+    log.write_bytes(b"begin\n\rstep 1\rstep 2")
+    first = reader.read(log.parent, None)
+    assert first.lines == ("begin", "step 2")
+    with log.open("ab") as file:
+        for number in range(3, 300):
+            file.write(b"\rstep %d" % number)
+            if number % 20 == 0:
+                file.flush()
+                assert reader.read(log.parent, None).lines == ("begin", f"step {number}")
+        file.write(b"\rstep 300\nend\n")
+    done = reader.read(log.parent, None)
+    assert done.lines == ("begin", "step 300", "end") and done.first == first.first
+    assert LogReader().read(log.parent, None, deep=True).lines[-2:] == ("step 300", "end")
 
 
 # --- looking at it
@@ -186,3 +205,33 @@ def test_an_empty_and_a_short_log(height: int) -> None:
     assert shown(view) == []
     view.update(tail_of(2), height)
     assert len(shown(view)) == min(2, height)
+
+
+def test_the_beginning_is_shown_when_older_lines_come() -> None:
+    view = view_of(20)
+    view.update(tail_of(20, first=100), 4)
+    view.to_top()
+    assert shown(view)[0] == "WARNING 100"
+    view.update(tail_of(120), 4)
+    assert shown(view)[0] == "WARNING 0"
+    view.scroll(1)
+    view.update(tail_of(121), 4)
+    assert shown(view)[0] == "line 1"
+
+
+def test_long_lines_are_read_sideways() -> None:
+    lines = ("short", "漢字" + "x" * 80 + "END")
+    view = LogView()
+    view.update(LogTail("rank 0", ("rank 0",), lines, None, bytes(2), 0), 4)
+    assert "END" not in "".join(text for line in log_lines(view, None, 60, 5) for text, _ in line)
+    view.sideways(20, 59)
+    drawn = log_lines(view, None, 60, 5)
+    assert {sum(cell_width(text) for text, _ in line) for line in drawn} == {60}
+    assert "from column 21" in "".join(text for text, _ in drawn[0]) and view.left == 20
+    view.sideways(1000, 59)
+    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).endswith("xEND")
+    view.sideways(-1000, 59)
+    assert view.left == 0
+    view.sideways(2, 59)
+    # The second half of a wide character is a blank.
+    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).startswith(" … xxx")

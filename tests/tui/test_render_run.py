@@ -23,7 +23,7 @@ from gputui.tui.render.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.render.panels import Panel, panels, places
 from gputui.tui.render.parameters import parameter_lines
 from gputui.tui.render.ranks import ranks_lines
-from gputui.tui.render.run_page import from_top, run_head
+from gputui.tui.render.run_page import from_top, gpu_words, run_head
 from gputui.tui.render.run_sections import Sections, section_lines, side_heights
 from gputui.tui.render.timeline import cost_lines, timeline_lines
 from gputui.tui.snapshot import Checkpoint, CheckpointList, RankRow, RunPage, Snapshot
@@ -99,13 +99,13 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
 def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot) -> None:
     assert text_of(timeline_lines(page, snapshot.gpus, NOW, 80)) == [
         " 00:09:22 queued",
-        " 00:09:24 started on GPU 6, 7",
+        " 00:09:24 started on GPU 6–7",
         " 01:41:04 attempt 1 ended with code 1 after 1 h 32 at step 4 310",
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
         "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
         "            stays within 2 %",
         "          cost 311 steps, 1 h 02 and 2.1 GPU-hours",
-        " 01:41:54 attempt 2 from step 4 000 on GPU 6, 7",
+        " 01:41:54 attempt 2 from step 4 000 on GPU 6–7",
         " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
@@ -336,3 +336,39 @@ def test_charts_fill_their_place(
     lines = grid_lines(found.shown, spots, read.charts, look, *size)
     assert len(lines) == size[1] and widths(lines) == {size[0]}
     assert "loss" in text_of(lines)[0]
+
+
+# --- long names and long stories
+
+
+def test_a_long_name_leaves_its_place_to_the_state_and_the_step(page: RunPage, snapshot: Snapshot) -> None:
+    name = "pretraining-with-a-name-that-a-sweep-made-lr0.0003-bs512-seed7-12"
+    long = replace(page, run=replace(page.run, run_id=name))
+    line = run_head(long, snapshot.gpus, NOW, 80)
+    assert widths([line]) == {80}
+    [text] = text_of([line])
+    assert " · ● running ↻2 · step 9 440/90 000 " in text and text.startswith(" pretrain") and "-12 ·" in text
+    assert text_of([run_head(long, snapshot.gpus, NOW, 200)])[0].startswith(f" {name} · ● running")
+
+
+def test_the_head_draws_neighbouring_gpus_together(page: RunPage, snapshot: Snapshot) -> None:
+    uuids = [gpu.uuid for gpu in snapshot.gpus]
+    assert gpu_words([*uuids[:4], uuids[6], "GPU-gone-with-the-wind"], snapshot.gpus) == "GPU 0–3, 6, GPU-gone-wit"
+    assert gpu_words(["GPU-gone-with-the-wind"], snapshot.gpus) == "GPU GPU-gone-wit" and gpu_words([], ()) == "CPU"
+
+
+def test_the_timeline_names_the_days(page: RunPage, snapshot: Snapshot) -> None:
+    later = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 60))
+    assert later[:2] == [" Sat 21 Nov 2026", " 00:09:22 queued"]
+    assert [line for line in later if line.startswith(" S")] == [" Sat 21 Nov 2026"]
+    early = replace(page, run=replace(page.run, created_at=page.run.created_at - 86_400))
+    days = text_of(timeline_lines(early, snapshot.gpus, NOW, 60))
+    assert days[0] == " Fri 20 Nov 2026" and days[2] == " Sat 21 Nov 2026" and days[3].endswith("started on GPU 6–7")
+
+
+def test_the_crosshair_tells_the_date_where_the_run_has_more_than_one_day() -> None:
+    frame = Frame("step", 0.0, 100.0, moments=((0.0, NOW - 3 * 86_400), (100.0, NOW)))
+    data = ChartData(ChartRequest(names=("loss",)), frame)
+    there = panels(("loss",), ChartSettings(), has_gpus=False)
+    for cursor, words in ((0.0, "step 0 · 18 Nov 03:12:44"), (100.0, "step 100 · 03:12:44")):
+        assert words in text_of([chart_head(data, there, look_of(cursor=cursor), (LOSS,), 80)])[0]

@@ -268,7 +268,9 @@ async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
         assert "not a regular expression" in head(app) and "loss" in text(app, "charts")
         await press(pilot, "ctrl+u", "z", "z", "enter")
         assert "No metric matches the filter" in text(app, "charts")
-        await press(pilot, "slash", "escape")
+        await press(pilot, "escape")
+        assert "loss" in text(app, "charts") and page_of(app).section == "charts"  # as the sentence had promised
+        await press(pilot, "slash", "g", "escape")
         assert "loss" in text(app, "charts")
 
 
@@ -308,6 +310,8 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         assert text(app, "log").endswith("two more")
         await press(pilot, "home")
         assert "rank 0 line 0 red" in text(app, "log")
+        await press(pilot, "right")
+        assert "rank 0 line 0 red" in text(app, "log")  # nothing lies beyond the edge
         await press(pilot, "r")
         assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
         await press(pilot, "R")

@@ -13,7 +13,7 @@ OVERVIEW_ACTIONS: tuple[Action, ...] = (
         "back",
         "escape backspace",
         "back",
-        "Back: out of the whole page, the crosshair, a search; then home",
+        "Back: out of the whole page, the crosshair, a search, a filter; then home",
         PAGE,
     ),
     act("section_next", "tab", "section", "The next section of the page", PAGE, in_palette=False),

@@ -12,7 +12,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.store.alerts import AlertView
 from gputui.tui.render.columns import Column, between, clip_line, fit_line, place, row_line, rule, wrap
-from gputui.tui.render.words import moment
+from gputui.tui.render.words import dated_clock, moment
 from gputui.tui.snapshot import AlertsState
 
 SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
@@ -196,12 +196,12 @@ def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -
 
 
 def _history(alert: AlertView, now: float) -> list[str]:
-    words = [f"raised {moment(alert.raised_at, now).strip()}"]
+    words = [f"raised {dated_clock(alert.raised_at, now)}"]
     if alert.cleared_at is not None:
         lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
-        words.append(f"· over {moment(alert.cleared_at, now).strip()} after {lasted}, {alert.cleared_because or ''}")
+        words.append(f"· over {dated_clock(alert.cleared_at, now)} after {lasted}, {alert.cleared_because or ''}")
     if alert.acknowledged_at is not None:
-        words.append(f"· seen by {clean(alert.acknowledged_by or '–')} {moment(alert.acknowledged_at, now).strip()}")
+        words.append(f"· seen by {clean(alert.acknowledged_by or '–')} {dated_clock(alert.acknowledged_at, now)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
         words.append(
             f"· silenced for {duration((alert.silenced_until - now) // 60 * 60)} by {clean(alert.silenced_by or '–')}"

@@ -14,7 +14,7 @@ from gputui.tui.editing import LineEdit
 from gputui.tui.render.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, markers_near
 from gputui.tui.render.columns import fit_line, fitting
 from gputui.tui.render.panels import Panel, Panels
-from gputui.tui.render.words import clock
+from gputui.tui.render.words import clock, dated_clock
 
 _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 
@@ -33,8 +33,14 @@ def place_words(frame: Frame, x: float) -> str:
     if frame.axis == "epoch":
         return f"epoch {short_number(x)}"
     if frame.axis == "time" and frame.origin_at is not None:
-        return f"{clock(frame.origin_at + x)}, {_elapsed(x)} in"
+        return f"{_clock(frame, frame.origin_at + x)}, {_elapsed(x)} in"
     return f"{_elapsed(x)} trained"
+
+
+def _clock(frame: Frame, at: float) -> str:
+    """The time of day, with the date where that is another than at the newest point."""
+    newest = None if frame.end is None else frame.moment_at(frame.end)
+    return clock(at) if newest is None else dated_clock(at, newest)
 
 
 def _elapsed(seconds: float) -> str:
@@ -63,10 +69,10 @@ def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[li
     parts: list[list[Span]] = [[(" │ " + place_words(frame, look.cursor), "cursor")]]
     moment = None if frame.axis == "time" else frame.moment_at(look.cursor)
     if moment is not None:
-        parts.append([(f" · {clock(moment)}", "cursor")])
+        parts.append([(f" · {_clock(frame, moment)}", "cursor")])
     reach = (look.window[1] - look.window[0]) / 60
     for marker in markers_near(data.markers, look.cursor, reach)[:3]:
-        at = f" {clock(marker.at)}" if marker.at is not None and frame.axis != "time" else ""
+        at = f" {_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
         text = marker.text or marker.word
         parts.append([(f" · {_GLYPHS.get(marker.kind, '')}{text}{at}", MARKER_STYLES[marker.kind])])
     shown = {panel.field for panel in visible}

@@ -105,6 +105,22 @@ def clip_line(spans: Sequence[Span], width: int) -> Line:
     return line
 
 
+def without_left(spans: Sequence[Span], cells: int) -> Line:
+    """Spans without their first ``cells`` cells; of a wide character that is cut in two, the half left is a blank."""
+    line: Line = []
+    for text, style in spans:
+        start = 0
+        while cells > 0 and start < len(text):
+            cells -= char_width(text[start])
+            start += 1
+        if cells < 0:
+            line.append((" ", style))
+            cells = 0
+        if start < len(text):
+            line.append((text[start:], style))
+    return line
+
+
 def fit_line(spans: Sequence[Span], width: int) -> Line:
     """Spans in exactly ``width`` cells, blanks behind."""
     return pad(spans, width)

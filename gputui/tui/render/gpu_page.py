@@ -14,7 +14,7 @@ from gputui.tui.render.columns import between, fit_line, rule, wrap
 from gputui.tui.render.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.tui.render.histories import newest, shares, time_bins
 from gputui.tui.render.moments import right_end
-from gputui.tui.render.words import is_hot, moment
+from gputui.tui.render.words import dated_clock, is_hot, moment
 from gputui.tui.snapshot import GpuPage, Snapshot
 
 LABEL_WIDTH = 13
@@ -60,7 +60,7 @@ def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
         facts.append(
             Fact(
                 "quarantine",
-                clean(f"since {moment(failed.since, now).strip()}{where}: {failed.reason}. No run gets it before C "
+                clean(f"since {dated_clock(failed.since, now)}{where}: {failed.reason}. No run gets it before C "
                       f"here or `gputui gpus --clear {gpu.index}` clears it."),
                 "warn",
             )

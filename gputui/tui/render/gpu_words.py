@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gputui.charts.cells import clip_middle
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, byte_rate
@@ -57,7 +58,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
         name = clean(gpu.run_name or gpu.run_id)
         room = width - len(rank) - sum(len(text) for text, _ in slow)
-        shown = name if len(name) <= room else name[: max(1, room - 1)] + "…"
+        shown = clip_middle(name, max(1, room))
         return [(shown, "accent"), (rank, "text"), *slow]
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]

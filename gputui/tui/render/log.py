@@ -9,7 +9,7 @@ from gputui.charts.units import count
 from gputui.runs.log_levels import Level
 from gputui.tui.editing import LineEdit
 from gputui.tui.log_view import LogView
-from gputui.tui.render.columns import fit_line
+from gputui.tui.render.columns import fit_line, without_left
 from gputui.tui.render.run_page import heading
 
 _STYLES = {Level.INFO: "text", Level.WARNING: "warn", Level.ERROR: "bad"}
@@ -38,6 +38,8 @@ def log_lines(view: LogView, edit: LineEdit | None, width: int, height: int, *, 
 
 def _note(view: LogView) -> str:
     words = []
+    if view.left:
+        words.append(f"from column {count(view.left + 1)}")
     if view.search.text:
         words.append(f"/{clean(view.search.text)}: {_hits(view)}")
     if view.is_grave_only:
@@ -65,7 +67,10 @@ def _line(view: LogView, number: int, width: int) -> Line:
     text, level = view.line(number)
     style = _STYLES[level]
     mark: Span = ("▸", "cursor") if number == view.current_hit else (" ", "text")
-    return fit_line([mark, *_marked(text, view, style)], width)
+    if not view.left:
+        return fit_line([mark, *_marked(text, view, style)], width)
+    rest = without_left(_marked(text, view, style), view.left + 1)
+    return fit_line([mark, ("…" if rest else "", "dim"), *rest], width)
 
 
 def _marked(text: str, view: LogView, style: str) -> list[Span]:

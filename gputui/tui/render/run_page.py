@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.charts.cells import cell_width
+from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -13,21 +13,27 @@ from gputui.store.views import GpuView
 from gputui.tui.render.columns import fit_line, fitting, rule
 from gputui.tui.render.moments import right_end
 from gputui.tui.render.runs import outlook
-from gputui.tui.render.words import run_sign, run_state_text
+from gputui.tui.render.words import numbers, run_sign, run_state_text
 from gputui.tui.snapshot import Past, RunPage, RunRow
+
+
+LEAST_NAME = 12
+"""Cells that a run's name keeps in the head, whatever stands behind it."""
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
     """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left · loss 1.902``."""
     run, progress = page.run, page.progress
     sign = run_sign(run.state)
-    parts: list[list[Span]] = [
-        [(" " + clean(run.run_id), "title")],
-        [(" · ", "dim"), (f"{sign.glyph} {run_state_text(run)}", sign.style)],
-    ]
+    tail = [(" ", "text"), *right_end(now, past)]
+    room = width - _size(tail)
+    parts: list[list[Span]] = [[(" · ", "dim"), (f"{sign.glyph} {run_state_text(run)}", sign.style)]]
     if progress.step is not None:
         total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
         parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
+    # However long the name is, the state and the step stand behind it.
+    name = clip_middle(clean(run.run_id), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
+    parts.insert(0, [(" " + name, "title")])
     words, style = outlook(RunRow(run, progress), now)
     parts.append([(" · ", "dim"), (words, style)] if words else [])
     if progress.loss is not None:
@@ -38,16 +44,21 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
         parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
     if run.attempt > 1:
         parts.append([(" · ", "dim"), (f"attempt {run.attempt}", "text")])
-    tail = [(" ", "text"), *right_end(now, past)]
-    return [*fitting(parts, width - sum(cell_width(text) for text, _ in tail)), *tail]
+    return [*fitting(parts, room), *tail]
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(cell_width(text) for text, _ in spans)
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
-    """``GPU 0, 1`` or ``CPU``; a GPU that is no longer known is named by the beginning of its UUID."""
+    """``GPU 0–3, 6`` or ``CPU``; a GPU that is no longer known is named by the beginning of its UUID."""
     if not uuids:
         return "CPU"
-    known = {gpu.uuid: str(gpu.index) for gpu in gpus}
-    return "GPU " + ", ".join(known.get(uuid, clean(uuid[:12])) for uuid in uuids)
+    known = {gpu.uuid: gpu.index for gpu in gpus}
+    indices = numbers(sorted(known[uuid] for uuid in uuids if uuid in known))
+    gone = [clean(uuid[:12]) for uuid in uuids if uuid not in known]
+    return "GPU " + ", ".join([*([indices] if indices else []), *gone])
 
 
 def heading(title: str, width: int, note: str = "", *, is_focused: bool = False) -> Line:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.charts.bars import sparkline
-from gputui.charts.cells import cell_width
+from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -83,7 +83,7 @@ def _none(state: RunsState, around: Surroundings) -> str:
 def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, width: int, height: int) -> list[Line]:
     """A heading, then a row per run; ``rows`` are those that match the filter, in their order."""
     shown = rows[state.top : state.top + max(0, height - 1)]
-    placed = place(_COLUMNS, width)
+    placed = place(_columns(rows, width), width)
     lines = [_heading(rows, len(shown), state, around, placed, width, height)]
     if not rows:
         return [*lines, fit_line([("  " + _none(state, around), "dim")], width)][:height]
@@ -170,7 +170,12 @@ def _sign(shown: _Shown, width: int) -> list[Span]:
 
 
 def _name(shown: _Shown, width: int) -> list[Span]:
-    return [(clean(shown.row.run.run_id), "cursor" if shown.is_current and shown.state.is_focused else "text")]
+    return [
+        (
+            clip_middle(clean(shown.row.run.run_id), width),
+            "cursor" if shown.is_current and shown.state.is_focused else "text",
+        )
+    ]
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
@@ -279,9 +284,18 @@ def _took(row: RunRow) -> str:
     return f"took {duration(run.ended_at - run.started_at)}"
 
 
-_COLUMNS: tuple[Column[_Shown], ...] = (
-    Column("", 2, _sign),
-    Column("run", 13, _name, gap=1, grow=2, most=30),
+_LEAST_NAME = 13
+
+
+def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
+    """The columns for these rows: a sixth of the width may go to names that are long."""
+    widest = max((cell_width(clean(row.run.run_id)) for row in rows), default=0)
+    name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
+    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *_OTHERS)
+
+
+_SIGN: Column[_Shown] = Column("", 2, _sign)
+_OTHERS: tuple[Column[_Shown], ...] = (
     Column("state", 10, _state, gap=1, grow=1, most=13),
     Column("step", 18, _step, gap=1, grow=1, most=24),
     Column("loss", 10, _loss, importance=1, gap=2, most=11, grow=1),

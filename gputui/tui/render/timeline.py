@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -12,7 +14,7 @@ from gputui.recovery import cost
 from gputui.store.views import AttemptView, DecisionView, GpuView
 from gputui.tui.render.columns import fit_line, wrap
 from gputui.tui.render.run_page import gpu_words
-from gputui.tui.render.words import moment, run_sign
+from gputui.tui.render.words import run_sign
 from gputui.tui.snapshot import RunPage
 
 EVIDENCE_SHOWN = 3
@@ -21,7 +23,8 @@ EVIDENCE_SHOWN = 3
 def timeline_lines(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, with_evidence: bool = False
 ) -> list[Line]:
-    """Attempts, incidents with what was decided and what they cost, in order of time; at the end all costs together.
+    """Attempts, incidents with what was decided and what they cost, in order of time, under the day where it is not
+    that of ``now``.
 
     ``with_evidence`` adds why an incident was taken for what it was.
     """
@@ -39,8 +42,13 @@ def timeline_lines(
         )
     told.sort(key=lambda entry: entry[0])
     lines: list[Line] = []
+    day = time.localtime(now)[:3]
     for at, style, text, details in told:
-        lines += _entry(at, style, text, details, now, width)
+        local = time.localtime(at)
+        if local[:3] != day:
+            day = local[:3]
+            lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), "label")], width))
+        lines += _entry(time.strftime("%H:%M:%S", local), style, text, tuple(details), width)
     return lines
 
 
@@ -74,11 +82,13 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Told]:
         yield incident.at, "warn", clean(incident.summary), details
 
 
-def _entry(at: float, style: str, text: str, details: Sequence[Span], now: float, width: int) -> list[Line]:
+@lru_cache(8192)
+def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: int) -> Sequence[Line]:
+    """One thing that happened; kept, for a page that is drawn every second tells the same hundreds again."""
     margin = 10
     lines: list[Line] = []
     for number, part in enumerate(wrap(text, width - margin)):
-        stamp = f" {moment(at, now)} " if number == 0 else " " * margin
+        stamp = f" {clock} " if number == 0 else " " * margin
         lines.append(fit_line([(stamp, "dim"), (part, style)], width))
     for detail, detail_style in details:
         for number, part in enumerate(wrap(detail, width - margin - 2)):

@@ -78,6 +78,13 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
+def dated_clock(at: float, now: float) -> str:
+    """Local time of day, behind its date where that is not today's: ``19 Nov 03:12:44``."""
+    local, today = time.localtime(at), time.localtime(now)
+    form = "" if local[:3] == today[:3] else "%d %b " if local[0] == today[0] else "%d %b %Y "
+    return time.strftime(f"{form}%H:%M:%S", local)
+
+
 def moment(at: float, now: float) -> str:
     """Local time of day, with the date when it is not within the last day: ``03:12:44`` or ``19 Nov``."""
     if abs(now - at) < 86_400:

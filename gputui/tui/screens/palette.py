@@ -23,12 +23,19 @@ from gputui.tui.widgets.pane import Pane
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One thing to choose. ``why_not`` is a sentence when it is not possible now."""
+    """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
+    is found too, for example that of the footer."""
 
     title: str
     hint: str
     do: Callable[[], object]
     why_not: str | None = None
+    name: str = ""
+
+    @property
+    def searched(self) -> str:
+        """What is typed is looked for in this; its beginning counts most."""
+        return f"{self.name} {self.title}" if self.name else self.title
 
 
 class Found(Message):
@@ -77,7 +84,7 @@ class PaletteScreen(ModalScreen[Choice | None]):
         self._draw()
 
     def _found(self) -> list[Choice]:
-        return ranked(self._choices, self._edit.text, lambda each: (each.title, each.hint, each.why_not is None))
+        return ranked(self._choices, self._edit.text, lambda each: (each.searched, each.hint, each.why_not is None))
 
     def _current(self) -> Choice | None:
         found = self._found()

@@ -139,13 +139,16 @@ class RunKeys(RunChartKeys):
     # --- actions: the page
 
     def do_back(self) -> None:
-        """What was opened last goes first: the whole-page view, the crosshair, a search; then the page."""
+        """What was opened last goes first: the whole-page view, the crosshair, a search, a filter; then the page."""
         if self.is_maximised:
             self.is_maximised = False
         elif self.section == "charts" and self.charts.cursor is not None:
             self.charts.cursor = None
         elif self.section == "log" and self.log_part.view.search.text:
             self.log_part.search(None, "")
+        elif self.section == "charts" and self.charts.settings.filter_text:
+            self.charts.filter_to(None, "")
+            self._keep_charts()
         else:
             self.gputui.pop_screen()
 
@@ -235,6 +238,18 @@ class RunKeys(RunChartKeys):
             self._scroll(1 << 20)
 
     # --- actions: the log and the checkpoints
+
+    def do_cursor_left(self) -> None:
+        if self.section == "log":
+            self.log_part.sideways(-1)
+        else:
+            super().do_cursor_left()
+
+    def do_cursor_right(self) -> None:
+        if self.section == "log":
+            self.log_part.sideways(1)
+        else:
+            super().do_cursor_right()
 
     def do_log_next(self) -> None:
         self.log_part.choose(1)

@@ -40,6 +40,11 @@ class RunLog:
         if by < 0 and self.view.is_at_top:
             self.is_deep = True
 
+    def sideways(self, by: int) -> None:
+        """Half a screen to the left, or to the right: for lines that are longer than the pane."""
+        room = max(2, self.pane.size.width - 1)
+        self.view.sideways(by * (room // 2), room)
+
     def to_top(self) -> None:
         self.is_deep = True
         self.view.to_top()
