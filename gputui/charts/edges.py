@@ -100,8 +100,8 @@ def axis_line(
 
 
 def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: set[int]) -> Sequence[tuple[int, str]]:
-    """Columns of the ticks and their labels, those left out that do not fit. Where fewer than two are left, as at an end
-    that is the axis' name, closer ticks are tried."""
+    """Columns of the ticks and their labels, those left out that do not fit. Where fewer than two are left, as beside
+    the axis' name, closer ticks are tried."""
     is_time = axis.kind == "time"
     first = min(_MOST_X_TICKS, max(2, canvas.width // 10))
     best: list[tuple[int, str]] = []

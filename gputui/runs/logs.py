@@ -76,9 +76,9 @@ def lines_of(text: str) -> list[str]:
 
 
 def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
-    """The lines of a log as a terminal keeps them: of what carriage returns write over, such as the states of a progress
-    bar, only the last that is not blank. ``begun`` is what the piece before left without an end, as its second answer
-    gave it."""
+    """The lines of a log as a terminal keeps them: of what carriage returns write over, such as the states of a
+    progress bar, only the last that is not blank. ``begun`` is what the piece before left without an
+    end, as its second answer gave it."""
     *complete, rest = (begun + text).split("\n")
     lines = [last_state(line) for line in complete]
     if rest and not rest.endswith("\r"):

@@ -329,7 +329,7 @@ async def test_the_log_is_searched_and_cut_to_what_is_grave(app: GputuiApp, work
         await press(pilot, "enter")
         assert "/loader: 4 of 4" in text(app, "log") and "▸WARNING loader 300 is slow" in text(app, "log")
         assert feed_of(app).interest.is_log_deep
-        await press(pilot, "comma")
+        await press(pilot, "semicolon")
         assert "▸WARNING loader 200 is slow" in text(app, "log")
         await press(pilot, "full_stop", "full_stop")
         assert "▸WARNING loader 0 is slow" in text(app, "log")  # around the end

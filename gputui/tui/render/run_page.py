@@ -16,7 +16,6 @@ from gputui.tui.render.runs import outlook
 from gputui.tui.render.words import numbers, run_sign, run_state_text
 from gputui.tui.snapshot import Past, RunPage, RunRow
 
-
 LEAST_NAME = 12
 """Cells that a run's name keeps in the head, whatever stands behind it."""
 
