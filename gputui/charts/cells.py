@@ -46,7 +46,7 @@ def char_width(char: str) -> int:
 
 def cell_width(text: str) -> int:
     """Cells that `text` takes on one line of a terminal."""
-    if PLAIN.issuperset(text):
+    if (text.isascii() and text.isprintable()) or PLAIN.issuperset(text):
         return len(text)
     return sum(map(char_width, text))
 

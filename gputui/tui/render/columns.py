@@ -76,33 +76,23 @@ def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None)
         line += pad(column.cell(row, room), room, column.align)
     if base is not None:
         line = [("".join(text for text, _ in line), base)]
-    return fit_line(line, width)
+    spare = width - sum(room for _, room in placed) - sum(column.gap for column, _ in placed[1:])
+    if spare < 0:
+        return fit_line(line, width)
+    return [*line, (" " * spare, "text")] if spare else line
 
 
 def pad(spans: Sequence[Span], width: int, align: str = "<") -> Line:
     """Spans in exactly ``width`` cells."""
-    cut = clip_line(spans, width)
-    missing = width - sum(cell_width(text) for text, _ in cut)
-    if missing <= 0:
-        return cut
-    blank: Span = (" " * missing, "text")
-    return [blank, *cut] if align == ">" else [*cut, blank]
+    line, room = _cut_line(spans, width)
+    if room > 0:
+        line.insert(0 if align == ">" else len(line), (" " * room, "text"))
+    return line
 
 
 def clip_line(spans: Sequence[Span], width: int) -> Line:
     """Spans cut to at most ``width`` cells."""
-    line: Line = []
-    room = width
-    for text, style in spans:
-        size = cell_width(text)
-        if size > room:
-            if room > 0:
-                line.append((clip(text, room), style))
-            return line
-        if text:
-            line.append((text, style))
-            room -= size
-    return line
+    return _cut_line(spans, width)[0]
 
 
 def without_left(spans: Sequence[Span], cells: int) -> Line:
@@ -124,6 +114,25 @@ def without_left(spans: Sequence[Span], cells: int) -> Line:
 def fit_line(spans: Sequence[Span], width: int) -> Line:
     """Spans in exactly ``width`` cells, blanks behind."""
     return pad(spans, width)
+
+
+def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
+    """Spans cut to at most ``width`` cells, and the cells that are left then."""
+    line: Line = []
+    room = width
+    for span in spans:
+        text = span[0]
+        size = cell_width(text)
+        if size > room:
+            if room > 0:
+                cut = clip(text, room)
+                line.append((cut, span[1]))
+                room -= cell_width(cut)
+            break
+        if text:
+            line.append(span)
+            room -= size
+    return line, room
 
 
 def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:

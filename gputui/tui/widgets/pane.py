@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -19,7 +22,10 @@ REGIONS_AT_ONCE = 6
 
 
 class Pane(Widget):
-    """Lines in a fixed place. `show` gives it new ones and its height; nothing else makes it repaint."""
+    """Lines in a fixed place. `show` gives it new ones and its height; nothing else makes it repaint.
+
+    A pane fills its place with its lines: no rule of a style sheet gives it a border, a margin inside or an opacity.
+    """
 
     DEFAULT_CSS: ClassVar[str] = "Pane { height: 1; width: 1fr; }"
 
@@ -28,6 +34,7 @@ class Pane(Widget):
         self._lines: list[Line] = []
         self._strips: dict[int, Strip] = {}
         self._strip_width = 0
+        self._styles_by_key: dict[str, Style] = {}
         self._height: int | None = None
         self._is_cleared = False
 
@@ -69,8 +76,13 @@ class Pane(Widget):
 
     def restyle(self) -> None:
         """Paint everything again: the theme is another."""
-        self._strips.clear()
+        self._forget_looks()
         self.refresh()
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        strips = [self.render_line(y) for y in crop.line_range]
+        left, right = crop.column_span
+        return strips if (left, right) == (0, self._strip_width) else [strip.crop(left, right) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
@@ -83,12 +95,30 @@ class Pane(Widget):
         return strip
 
     def notify_style_update(self) -> None:
-        self._strips.clear()
+        self._forget_looks()
         super().notify_style_update()
 
+    def _forget_looks(self) -> None:
+        self._strips.clear()
+        self._styles_by_key.clear()
+
     def _strip(self, line: Line, width: int) -> Strip:
-        styles = STYLES[getattr(self.app, "theme_name", "ansi")]
-        base = self.rich_style + styles["text"]
-        segments = [Segment(text, base + styles[key] if key in styles else base) for text, key in line if text]
-        strip = Strip(segments, sum(cell_width(text) for text, _ in line))
-        return strip.adjust_cell_length(width, base)
+        segments = [
+            Segment("".join(text for text, _ in spans), self._style(key)) for key, spans in groupby(line, itemgetter(1))
+        ]
+        strip = Strip(segments, sum(cell_width(text) for text, _, _ in segments))
+        strip = strip.adjust_cell_length(width, self._style("text"))
+        for each in self.get_line_filters():
+            strip = strip.apply_filter(each, self.background_colors[1])
+        return strip
+
+    def _style(self, key: str) -> Style:
+        """The style of a key on this pane's ground."""
+        style = self._styles_by_key.get(key)
+        if style is None:
+            styles = STYLES[getattr(self.app, "theme_name", "ansi")]
+            style = self.rich_style + styles["text"]
+            if key in styles:
+                style += styles[key]
+            self._styles_by_key[key] = style
+        return style
