@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,6 +97,7 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
         )
         self.message: tuple[str, str] = ("", "info")
         self._said_at = 0.0
+        self._held_paints = 0
 
     def get_default_screen(self) -> Screen[Any]:
         return OverviewScreen(is_folded=self.settings.fold, order=self.settings.sort)
@@ -138,6 +141,22 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
                 screen.paint()
                 return
 
+    @property
+    def is_holding_paint(self) -> bool:
+        """Whether a page that is to be painted now will be painted soon, with whatever changes until then."""
+        return self._held_paints > 0
+
+    @contextmanager
+    def one_paint(self) -> Iterator[None]:
+        """However often a paint is asked for inside, the page that can be seen is painted once, at the end."""
+        self._held_paints += 1
+        try:
+            yield
+        finally:
+            self._held_paints -= 1
+        if not self._held_paints:
+            self.repaint()
+
     def say(self, text: str, kind: str = "info") -> None:
         """Show a sentence above the footer until the next key or for a while. ``kind``: info, warning or error."""
         self.message = (text, kind)
@@ -158,8 +177,8 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
             self.say(why_not, "warning")
             return
         method = getattr(screen, f"do_{name}", None) or getattr(self, f"do_{name}")
-        method()
-        self.repaint()
+        with self.one_paint():
+            method()
 
     def do_palette(self) -> None:
         from gputui.tui import finding

@@ -109,10 +109,11 @@ class ActionScreen(Screen[None]):
     def wheel(self, pane: Widget | None, by: int) -> None:
         """The wheel was turned over a pane, ``by`` lines down: as often the arrow key."""
         key = "down" if by > 0 else "up"
-        for action in actions_in(self.SCOPE):
-            if key in action.keys:
-                for _ in range(abs(by)):
-                    getattr(self, f"do_{action.name}")()
+        with self.gputui.one_paint():
+            for action in actions_in(self.SCOPE):
+                if key in action.keys:
+                    for _ in range(abs(by)):
+                        getattr(self, f"do_{action.name}")()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
@@ -163,9 +164,9 @@ class ActionScreen(Screen[None]):
         self.paint()
 
     def paint(self) -> None:
-        """Draw the newest snapshot."""
+        """Draw the newest snapshot, now or at the end of what the app does in one paint."""
         width, height = self.app.size
-        if not width or not height:
+        if not width or not height or self.gputui.is_holding_paint:
             return
         with self.app.batch_update():
             if width < LEAST_WIDTH or height < LEAST_HEIGHT:

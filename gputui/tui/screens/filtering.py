@@ -56,7 +56,10 @@ class FilterScreen(ActionScreen):
             self.filter_edit = None
             self.set_filter("")
         elif event.key in ("up", "down"):
-            self.move(-1 if event.key == "up" else 1)
+            with self.gputui.one_paint():
+                self.move(-1 if event.key == "up" else 1)
+            event.stop()
+            return
         elif (pressed := edit.press(event.key)) is not None:
             self._filter_to(pressed)
         elif event.character is not None and event.is_printable:
