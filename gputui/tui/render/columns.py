@@ -43,11 +43,14 @@ Placed = list[tuple[Column[Row], int]]
 def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
     """The columns that fit into ``width`` cells, in their order, with their widths."""
     chosen = [column for column in columns if column.importance == 0]
+    needed = _needed(chosen)
     for column in sorted((c for c in columns if c.importance > 0), key=lambda c: c.importance):
-        if _needed([*chosen, column]) > width:
+        needed += column.width + (column.gap if chosen else 0)
+        if needed > width:
             break
         chosen.append(column)
-    shown = [column for column in columns if any(column is other for other in chosen)]
+    places = set(map(id, chosen))
+    shown = [column for column in columns if id(column) in places]
     spare = max(0, width - _needed(shown))
     widths = {id(column): column.width for column in shown}
     growing = [column for column in shown if column.grow]

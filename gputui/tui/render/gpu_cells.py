@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gputui.charts.bars import bar, sparkline
+from gputui.charts.bars import bar
 from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, bytes_text, gibibytes, percent, short_number
 from gputui.tui.render.columns import Column
 from gputui.tui.render.gpu_words import GpuRow, health, held_back, owner, pcie_link, traffic, who
-from gputui.tui.render.histories import thinned
+from gputui.tui.render.histories import spark
 from gputui.tui.render.words import is_hot
 
 WIDE = 150
@@ -99,7 +99,7 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
 
 
 def _history(row: GpuRow, width: int) -> list[Span]:
-    return [(sparkline(thinned(row.utilizations, width), width, 0.0, 100.0), "bar")]
+    return [(spark(row.utilizations, width, 0.0, 100.0), "bar")]
 
 
 def _clock(row: GpuRow, width: int) -> list[Span]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
+from gputui.charts.bars import sparkline
 from gputui.charts.envelope import Bin
 
 History = Sequence[float | None]
@@ -75,3 +77,9 @@ def thinned(history: History, width: int) -> History:
         for start, end in itertools.pairwise(edges)
     ]
     return [sum(group) / len(group) if group else None for group in groups]
+
+
+@lru_cache(256)
+def spark(history: tuple[float | None, ...], width: int, low: float | None = None, high: float | None = None) -> str:
+    """A sparkline of the whole span in ``width`` cells. A history stays for many frames and has many rows."""
+    return sparkline(thinned(history, width), width, low, high)

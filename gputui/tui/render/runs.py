@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from gputui.charts.bars import sparkline
 from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -14,7 +14,7 @@ from gputui.charts.units import ago, count, duration, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
 from gputui.tui.render.columns import Column, Placed, fit_line, pad, place, row_line, styled_rule
-from gputui.tui.render.histories import thinned
+from gputui.tui.render.histories import spark
 from gputui.tui.render.run_order import order_named
 from gputui.tui.render.words import OVER, numbers, run_sign, run_state_text
 from gputui.tui.snapshot import Progress, RunRow, Snapshot
@@ -132,16 +132,26 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     run, progress = shown.row.run, shown.row.progress
     if run.state == "running":
         return row_line(placed, shown, width)
-    head = row_line(placed[:2], shown, sum(room + column.gap for column, room in placed[:2]) - placed[0][0].gap)
-    column, room = placed[2]
-    state = _state(shown, room)
-    head += [(" " * column.gap, "text"), *pad(state, max(room, sum(cell_width(text) for text, _ in state)))]
     is_told = progress.step is not None and (run.state in OVER or run.state == "stopping")
     reached = f"step {count(progress.step)} · " if is_told else ""
-    text, style = outlook(shown.row, shown.around.now)
-    queued = _queue_words(shown)
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
-    return fit_line([*head, (" ", "text"), (queued, "label"), (reached, "dim"), (text, style), (cost, "dim")], width)
+    head = tuple((tuple(column.cell(shown, room)), room, column.gap) for column, room in placed[:3])
+    tail = ((_queue_words(shown), "label"), (reached, "dim"), outlook(shown.row, shown.around.now), (cost, "dim"))
+    return [*_short_row(head, tail, width)]
+
+
+@lru_cache(1024)
+def _short_row(
+    head: tuple[tuple[tuple[Span, ...], int, int], ...], tail: tuple[Span, ...], width: int
+) -> tuple[Span, ...]:
+    """A row of a few cells, each with its room and the gap before it, and what follows them; the last cell takes what
+    it needs. Most rows of a long table say the same for hours."""
+    line: Line = []
+    for number, (spans, room, gap) in enumerate(head, 1):
+        if number == len(head):
+            room = max(room, sum(cell_width(text) for text, _ in spans))
+        line += [(" " * gap, "text"), *pad(spans, room)] if number > 1 else pad(spans, room)
+    return tuple(fit_line([*line, (" ", "text"), *tail], width))
 
 
 def _queue_words(shown: _Shown) -> str:
@@ -207,7 +217,7 @@ def _number_in(value: float, room: int) -> str:
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
-    return [(sparkline(thinned(shown.row.progress.losses, width), width), "series.0")]
+    return [(spark(shown.row.progress.losses, width), "series.0")]
 
 
 def _remark(shown: _Shown, width: int) -> list[Span]:

@@ -80,19 +80,16 @@ class Pane(Widget):
         self.refresh()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        strips = [self.render_line(y) for y in crop.line_range]
-        left, right = crop.column_span
-        return strips if (left, right) == (0, self._strip_width) else [strip.crop(left, right) for strip in strips]
-
-    def render_line(self, y: int) -> Strip:
         width = self.size.width
         if width != self._strip_width:
             self._strips.clear()
             self._strip_width = width
-        strip = self._strips.get(y)
-        if strip is None:
-            strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
-        return strip
+        known = self._strips
+        for y in crop.line_range:
+            if y not in known:
+                known[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
+        strips = [known[y] for y in crop.line_range]
+        return strips if crop.width == width else [strip.crop(*crop.column_span) for strip in strips]
 
     def notify_style_update(self) -> None:
         self._forget_looks()
@@ -106,7 +103,7 @@ class Pane(Widget):
         segments = [
             Segment("".join(text for text, _ in spans), self._style(key)) for key, spans in groupby(line, itemgetter(1))
         ]
-        strip = Strip(segments, sum(cell_width(text) for text, _, _ in segments))
+        strip = Strip(segments, cell_width("".join(text for text, _ in line)))
         strip = strip.adjust_cell_length(width, self._style("text"))
         for each in self.get_line_filters():
             strip = strip.apply_filter(each, self.background_colors[1])
