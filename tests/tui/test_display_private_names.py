@@ -10,7 +10,10 @@ from pathlib import Path
 
 import textual
 from textual._compositor import ChopsUpdate, Compositor, LayoutUpdate
+from textual._parser import Parser
+from textual._xterm_parser import XTermParser
 from textual.app import App
+from textual.driver import Driver
 from textual.drivers._writer_thread import WriterThread
 from textual.drivers.headless_driver import HeadlessDriver
 from textual.drivers.linux_driver import LinuxDriver
@@ -27,14 +30,14 @@ def test_the_version_is_the_one_that_was_read() -> None:
     assert '"textual==8.2.8"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_only_the_layer_uses_private_names_of_textual() -> None:
+def test_only_the_layer_and_the_driver_use_private_names_of_textual() -> None:
     pattern = re.compile(r"from textual[\w.]*\._|import textual\._|self\._(?:driver|batch_count|sync_available)\b")
     users = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "gputui").rglob("*.py")
         if pattern.search(path.read_text())
     }
-    assert users == {"gputui/tui/display/layer.py"}
+    assert users == {"gputui/tui/display/layer.py", "gputui/tui/driver.py"}
 
 
 def test_the_screen_hands_its_updates_to_display_and_nobody_else_does() -> None:
@@ -87,3 +90,15 @@ def test_the_driver_writes_through_a_queue_that_can_be_looked_at() -> None:
     assert not writer.is_alive()
     writer.write("x")
     assert writer._queue.qsize() == 1
+
+
+def test_keys_are_read_by_a_thread_that_the_driver_can_leave_out() -> None:
+    assert "self.run_input_thread()" in inspect.getsource(LinuxDriver._run_input_thread)
+    assert "target=self._run_input_thread" in inspect.getsource(LinuxDriver.start_application_mode)
+    assert "self.disable_input()" in inspect.getsource(LinuxDriver.stop_application_mode)
+    assert "self._loop = asyncio.get_running_loop()" in inspect.getsource(Driver.__init__)
+    assert issubclass(XTermParser, Parser)
+    parser = XTermParser()
+    assert parser._timeout_time is None
+    assert not list(parser.feed("\x1b"))
+    assert parser._timeout_time is not None
