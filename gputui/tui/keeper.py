@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections.abc import Callable
 
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ViewPresence, ensure_agent, read_identity
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 10.0
+"""The end of an agent is told by the kernel at once; so often is looked whether it is still the one of this place."""
+
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
@@ -17,7 +21,7 @@ GONE = "The agent is gone; starting it again…"
 
 
 class AgentKeeper:
-    """Looks every second whether an agent lives and starts one where none does, with growing pauses between failures.
+    """Waits for the end of the agent and starts one where none lives, with growing pauses between failures.
 
     ``tell`` is called from the keeper's thread with the sentence to show, None when all is well.
     """
@@ -26,6 +30,7 @@ class AgentKeeper:
         self._workspace = workspace
         self._tell = tell
         self._stop = threading.Event()
+        self._stopped, self._stopper = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="agent keeper", daemon=True)
         self._said: str | None = None
         self._was_alive = False
@@ -36,7 +41,9 @@ class AgentKeeper:
 
     def stop(self) -> None:
         """Stop looking. The agent stays: it leaves by itself when nobody needs it."""
-        self._stop.set()
+        if not self._stop.is_set():
+            self._stop.set()
+            os.close(self._stopper)
 
     def _run(self) -> None:
         try:
@@ -45,6 +52,8 @@ class AgentKeeper:
                 self._keep()
         except OSError as error:
             self._say(f"Cannot use {self._workspace.state}: {error.strerror}; choose another --home.")
+        finally:
+            os.close(self._stopped)
 
     def _keep(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -54,7 +63,7 @@ class AgentKeeper:
                 self._was_alive = True
                 pause = FIRST_PAUSE_SECONDS
                 self._say(None)
-                self._stop.wait(LOOK_SECONDS)
+                self._wait_for_end(identity.process.pid)
                 continue
             self._say(GONE if self._was_alive else STARTING)
             try:
@@ -63,6 +72,17 @@ class AgentKeeper:
                 self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
                 self._stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _wait_for_end(self, pid: int) -> None:
+        """Until the process ends, the keeper is stopped, or it is time to look again."""
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            select.select([process, self._stopped], [], [], LOOK_SECONDS)
+        finally:
+            os.close(process)
 
     def _say(self, text: str | None) -> None:
         if text != self._said and not self._stop.is_set():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +106,19 @@ def test_the_presence_ends_with_the_keeper(keeper: AgentKeeper, agents: Agents, 
     keeper.stop()
     while anybody_looks(workspace):
         assert time.monotonic() < end
+
+
+def test_the_end_of_an_agent_is_noticed_without_looking(
+    keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 10 * DEADLINE_SECONDS)
+    with subprocess.Popen(["sleep", "infinity"]) as process:
+        agents.identity = replace(ALIVE, process=ProcessIdentity(process.pid, 1, "boot"))
+        keeper.start()
+        with pytest.raises(queue.Empty):
+            told.get(timeout=0.1)
+        agents.identity = None
+        process.kill()
+        assert told.get(timeout=DEADLINE_SECONDS) == GONE
+    assert told.get(timeout=DEADLINE_SECONDS) is None
+    assert agents.starts == 1
