@@ -12,11 +12,8 @@ from gputui.charts.axes import (
     LogScale,
     Scale,
     bounds,
-    linear_ticks,
     log_bounds,
-    log_ticks,
     round_outward,
-    tick_labels,
     value_scale,
     x_bounds,
 )
@@ -26,6 +23,7 @@ from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import BRAILLE, Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.charts.raster import Canvas
+from gputui.charts.ticks import linear_ticks, log_ticks, tick_labels
 
 __all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart", "plain_text"]
 
@@ -136,10 +134,15 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
 
 
 def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
-    """The x axis; ends that are not given are those of the bins."""
+    """The x axis; ends that are not given are those of the bins. A logarithmic one without anything above 0 is
+    linear."""
     start, end = x_bounds(bins)
     start = start if axis.start is None else axis.start
     end = end if axis.end is None else axis.end
+    if axis.scale == "log" and end > 0:
+        if start <= 0:
+            start = min((x for each in bins for x in (each.first_x, each.last_x) if x > 0), default=end)
+        return value_scale(start, end, "log")
     if not end / 2 - start / 2 > 0:
         # A single place is drawn in the middle.
         return value_scale(start, start)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from gputui.charts.axes import Scale, linear_ticks, tick_labels, time_labels, time_ticks
+from gputui.charts.axes import LogScale, Scale
 from gputui.charts.cells import cell_width, clip, clip_middle
 from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.charts.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
+from gputui.charts.ticks import linear_ticks, log_ticks, log_time_ticks, tick_labels, time_labels, time_ticks
 from gputui.charts.units import metric_value, short_number
 
 _MOST_X_TICKS = 8
@@ -63,6 +64,15 @@ def legend(
     return [*line, (" " * room, "dim"), *tail] if room else [*line, *tail]
 
 
+def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str]]:
+    """At most so many ticks of an x axis, and their labels."""
+    if axis.kind == "time":
+        ticks = (log_time_ticks if isinstance(scale, LogScale) else time_ticks)(scale.low, scale.high, most)
+        return ticks, time_labels(ticks)
+    ticks = (log_ticks if isinstance(scale, LogScale) else linear_ticks)(scale.low, scale.high, most)
+    return ticks, tick_labels(ticks)
+
+
 def axis_line(
     canvas: Canvas,
     scale: Scale,
@@ -76,7 +86,8 @@ def axis_line(
     glyphs = canvas.glyphs
     chars = [glyphs.horizontal] * canvas.width
     styles = ["axis"] * canvas.width
-    name = f" {axis.name}" if axis.name else ""
+    words = axis.words(scale)
+    name = f" {words}" if words else ""
     free = canvas.width
     if name and cell_width(name) == len(name) < canvas.width // 2:
         free -= len(name)
@@ -102,14 +113,12 @@ def axis_line(
 def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: set[int]) -> Sequence[tuple[int, str]]:
     """Columns of the ticks and their labels, those left out that do not fit. Where fewer than two are left, as beside
     the axis' name, closer ticks are tried."""
-    is_time = axis.kind == "time"
     first = min(_MOST_X_TICKS, max(2, canvas.width // 10))
     best: list[tuple[int, str]] = []
     for most in range(first, max(first, canvas.width // 4) + 1):
-        ticks = (time_ticks if is_time else linear_ticks)(scale.low, scale.high, most)
         placed: list[tuple[int, str]] = []
         next_free = 0
-        for tick, label in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
+        for tick, label in zip(*x_ticks(scale, axis, most), strict=True):
             column = canvas.column(tick, scale)
             if column is None or column < next_free or column + 1 + len(label) > free:
                 continue

@@ -96,7 +96,7 @@ class Bin:
 
 @dataclass(slots=True)
 class Buckets:
-    """A growing series in at most `capacity` bins of equal width in x.
+    """A growing series in at most `capacity` bins of equal width in x, or in the decimal logarithm of x.
 
     Bins lie at multiples of their width. When a point would make more than `capacity` of them, the width doubles and
     pairs merge, so that a whole run fits for ever and appending costs amortised constant time. x may jump back, as it
@@ -105,12 +105,14 @@ class Buckets:
     Args:
         resolution: the smallest width of a bin in units of x: 1 for steps, a second for times.
         capacity: most bins kept; at least 2. For charts, four times their columns or more.
+        is_log: whether bins are equally wide on a logarithmic axis; `resolution` is in decades then.
     """
 
     resolution: float = 1.0
     capacity: int = DEFAULT_CAPACITY
+    is_log: bool = False
     unplaced: int = field(default=0, init=False)
-    """Points dropped because their x was not a finite number."""
+    """Points dropped because their x was not a finite number, or has no place on a logarithmic axis."""
     _width: float = field(default=1.0, init=False)
     _bins: dict[int, Bin] = field(default_factory=dict, init=False)
     _lowest: int = field(default=0, init=False)
@@ -129,19 +131,20 @@ class Buckets:
 
     def append(self, x: float, value: float | None) -> None:
         """Add a point; `None` breaks the curve there and is not counted as a point."""
-        if not math.isfinite(x):
+        if not math.isfinite(x) or (self.is_log and x <= 0):
             self.unplaced += 1
             return
         if value is None:
             self._gap = True
             return
-        while math.isinf(x / self._width):
+        place = math.log10(x) if self.is_log else x
+        while math.isinf(place / self._width):
             self._double()
-        index = math.floor(x / self._width)
+        index = math.floor(place / self._width)
         bins = self._bins
         found = bins.get(index)
         if found is None:
-            index = self._make_room(index, x)
+            index = self._make_room(index, place)
             found = bins.get(index)
             if found is None:
                 found = bins[index] = Bin(x, x)
@@ -156,15 +159,16 @@ class Buckets:
     def take(self, reduced: Bin) -> None:
         """Add what was reduced elsewhere; it lies where its first value does. The bin is given away."""
         x = reduced.first_x
-        if not math.isfinite(x):
+        if not math.isfinite(x) or (self.is_log and x <= 0):
             self.unplaced += reduced.points
             return
-        while math.isinf(x / self._width):
+        place = math.log10(x) if self.is_log else x
+        while math.isinf(place / self._width):
             self._double()
-        index = math.floor(x / self._width)
+        index = math.floor(place / self._width)
         found = self._bins.get(index)
         if found is None:
-            index = self._make_room(index, x)
+            index = self._make_room(index, place)
             found = self._bins.get(index)
         if found is None:
             self._bins[index] = reduced
@@ -200,6 +204,8 @@ class Buckets:
         """
         if limit < 2 or not self._bins or end < start:
             return []
+        if self.is_log:
+            start, end = (math.log10(x) if x > 0 else -math.inf for x in (start, end))
         first = self._lowest if start == -math.inf else max(self._lowest, math.floor(start / self._width))
         last = self._highest if end == math.inf else min(self._highest, math.floor(end / self._width))
         # Groups lie at multiples of their size, so that they do not change as the run grows. Two of them always
@@ -228,14 +234,14 @@ class Buckets:
         self._changed_from = last + 1
         return [group for _, group in groups]
 
-    def _make_room(self, index: int, x: float) -> int:
-        """Widen the bins until a new one at `index` fits; returns the index that holds x then."""
+    def _make_room(self, index: int, place: float) -> int:
+        """Widen the bins until a new one at `index` fits; returns the index that holds `place` then."""
         if not self._bins:
             self._lowest = self._highest = index
             return index
         while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
             self._double()
-            index = math.floor(x / self._width)
+            index = math.floor(place / self._width)
         self._lowest = min(index, self._lowest)
         self._highest = max(index, self._highest)
         return index

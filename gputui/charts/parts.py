@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gputui.charts.axes import AxisKind
+from gputui.charts.axes import AxisKind, LogScale, Scale
 from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 
@@ -40,12 +40,23 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class XAxis:
-    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds."""
+    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds.
+
+    On a logarithmic axis nothing at 0 or before has a place; without anything behind 0 it is drawn linear.
+    """
 
     name: str = ""
     start: float | None = None
     end: float | None = None
     kind: Literal["number", "time"] = "number"
+    scale: AxisKind = "linear"
+
+    def words(self, scale: Scale) -> str:
+        """Its name as it is drawn, and of what kind it is where that is not the usual."""
+        if self.scale == "linear":
+            return self.name
+        is_log = isinstance(scale, LogScale)
+        return ", ".join(filter(None, [self.name, "log" if is_log else "linear: nothing above 0"]))
 
 
 @dataclass(frozen=True, slots=True)

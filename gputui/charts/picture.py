@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gputui.charts.axes import Scale, linear_ticks, tick_labels, time_labels, time_ticks
+from gputui.charts.axes import Scale
 from gputui.charts.chart import Curve, Marker, XAxis, YAxis, value_ticks, x_scale_of, y_scale_of
+from gputui.charts.edges import x_ticks
 from gputui.charts.envelope import Bin
 from gputui.charts.units import metric_value, short_number
 
@@ -117,16 +118,14 @@ class _Sheet:
             if (y := self._down(tick)) is not None:
                 yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)
                 yield Label((_LEFT - 8, y + _TEXT_SIZE / 3), text, axis, anchor="end")
-        is_time = self.drawing.x_axis.kind == "time"
-        most = max(2, (right - _LEFT) // 110)
-        ticks = (time_ticks if is_time else linear_ticks)(self.x.low, self.x.high, most)
-        for tick, text in zip(ticks, (time_labels if is_time else tick_labels)(ticks), strict=True):
+        x_axis, most = self.drawing.x_axis, max(2, (right - _LEFT) // 110)
+        for tick, text in zip(*x_ticks(self.x, x_axis, most), strict=True):
             if (x := self._across(tick)) is not None:
                 yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
                 yield Label((x, bottom + 22), text, axis, anchor="middle")
         yield Path(((_LEFT, _TOP), (_LEFT, bottom), (right, bottom)), axis, 1.0)
-        if self.drawing.x_axis.name:
-            yield Label((right, bottom + 44), self.drawing.x_axis.name, axis, anchor="end")
+        if words := x_axis.words(self.x):
+            yield Label((right, bottom + 44), words, axis, anchor="end")
 
     def _markers(self) -> Iterator[Path | Label]:
         """Lines and notches; of labels that would lie over each other the first."""

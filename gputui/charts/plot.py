@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gputui.charts.axes import AxisKind, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
+from gputui.charts.axes import AxisKind, round_outward, value_scale
 from gputui.charts.envelope import Bin
+from gputui.charts.ticks import linear_ticks, log_ticks, tick_labels
 
 _MARKERS: Final = ("braille", "*", "o", "+", "x", "#")
 _SHOWN_MARKERS: Final = ("⠿", "*", "o", "+", "x", "#")

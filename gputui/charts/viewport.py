@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gputui.charts.axes import stable_end
+from gputui.charts.axes import AxisKind, round_outward, stable_end
 from gputui.charts.envelope import Bin
 
 ZOOM_FACTOR = 2.0
@@ -18,23 +18,53 @@ _FOLLOW_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The first and the newest x of the data, and the smallest stretch worth looking at."""
+    """The first and the newest x of the data, and the smallest stretch worth looking at. On a logarithmic axis both
+    are positive."""
 
     first: float
     newest: float
     resolution: float = 1.0
+    kind: AxisKind = "linear"
+
+    def logarithmic(self) -> "Extent":
+        """The same on a logarithmic axis, as far as that is possible: what lies below the resolution has no place on
+        it, and with nothing above it the axis stays linear."""
+        if not self.newest > self.resolution:
+            return self
+        return replace(self, first=max(self.first, self.resolution), kind="log")
 
     @property
     def whole(self) -> tuple[float, float]:
         """The window that shows everything, with an end that seldom moves."""
+        if self.kind == "log":
+            return round_outward(self.first, self.newest, "log")
         start = 0.0 if 0 <= self.first <= 0.1 * self.newest else self.first
         end = stable_end(self.newest)
         return (start, end) if end > start else (start, start + self.resolution)
 
+    def along(self, x: float) -> float:
+        """How far along the axis an x lies: equal distances look equally long."""
+        return math.log10(max(x, 1e-300)) if self.kind == "log" else x
+
+    def at(self, along: float) -> float:
+        """The x that lies so far along the axis."""
+        return float(10.0 ** min(along, 300.0)) if self.kind == "log" else along
+
+    def beside(self, x: float, window: tuple[float, float], share: float) -> float:
+        """The x that lies a share of a window further along the axis than another."""
+        start, end = (self.along(each) for each in window)
+        return self.at(self.along(x) + share * (end - start))
+
+    def between(self, window: tuple[float, float], share: float) -> float:
+        """The x at a share of the way through a window: 0 at its beginning, 1 at its end."""
+        start, end = (self.along(x) for x in window)
+        return self.at(start + share * (end - start))
+
 
 @dataclass(frozen=True, slots=True)
 class Viewport:
-    """`span` None shows everything; `end` None follows the newest point."""
+    """`span` None shows everything; `end` None follows the newest point. Both are along the axis (`Extent.along`): on a
+    logarithmic one half of the span is half of what is seen too."""
 
     span: float | None = None
     end: float | None = None
@@ -43,43 +73,62 @@ class Viewport:
         """The ends of the x axis now."""
         if self.span is None:
             return extent.whole
-        end = self.end
-        if end is None:
-            pace = self.span * _FOLLOW_SHARE
-            end = (math.floor(extent.newest / pace) + 1) * pace
+        start, end = self._ends(extent)
+        return extent.at(start), extent.at(end)
+
+    def _ends(self, extent: Extent) -> tuple[float, float]:
+        """The same along the axis."""
+        if self.span is None:
+            start, end = extent.whole
+            return extent.along(start), extent.along(end)
+        if self.end is not None:
+            return self.end - self.span, self.end
+        pace = self.span * _FOLLOW_SHARE
+        end = (math.floor(extent.along(extent.newest) / pace) + 1) * pace
         return end - self.span, end
 
     def zoomed_in(self, extent: Extent, about: float | None) -> "Viewport":
-        """Half as much; `about` keeps its place, without it the window ends with the newest point."""
-        start, end = self.window(extent)
+        """Half as much; `about` (an x) keeps its place, without it the window ends with the newest point."""
+        start, end = self._ends(extent)
         span = (end - start) / ZOOM_FACTOR
-        if span < 4 * extent.resolution:
-            return self
-        if about is None or not start <= about <= end:
-            return replace(self, span=span)
-        return Viewport(span, end=about + (end - about) / ZOOM_FACTOR)
+        place = None if about is None else extent.along(about)
+        if place is None or not start <= place <= end:
+            zoomed = replace(self, span=span)
+        else:
+            zoomed = Viewport(span, end=place + (end - place) / ZOOM_FACTOR)
+        first, last = zoomed.window(extent)
+        return self if last - first < 4 * extent.resolution else zoomed
 
     def zoomed_out(self, extent: Extent, about: float | None) -> "Viewport":
         """Twice as much, at most everything."""
-        start, end = self.window(extent)
-        whole_start, whole_end = extent.whole
+        start, end = self._ends(extent)
+        whole_start, whole_end = Viewport()._ends(extent)
         span = (end - start) * ZOOM_FACTOR
         if self.span is None or span >= whole_end - whole_start:
             return Viewport()
         if self.end is None:
             return Viewport(span)
-        at = about if about is not None and start <= about <= end else (start + end) / 2
+        place = None if about is None else extent.along(about)
+        at = place if place is not None and start <= place <= end else (start + end) / 2
         return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
 
     def panned(self, extent: Extent, by: int) -> "Viewport":
         """Moved by quarters of its span; at the right end it follows the newest point."""
         if self.span is None:
             return self
-        whole_start, _ = extent.whole
-        _, end = self.window(extent)
+        whole_start, _ = Viewport()._ends(extent)
+        _, end = self._ends(extent)
         moved = max(end + by * PAN_SHARE * self.span, whole_start + self.span)
-        follows = by > 0 and moved >= extent.newest
+        follows = by > 0 and moved >= extent.along(extent.newest)
         return Viewport(self.span, None if follows else moved)
+
+    def holding(self, extent: Extent, x: float) -> "Viewport":
+        """Moved so that an x lies in the middle, if it cannot be seen."""
+        start, end = self._ends(extent)
+        place = extent.along(x)
+        if self.span is None or start <= place <= end:
+            return self
+        return Viewport(self.span, place + self.span / 2)
 
 
 def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:

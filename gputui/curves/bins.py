@@ -14,7 +14,7 @@ from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.envelopes import Entry
 from gputui.store.metric_queries import as_float
 
-_RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
+RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 
 
 class Followed:
@@ -123,8 +123,13 @@ class Followed:
 
     def _new_buckets(self) -> Buckets:
         bins, window = max(2, self._request.bins), self._request.window
+        if self._request.is_log:
+            decades = 1e-4
+            if window is not None and window[1] > window[0] > 0:
+                decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
+            return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
         if window is None or not window[1] > window[0]:
-            return Buckets(max(_RESOLUTION[self._request.axis], self._resolution), 2 * bins)
+            return Buckets(max(RESOLUTION[self._request.axis], self._resolution), 2 * bins)
         # As many as were asked for lie in the window; what reaches over its ends has room beside them.
         return Buckets(max((window[1] - window[0]) / max(1, bins - 2), self._resolution), 4 * bins)
 

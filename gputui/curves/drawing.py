@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gputui.charts.parts import Curve as DrawnCurve
 from gputui.charts.parts import Marker, XAxis, YAxis
@@ -55,7 +56,8 @@ def _drawn(curve: Curve, style: str) -> list[DrawnCurve]:
 
 def _axis(data: ChartData) -> XAxis:
     axis, window = X_AXES[data.request.axis], data.request.window
-    return axis if window is None else XAxis(axis.name, *window, axis.kind)
+    start, end = window or (None, None)
+    return replace(axis, start=start, end=end, scale="log" if data.request.is_log else "linear")
 
 
 def _markers(data: ChartData) -> list[Marker]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gputui.charts.safe_text import clean
 from gputui.curves import reading
 from gputui.curves.axis import AxisMap, Pairs, Timeline, cuts_of
-from gputui.curves.bins import Followed
+from gputui.curves.bins import RESOLUTION, Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, Window
 from gputui.curves.reading import Layout, Line, Part, Place
 from gputui.store import envelopes, metric_queries, queries
+from gputui.store.envelopes import Stretch
 from gputui.store.views import AttemptView
 
 LINES_AT_ONCE = 8192
@@ -29,7 +30,7 @@ class RunCurves:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._shown: tuple[Window | None, int] | None = None
+        self._shown: tuple[Window | None, int, bool] | None = None
         self._layout: Layout | None = None
         self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", Timeline(None))
@@ -120,8 +121,9 @@ class RunCurves:
             and until.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
         )
-        if (request.window, request.bins) != self._shown:
-            self._shown = (request.window, request.bins)
+        shown = (request.window, request.bins, request.is_log)
+        if shown != self._shown:
+            self._shown = shown
             self._followed.clear()
         if is_same and until != self._until:
             new = self._lines_between(connection, self._until, until)
@@ -204,15 +206,33 @@ class RunCurves:
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= reading.LINES_IN_FULL
         # What is read line by line beside entries is to look like them.
-        resolution = 0.0 if in_full else self._entry_width(parts, level)
+        resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
         new = [Followed(name, request, self._cuts, resolution) for name in names]
         self._followed |= {each.name: each for each in new}
-        for part in parts:
-            if in_full or part.share == "mixed":
+        level_of = self._log_level_of(request) if request.is_log else lambda _: level
+        for part, at in reading.by_level(parts, level_of):
+            if in_full or at is None or part.share == "mixed":
                 self._read_lines(reading.lines(connection, *part.place), new)
             else:
-                self._read_part(connection, part, level, new)
+                self._read_part(connection, part, at, new)
         self._read_lines(_unreduced(connection, found), new)
+
+    def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
+        """How finely a stretch is read for a logarithmic axis: the further it lies along the axis, the more of it one
+        bin holds. None is line by line."""
+        start, end = request.window or (self._start, self._end)
+        start = max(start, RESOLUTION[request.axis])
+        share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
+
+        def level_of(stretch: Stretch) -> int | None:
+            begin = self._map.place(stretch.attempt, stretch.min_step, stretch.min_at)
+            until = self._map.place(stretch.attempt, stretch.max_step, stretch.max_at)
+            if begin is None or until is None or not until > begin:
+                return None
+            lines = max(0.0, begin) * share * stretch.line_count / (until - begin)
+            return None if lines < envelopes.BLOCK_LINES else envelopes.level_for(int(lines), 1)
+
+        return level_of
 
     def _entry_width(self, parts: Sequence[Part], level: int) -> float:
         """How far an entry reaches on the axis, on average."""

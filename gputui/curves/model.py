@@ -41,7 +41,8 @@ class ChartRequest:
 
     ``window`` is the stretch of x looked at; None is all of the run, followed as it grows. ``bins`` is how many bins a
     curve has at most: twice the columns of a chart show all that braille can. ``smoothing`` is the weight of the past
-    of a moving average, from 0 (none) to below 1. ``hardware`` are fields of the run's GPUs and of the host.
+    of a moving average, from 0 (none) to below 1. ``hardware`` are fields of the run's GPUs and of the host. With
+    ``is_log`` the bins of metrics are equally wide on a logarithmic axis, where nothing at 0 or before has a place.
     """
 
     names: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class ChartRequest:
     bins: int = 480
     smoothing: float = 0.0
     hardware: tuple[HardwareField, ...] = ()
+    is_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)

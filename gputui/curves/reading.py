@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -129,6 +129,13 @@ def parts(
         own = [stretch for _, stretch in group]
         made.append(Part(key[3], own, counts[key[0], key[1]]))
     return made
+
+
+def by_level(found: Iterable[Part], level_of: Callable[[Stretch], int | None]) -> Iterator[tuple[Part, int | None]]:
+    """The same parts, cut where they are to be read at another level; None is line by line."""
+    for part in found:
+        for level, group in groupby(part.stretches, level_of):
+            yield Part(part.share, list(group), part.count), level
 
 
 def _share(stretch: Stretch, cuts: Mapping[int, float]) -> Share:

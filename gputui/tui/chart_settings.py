@@ -26,6 +26,8 @@ class ChartSettings:
     pins: tuple[str, ...] = ()
     logs: frozenset[str] = frozenset()
     """Charts with a logarithmic value axis."""
+    is_log_x: bool = False
+    """Whether the axis that all charts share is logarithmic."""
     filter_text: str = ""
 
     def with_next_layout(self) -> ChartSettings:
@@ -45,6 +47,10 @@ class ChartSettings:
     def with_log(self, name: str) -> ChartSettings:
         """On a logarithmic axis, or on a linear one again."""
         return replace(self, logs=self.logs ^ {name})
+
+    def with_log_x(self) -> ChartSettings:
+        """All charts on a logarithmic x axis, or on a linear one again."""
+        return replace(self, is_log_x=not self.is_log_x)
 
 
 T = TypeVar("T")
@@ -89,7 +95,7 @@ class ChartMemory:
 
     def keep(self, run_id: str, settings: ChartSettings) -> None:
         self._known[run_id] = settings
-        usual = replace(settings, logs=frozenset(), filter_text="")
+        usual = replace(settings, logs=frozenset(), is_log_x=False, filter_text="")
         if usual != self.usual:
             self.usual = usual
             self._keep(usual)

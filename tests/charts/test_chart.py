@@ -1,6 +1,7 @@
 """Charts as text: goldens of their shape, and properties that hold for any series and any size."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gputui.charts.bars import bar, sparkline
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart, plain_text
-from gputui.charts.envelope import reduce
+from gputui.charts.envelope import Bin, reduce
 from gputui.charts.glyphs import ASCII, BLOCK, BRAILLE, GLYPH_SETS, Glyphs
 
 SETS = pytest.mark.parametrize("glyphs", GLYPH_SETS.values(), ids=GLYPH_SETS)
@@ -318,3 +319,21 @@ def test_a_narrow_axis_has_two_labels(width: int, start: float) -> None:
     points: Series = [(x, x) for x in range(int(start), 1_000_000, 1000)] or [(start, 1.0)]
     lines = chart([Curve(reduce(points, 60))], width=width, height=6, x_axis=XAxis("step", start, 1e6), glyphs=ASCII)
     assert plain_text(lines[-1:]).count(ASCII.x_tick) >= 2
+
+
+def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
+    points = [(float(x), float(x)) for x in range(10_001)]
+    bins = [Bin(x, x, value, value, value, value, 1) for x, value in points]
+    lines = chart([Curve(bins)], width=88, height=8, x_axis=XAxis("step", 1.0, 10_000.0, scale="log"))
+    axis = plain_text(lines[-1:])
+    assert axis.endswith("step, log")
+    places = [axis.index(f"┬{label}") for label in ("1", "10", "100", "1k")]
+    apart = [b - a for a, b in pairwise(places)]
+    assert max(apart) - min(apart) <= 1
+
+
+def test_without_anything_above_zero_the_x_axis_is_linear_and_says_so() -> None:
+    bins = [Bin(0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1)]
+    lines = chart([Curve(bins)], width=60, height=6, x_axis=XAxis("step", 0.0, 0.0, scale="log"))
+    assert plain_text(lines[-1:]).endswith("step, linear: nothing above 0")
+    assert any("⠀" < char <= "⣿" for char in plain_text(lines[:-1]))

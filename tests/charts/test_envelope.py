@@ -175,3 +175,15 @@ def test_what_was_reduced_and_has_no_place_is_counted() -> None:
     buckets = Buckets()
     buckets.take(Bin(math.inf, math.inf, points=3, nan=3))
     assert buckets.unplaced == 3 and buckets.bins(9) == []
+
+
+def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
+    buckets = Buckets(1e-4, 64, is_log=True)
+    buckets.extend((float(x), float(x)) for x in range(-5, 100_001))
+    bins = buckets.bins(40)
+    assert buckets.unplaced == 6 and len(bins) <= 40
+    assert sum(each.points for each in bins) == 100_000
+    assert [each.points for each in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
+    ratios = [each.last_x / each.first_x for each in bins[8:-1]]
+    assert max(ratios) < 2.0
+    assert buckets.bins(40, 50.0, 500.0)[0].first_x <= 50.0

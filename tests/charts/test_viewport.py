@@ -77,3 +77,42 @@ def test_the_crosshair_steps_from_point_to_point() -> None:
     assert stepped(points, 10.0, -1, 50.0) == 0
     assert stepped(points, 0.0, -1, 1.0) == 0
     assert stepped([], 5.0, 1, 1.0) == 5.0
+
+
+# --- on a logarithmic axis
+
+LOG = Extent(0.0, 40_000.0).logarithmic()
+
+
+def test_a_logarithmic_axis_begins_above_zero() -> None:
+    assert Viewport().window(LOG) == (1.0, 50_000.0)
+    assert Viewport().window(Extent(300.0, 900.0).logarithmic()) == (200.0, 2000.0)
+    nothing_above = Extent(0.0, 0.0)
+    assert nothing_above.logarithmic() == nothing_above
+
+
+def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
+    near = Viewport().zoomed_in(LOG, 100.0)
+    start, end = near.window(LOG)
+    assert start == pytest.approx(10.0) and end / start == pytest.approx(50_000**0.5)
+    assert near.zoomed_out(LOG, 100.0) == Viewport()
+    left = near.panned(LOG, -1)
+    assert left.window(LOG)[1] / left.window(LOG)[0] == pytest.approx(50_000**0.5)
+    assert left.window(LOG)[0] == pytest.approx(10.0 / 50_000**0.125)
+    newest = near
+    for _ in range(20):
+        newest = newest.panned(LOG, 1)
+    assert newest.end is None and newest.window(LOG)[1] >= 40_000
+    view = Viewport()
+    for _ in range(100):
+        view = view.zoomed_in(LOG, None)
+    start, end = view.window(LOG)
+    assert end - start >= 4
+
+
+def test_places_between_the_ends_are_ratios_too() -> None:
+    assert LOG.between((1.0, 10_000.0), 0.5) == pytest.approx(100.0)
+    assert LOG.beside(100.0, (1.0, 10_000.0), 0.25) == pytest.approx(1000.0)
+    hidden = Viewport(1.0, 2.0)  # from 10 to 100
+    assert hidden.holding(LOG, 50.0) == hidden
+    assert hidden.holding(LOG, 1000.0).window(LOG) == pytest.approx((1000 / 10**0.5, 1000 * 10**0.5))

@@ -301,3 +301,34 @@ def test_an_output_file_per_attempt(story: Story) -> None:
         assert (told(curve.bins), told(curve.redone)) == (told(again.bins), told(again.redone))
     assert told(curve.bins)[:4] == (2500, 0, 1.0, 2.0) and told(curve.redone)[:4] == (500, 0, 1.0, 1.0)
     assert curve.bins[-1].last == 2.0
+
+
+# --- on a logarithmic axis
+
+
+def test_a_logarithmic_axis_shows_the_beginning_of_a_long_run(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 60_000, 0.0)
+    curve = loss(story, replace(LOSS, bins=200, is_log=True))
+    assert len(curve.bins) <= 200
+    early = [each for each in curve.bins if each.last_x < 20]
+    assert [each.first_x for each in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
+    assert sum(each.points for each in curve.bins) == 59_999
+    # Behind it a bin is about as long, seen along the axis, as any other.
+    assert all(each.last_x / each.first_x < 1.25 for each in curve.bins if each.first_x > 100)
+    linear = loss(story, replace(LOSS, bins=200))
+    assert sum(each.last_x < 200 for each in linear.bins) < 3
+
+
+def test_a_logarithmic_axis_is_followed_and_looked_into(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 20_000, 0.0)
+    request = replace(LOSS, bins=120, is_log=True)
+    curves = RunCurves(RUN)
+    first = story.ask(request, curves).curves["loss"]
+    story.steps(20_000, 20_500, 20_000.0)
+    grown = story.ask(request, curves).curves["loss"]
+    assert sum(each.points for each in grown.bins) == sum(each.points for each in first.bins) + 500
+    window = story.ask(replace(request, window=(100.0, 1000.0)), curves).curves["loss"]
+    inside = [each for each in window.bins if each.first_x >= 100 and each.last_x <= 1000]
+    assert len(inside) > 100 and sum(each.points for each in inside) >= 850

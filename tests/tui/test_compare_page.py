@@ -190,3 +190,14 @@ async def test_alerts_and_processes_are_a_key_away(app: GputuiApp) -> None:
             while len(app.screen_stack) > 1:
                 await pilot.press("escape")
                 await pilot.pause()
+
+
+async def test_the_x_axis_is_logarithmic_for_all_runs(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("space", "space", "c", "ctrl+x")
+        await pilot.pause()
+        assert "log x" in text(app, "head") and "step, log" in text(app, "charts")
+        assert app.feed.interest.charts is not None and app.feed.interest.charts.is_log
+        page = compared(app)
+        await pilot.press("right", "plus")
+        assert page.cursor == 1.0 and page.extent is not None and page.viewport.window(page.extent)[0] == 1.0

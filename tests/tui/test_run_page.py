@@ -424,3 +424,42 @@ async def test_lines_that_are_no_metrics_are_told(app: GputuiApp, filler: Filler
         await pilot.pause()
         said = " ".join(text(app, "notice").split())
         assert said == '▲ None of the 120 metrics lines so far could be used (no step): {"iter": 1}'
+
+
+async def test_the_x_axis_is_logarithmic_and_linear_again(app: GputuiApp, workspace: Workspace) -> None:
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter", "v", "v", "ctrl+x")
+        charts = page_of(app).charts
+        assert "x step · log x, without 0" in head(app) and "step, log" in text(app, "charts")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.is_log and asked.window is None
+        await press(pilot, "right")
+        assert charts.cursor == 1.0  # the first place that there is
+        await press(pilot, "right")
+        assert charts.cursor == 30.0  # what was measured next
+        await press(pilot, "plus")
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.window is not None
+        start, end = asked.window
+        assert start == pytest.approx(30**0.5) and end / start == pytest.approx(100)
+        await press(pilot, "shift+right")
+        assert charts.viewport.window(charts._extent)[0] == pytest.approx(start * 10**0.5)  # type: ignore[arg-type]
+        await press(pilot, "E")
+        written = workspace.run_dir("vit-b16-1") / "charts" / "loss-step.svg"
+        for _ in range(200):
+            if "Wrote" in text(app, "message"):
+                break
+            await pilot.pause(0.02)
+        assert ">step, log<" in written.read_text()
+        await press(pilot, "0", "ctrl+x")
+        assert "log" not in head(app) and "step, log" not in text(app, "charts")
+
+
+async def test_a_click_on_a_logarithmic_axis_puts_the_crosshair_there(app: GputuiApp) -> None:
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter", "enter", "ctrl+x")
+        line = next(line for line in text(app, "charts").splitlines() if line.endswith("step, log"))
+        await pilot.click("#charts", offset=(line.index("┬100"), 12))
+        await pilot.pause()
+        cursor = page_of(app).charts.cursor
+        assert cursor is not None and cursor == pytest.approx(100.0, rel=0.1)

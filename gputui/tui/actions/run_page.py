@@ -55,6 +55,14 @@ RUN_ACTIONS: tuple[Action, ...] = (
     act("maximise", "enter", "full", "The section in focus, or one chart, on the whole page; again: all of them", PAGE),
     act("layout", "v", "layout", "Charts in a grid, two at once, or one", PAGE, shown=False),
     act("x_axis", "x", "x axis", "Charts over steps, time, time trained, or epochs", CHARTS, shown=False),
+    act(
+        "log_x_axis",
+        "ctrl+x",
+        "log x",
+        "The x axis of all charts logarithmic, or linear again; 0 has no place on it",
+        CHARTS,
+        shown=False,
+    ),
     act("log_axis", "y", "log y", "The chart in focus on a logarithmic or a linear axis", CHARTS, shown=False),
     act("pin", "asterisk", "pin", "Keep the chart in focus first, whatever the filter", PAGE, shown=False),
     act(

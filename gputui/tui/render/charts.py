@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gputui.charts.axes import AxisKind
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin
 from gputui.charts.units import bytes_text, celsius, gibibytes
@@ -49,13 +50,14 @@ class Look:
     gpus: Mapping[str, int]
 
 
-def extent_of(data: ChartData) -> Extent | None:
+def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
     """The whole x axis of the run; None while nothing lies on it."""
     frame = data.frame
     if frame.start is None or frame.end is None:
         return None
     resolution = {"step": 1.0, "epoch": 1e-3}.get(frame.axis, 1.0)
-    return Extent(frame.start, max(frame.end, frame.start), resolution)
+    extent = Extent(frame.start, max(frame.end, frame.start), resolution)
+    return extent.logarithmic() if is_log else extent
 
 
 def grid_lines(
@@ -100,7 +102,8 @@ def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
 
 def x_axis(data: ChartData, look: Look) -> XAxis:
     is_time = data.frame.axis in ("time", "trained")
-    return XAxis(AXIS_NAMES[data.frame.axis], *look.window, "time" if is_time else "number")
+    scale: AxisKind = "log" if look.settings.is_log_x else "linear"
+    return XAxis(AXIS_NAMES[data.frame.axis], *look.window, "time" if is_time else "number", scale)
 
 
 def y_axis(panel: Panel, look: Look) -> YAxis:

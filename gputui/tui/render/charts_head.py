@@ -93,7 +93,12 @@ def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[li
 def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
     settings = look.settings
     parts: list[list[Span]] = [[(f" x {AXIS_NAMES[data.frame.axis]}", "dim")]]
-    extent = extent_of(data)
+    extent = extent_of(data, is_log=settings.is_log_x)
+    if settings.is_log_x:
+        words = "log x" if extent is None or extent.kind == "log" else "log x: nothing above 0"
+        parts.append([(f" · {words}", "accent")])
+        if extent is not None and extent.kind == "log" and data.frame.start is not None and data.frame.start <= 0:
+            parts.append([(", without 0", "dim")])
     if extent is not None and look.window != extent.whole:
         start, end = (place_words(data.frame, x) for x in look.window)
         parts.append([(f" · {start} to {end.removeprefix('step ')}", "accent")])

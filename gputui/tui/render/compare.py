@@ -27,14 +27,15 @@ _MARKS = "●■▲◆✚✖"
 
 @dataclass(frozen=True, slots=True)
 class CompareLook:
-    """How the chart is looked at: the axis, its window, the crosshair, the smoothing and whether values are on a
-    logarithmic axis."""
+    """How the chart is looked at: the axis, its window, the crosshair, the smoothing and whether values and x are on
+    logarithmic axes."""
 
     axis: Axis
     window: tuple[float, float] | None
     cursor: float | None
     smoothing: float
     is_log: bool
+    is_log_x: bool = False
 
 
 def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
@@ -48,6 +49,8 @@ def compare_head(comparison: Comparison, look: CompareLook, number: int, width: 
         parts.append([(f" · {number} metrics", "dim")])
     if look.smoothing:
         parts.append([(f" · smoothing {look.smoothing:g}", "accent")])
+    if look.is_log_x:
+        parts.append([(" · log x", "accent")])
     if look.is_log:
         parts.append([(" · log y", "accent")])
     order = "" if comparison.sort == "chosen" else f" · by {comparison.sort}"
@@ -95,12 +98,13 @@ def overlay_lines(
         width=width,
         height=height,
         title=f" {clean(metric or '')}{where}",
-        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, "time" if is_time else "number"),
+        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, "time" if is_time else "number",
+                     "log" if look.is_log_x else "linear"),
         y_axis=YAxis("log" if look.is_log else "linear"),
         cursor=look.cursor,
         least_gutter=GUTTER,
         empty_text=problem or ("all runs are hidden" if runs and not shown else "none of the runs measured it"),
-    )
+    )  # fmt: skip
 
 
 def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:

@@ -63,7 +63,9 @@ class CompareScreen(CompareChartKeys):
         extent = self.extent
         window = self.viewport.window(extent) if self.viewport.span is not None and extent is not None else None
         names = (self.comparison.metric or _USUAL,)
-        request = ChartRequest(names, self.settings.axis, window, 2 * max(64, self._columns), self.settings.smoothing)
+        settings = self.settings
+        request = ChartRequest(names, settings.axis, window, 2 * max(64, self._columns), settings.smoothing,
+                               is_log=settings.is_log_x)  # fmt: skip
         return Interest(compared=self.comparison.run_ids, charts=request)
 
     def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
@@ -97,7 +99,7 @@ class CompareScreen(CompareChartKeys):
         window = None if extent is None else self.viewport.window(extent)
         look = CompareLook(
             self.settings.axis, window, self.cursor, self.settings.smoothing,
-            (self.comparison.metric or "") in self.settings.logs,
+            (self.comparison.metric or "") in self.settings.logs, self.settings.is_log_x,
         )  # fmt: skip
         if self.edit is None:
             past = self.snapshot.past

@@ -41,11 +41,12 @@ class CompareChartKeys(ActionScreen):
         extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
         if not extents:
             return None
-        return Extent(
+        whole = Extent(
             min(extent.first for extent in extents),
             max(extent.newest for extent in extents),
             extents[0].resolution,
         )
+        return whole.logarithmic() if self.settings.is_log_x else whole
 
     # --- keys
 
@@ -58,6 +59,13 @@ class CompareChartKeys(ActionScreen):
     def do_log_axis(self) -> None:
         if self.comparison.metric is not None:
             self.settings = self.settings.with_log(self.comparison.metric)
+
+    def do_log_x_axis(self) -> None:
+        """Another scale of the axis; the window belongs to the old one, the crosshair stays."""
+        self.settings = self.settings.with_log_x()
+        self.viewport = Viewport()
+        if self.cursor is not None and (extent := self.extent) is not None:
+            self.cursor = min(max(self.cursor, extent.first), extent.newest)
 
     def do_x_axis(self) -> None:
         """The next axis; the window and the crosshair belong to the old one."""
@@ -102,17 +110,16 @@ class CompareChartKeys(ActionScreen):
         if self.cursor is None:
             self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
             return
-        least = (end - start) / self._columns
+        beside = extent.beside(self.cursor, (start, end), by / self._columns)
         bins = self._current_bins()
-        moved = stepped(bins, self.cursor, by, least) if bins else self.cursor + by * least
+        moved = stepped(bins, self.cursor, by, abs(beside - self.cursor)) if bins else beside
         self.cursor = min(max(moved, max(extent.first, start)), min(extent.newest, end))
 
     def point_at_column(self, column: int) -> None:
         """Put the crosshair into a column of the chart."""
         extent = self.extent
         if extent is not None and 0 <= column < self._columns:
-            start, end = self.viewport.window(extent)
-            x = start + (column + 0.5) / self._columns * (end - start)
+            x = extent.between(self.viewport.window(extent), (column + 0.5) / self._columns)
             self.cursor = min(max(x, extent.first), extent.newest)
 
     def _current_bins(self) -> Sequence[Bin]:

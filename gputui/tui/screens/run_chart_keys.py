@@ -51,6 +51,10 @@ class RunChartKeys(ActionScreen):
         self.charts.turn_axis()
         self._set_charts(self.charts.settings)
 
+    def do_log_x_axis(self) -> None:
+        self.charts.turn_log_x()
+        self._set_charts(self.charts.settings)
+
     def do_layout(self) -> None:
         self._set_charts(self.charts.settings.with_next_layout())
 

@@ -120,6 +120,7 @@ class RunCharts:
             bins=_bins_for(width),
             smoothing=self.settings.smoothing,
             hardware=tuple(fields),
+            is_log=self.settings.is_log_x,
         )
 
     def _lines(self, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
@@ -141,7 +142,7 @@ class RunCharts:
 
     @property
     def _extent(self) -> Extent | None:
-        return None if self._data is None else extent_of(self._data)
+        return None if self._data is None else extent_of(self._data, is_log=self.settings.is_log_x)
 
     @property
     def focus(self) -> Panel | None:
@@ -167,9 +168,9 @@ class RunCharts:
         place = next((place for panel, place in zip(self._visible, self._places, strict=False)
                       if panel.key == self._focus), None)  # fmt: skip
         columns = max(8, (place.width if place else 80) - GUTTER - 2)
-        least = (end - start) / columns
+        beside = extent.beside(self.cursor, self._window, by / columns)
         bins = self._focus_bins()
-        self.point_at(stepped(bins, self.cursor, by, least) if bins else self.cursor + by * least)
+        self.point_at(stepped(bins, self.cursor, by, abs(beside - self.cursor)) if bins else beside)
 
     def point_at(self, x: float) -> None:
         """Put the crosshair at a place; a window that does not hold it moves there."""
@@ -177,9 +178,7 @@ class RunCharts:
         if extent is None:
             return
         self.cursor = min(max(x, extent.first), extent.newest)
-        start, end = self._window
-        if self.viewport.span is not None and not start <= self.cursor <= end:
-            self.viewport = Viewport(self.viewport.span, self.cursor + self.viewport.span / 2)
+        self.viewport = self.viewport.holding(extent, self.cursor)
 
     @property
     def cursor_at(self) -> float | None:
@@ -236,6 +235,13 @@ class RunCharts:
             self.settings = self.settings.with_next_axis()
         self.viewport, self.cursor = Viewport(), None
 
+    def turn_log_x(self) -> None:
+        """A logarithmic x axis, or a linear one; the window belongs to the old one, the crosshair stays."""
+        self.settings = self.settings.with_log_x()
+        self.viewport = Viewport()
+        if self.cursor is not None:
+            self.point_at(self.cursor)
+
     def move_focus(self, by: int) -> None:
         keys = [panel.key for panel in self._panels.shown]
         if keys and self._focus in keys:
@@ -261,10 +267,10 @@ class RunCharts:
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
                 self._focus = panel.key
-                if column >= 0 and self._is_on_axis:
-                    start, end = self._window
+                extent = self._extent
+                if column >= 0 and self._is_on_axis and extent is not None:
                     share = (column + 0.5) / max(1, place.width - GUTTER - 2)
-                    self.point_at(start + share * (end - start))
+                    self.point_at(extent.between(self._window, share))
 
 
 def _bins_for(width: int) -> int:
