@@ -101,6 +101,24 @@ def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
         return []
 
 
+def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[RunView], gpu_count: int) -> int:
+    """Where a form begins when nobody says: at the profile launched last, else at the first that this machine has the
+    GPUs for."""
+    names = {entry.name: number for number, entry in enumerate(entries)}
+    launched = [run for run in runs if run.profile in names]
+    if launched:
+        return names[max(launched, key=lambda run: run.sequence).profile]
+    return next((number for number, entry in enumerate(entries) if _asks_for(entry) <= gpu_count), 0)
+
+
+def _asks_for(entry: ProfileEntry) -> float:
+    """How many GPUs a profile needs at the least."""
+    if entry.profile is None:
+        return float("inf")
+    gpus = entry.profile.form.gpus
+    return 1 if gpus.is_all else gpus.count or len(gpus.devices)
+
+
 def last_params(runs: Sequence[RunView]) -> dict[str, Mapping[str, object]]:
     """The parameters with which the newest run of each profile was launched."""
     newest: dict[str, RunView] = {}

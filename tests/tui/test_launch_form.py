@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gputui.store import queries
 from gputui.tui.app import GputuiApp
 from gputui.tui.launch_form import GPUS, PRIORITY
+from gputui.tui.launching import first_choice, read_profiles
 from gputui.tui.screens.launch import LaunchScreen
 from gputui.tui.screens.pick_gpus import PickGpusScreen
 from tests.tui.conftest import MakeApp
@@ -21,6 +24,24 @@ def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
     filler.overnight()
     filler.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
     return make_app()
+
+
+def test_the_form_begins_where_it_is_of_use(filler: Filler, profile: Path) -> None:  # noqa: F811
+    filler.run("tiny-1", "succeeded")
+    run = queries.run(filler.connection, "tiny-1")
+    for name, gpus in (("alpha", 8), ("beta", 0), ("gamma", 0)):
+        text_of_it = profile.read_text().replace("name: tiny", f"name: {name}").replace("gpus: 0", f"gpus: {gpus}")
+        profile.with_name(f"{name}.yaml").write_text(text_of_it)
+    entries = read_profiles(filler.workspace, profile.parent.parent)
+    named = [entry.name for entry in entries]
+
+    def begins(*profiles: str, gpu_count: int = 0) -> str:
+        runs = [replace(run, profile=name, sequence=number) for number, name in enumerate(profiles)]
+        return named[first_choice(entries, runs, gpu_count)]
+
+    assert named[:3] == ["alpha", "beta", "gamma"]
+    assert begins() == "beta" and begins(gpu_count=8) == "alpha"
+    assert begins("alpha", "gamma", "gone") == "gamma"
 
 
 async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811

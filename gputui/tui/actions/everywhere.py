@@ -69,6 +69,13 @@ EVERYWHERE: tuple[Action, ...] = (
         shown=False,
     ),
     act("mouse", "m", "mouse", "The mouse on or off", OVERVIEW, shown=False),
-    act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", ALL, shown=False),
+    act(
+        "suspend",
+        "ctrl+z",
+        "suspend",
+        "Leave the terminal to the shell; fg comes back",
+        (*ALL, *FORM),
+        shown=False,
+    ),
     act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", ALL),
 )

@@ -17,7 +17,7 @@ from gputui.charts.safe_text import clean
 from gputui.tui import asking
 from gputui.tui.actions import Context, Scope
 from gputui.tui.launch_form import NAME, Form, Preset
-from gputui.tui.launching import Plan, last_params, make_plan, probe, read_profiles
+from gputui.tui.launching import Plan, first_choice, last_params, make_plan, probe, read_profiles
 from gputui.tui.render.launch import LaunchView, launch_lines
 from gputui.tui.screens.base import ActionScreen, bindings_for
 from gputui.tui.screens.pick_gpus import PickGpusScreen
@@ -109,7 +109,9 @@ class LaunchScreen(ActionScreen):
         if preset is None or preset.profile not in names:
             if preset is not None and preset.run_id is not None:
                 self.gputui.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
-            self._change(Form(message.entries, last).choose(self._typed_ahead))
+            runs = [row.run for row in self.snapshot.runs]
+            first = first_choice(message.entries, runs, len(self.snapshot.gpus))
+            self._change(Form(message.entries, last).choose(first + self._typed_ahead))
         else:
             form = Form(message.entries, last).choose(names.index(preset.profile) + self._typed_ahead)
             self._change(form if self._typed_ahead else form.preset(preset))
