@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,15 +21,19 @@ DEEP_BYTES = 4 * 1024 * 1024
 MOST_LINES = 40_000
 UNFINISHED_BYTES = 8 * 1024
 LIST_SECONDS = 2.0
+EARLIER_ATTEMPTS = 3
+"""Logs of so many attempts before are among those to choose from."""
 
 
 @dataclass(slots=True)
 class LogReader:
-    """Follows one attempt's logs. ``wanted`` is the label of the log to show; None takes the one that tells most."""
+    """Follows one attempt's logs, and knows those of the attempts before it. ``wanted`` is the label of the log to
+    show; None takes the one of the newest attempt that tells most."""
 
     clock: Callable[[], float] = time.monotonic
     _directory: Path | None = None
     _logs: tuple[RankLog, ...] = ()
+    _earlier: tuple[tuple[str, RankLog], ...] = ()
     _listed_at: float = float("-inf")
     _key: object = None
     _file: _FollowedFile | None = None
@@ -38,22 +42,29 @@ class LogReader:
     def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
         """The newest lines of the wanted log, made harmless; ``deep`` reads further back."""
         now = self.clock()
+        if attempt_dir != self._directory:
+            # What an attempt that is over printed does not change any more.
+            self._earlier = tuple(_earlier_logs(attempt_dir))
         if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
             self._directory, self._listed_at = attempt_dir, now
             self._logs = tuple(rank_logs(attempt_dir))
         sized = [(log, *_size(log.path)) for log in self._logs]
-        labels = tuple(label(log) for log, size, _ in sized if size > 0)
-        chosen = next((item for item in sized if label(item[0]) == wanted), None) or _telling(sized)
+        labels = (*(label(log) for log, size, _ in sized if size > 0), *(name for name, _ in self._earlier))
+        chosen = next((item for item in sized if label(item[0]) == wanted), None)
+        if chosen is None:
+            chosen = next(((log, *_size(log.path)) for name, log in self._earlier if name == wanted), None)
+        if chosen is None:
+            wanted, chosen = None, _telling(sized)
         if chosen is None:
             return LogTail(labels=labels)
         log, size, modified = chosen
         key = (log.path, size, modified, labels, deep)
         if key != self._key:
             self._key = key
-            self._tail = self._follow(log, labels, deep=deep)
+            self._tail = self._follow(log, wanted or label(log), labels, deep=deep)
         return self._tail
 
-    def _follow(self, log: RankLog, labels: tuple[str, ...], *, deep: bool) -> LogTail:
+    def _follow(self, log: RankLog, name: str, labels: tuple[str, ...], *, deep: bool) -> LogTail:
         if self._file is None or self._file.path != log.path:
             self._file = _FollowedFile(log.path)
         file = self._file
@@ -61,14 +72,15 @@ class LogReader:
             file.read(deep=deep)
         except OSError as error:
             self._file = None
-            return LogTail(label(log), labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
+            return LogTail(name, labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
         return LogTail(
-            label(log),
+            name,
             labels,
             lines=(*file.lines, *file.unfinished),
             levels=bytes(file.levels) + bytes(len(file.unfinished)),
             first=file.first,
             is_whole=file.is_whole,
+            source=str(log.path),
         )
 
 
@@ -166,6 +178,15 @@ def label(log: RankLog) -> str:
     if log.rank is None:
         return "launcher"
     return f"rank {log.rank}" if log.stream == "stdout" else f"rank {log.rank} stderr"
+
+
+def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
+    """The logs that hold anything of the attempts before this one, the newest attempt first."""
+    number = int(attempt_dir.name) if attempt_dir.name.isascii() and attempt_dir.name.isdigit() else 0
+    for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
+        for log in rank_logs(attempt_dir.with_name(str(before))):
+            if _size(log.path)[0] > 0:
+                yield f"{label(log)} of attempt {before}", log
 
 
 def _telling(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:

@@ -105,8 +105,9 @@ class LogView:
             return
         before, self.tail = self.tail, tail
         known_end = before.first + len(before.lines)
-        goes_on = before.label == tail.label and before.first <= tail.first <= known_end and bool(before.lines)
-        if before.label != tail.label:
+        is_same = (before.label, before.source) == (tail.label, tail.source)
+        goes_on = is_same and before.first <= tail.first <= known_end and bool(before.lines)
+        if not is_same:
             self._below = self.current_hit = None
             self._is_at_beginning = False
         # The last line known may have been an unfinished one.

@@ -142,7 +142,7 @@ class LogTail:
 
     ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
     its number while the log grows. ``is_whole`` says that the file begins with it. ``past_note`` says how the log of a
-    past moment is to be read.
+    past moment is to be read. ``source`` tells one file from another of the same label, as a new attempt's.
     """
 
     label: str | None = None
@@ -153,6 +153,7 @@ class LogTail:
     first: int = 0
     is_whole: bool = True
     past_note: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,3 +235,32 @@ def test_long_lines_are_read_sideways() -> None:
     view.sideways(2, 59)
     # The second half of a wide character is a blank.
     assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).startswith(" … xxx")
+
+
+def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
+    """Warnings and hits of the log before must not be looked for in it."""
+    for number, count in ((1, 50), (2, 3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "output.log").write_text("".join(f"WARNING {number}.{n}\n" for n in range(count)))
+    reader, view = LogReader(), LogView()
+    view.update(reader.read(tmp_path / "1", None), 4)
+    view.only_grave()
+    view.look_for("warning")
+    view.scroll(-20)
+    view.update(reader.read(tmp_path / "2", None), 4)
+    assert shown(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
+    assert view.is_following and view.current_hit is None
+
+
+def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
+    for number in range(1, 7):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "output.log").write_text("" if number in (4, 6) else f"attempt {number}\n")
+    reader = LogReader()
+    tail = reader.read(tmp_path / "6", None)
+    assert tail.labels == ("launcher of attempt 5", "launcher of attempt 3") and tail.lines == ()
+    chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
+    assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
+    assert reader.read(tmp_path / "6", "rank 7").label == "launcher"

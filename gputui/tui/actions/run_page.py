@@ -73,7 +73,9 @@ RUN_ACTIONS: tuple[Action, ...] = (
         PAGE,
         shown=False,
     ),
-    act("log_next", "r", "next log", "The log of the next rank", PAGE, shown=False),
+    act(
+        "log_next", "r", "next log", "The next log: of another rank, the launcher, an attempt before", PAGE, shown=False
+    ),
     act("log_previous", "R", "log before", "The log of the rank before", PAGE, shown=False),
     act(
         "hit_next",

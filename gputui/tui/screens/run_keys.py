@@ -127,8 +127,16 @@ class RunKeys(RunChartKeys):
         return [*own, *super().copyable()]
 
     def choices(self) -> Sequence[Choice]:
-        names = self.page.metric_names if self.page else ()
-        return [Choice(f"Chart {name}", "metric", partial(self._show_metric, name)) for name in names]
+        page = self.page
+        if page is None:
+            return []
+        charts = [Choice(f"Chart {name}", "metric", partial(self._show_metric, name)) for name in page.metric_names]
+        return [*charts, *(Choice(f"Log {name}", "log", partial(self._show_log, name)) for name in page.log.labels)]
+
+    def _show_log(self, label: str) -> None:
+        self.section = "log"
+        self.log_part.show(label)
+        self.paint()
 
     def _show_metric(self, name: str) -> None:
         self.section = "charts"
@@ -252,10 +260,14 @@ class RunKeys(RunChartKeys):
             super().do_cursor_right()
 
     def do_log_next(self) -> None:
-        self.log_part.choose(1)
+        self._choose_log(1)
 
     def do_log_previous(self) -> None:
-        self.log_part.choose(-1)
+        self._choose_log(-1)
+
+    def _choose_log(self, by: int) -> None:
+        if not self.log_part.choose(by):
+            self.gputui.say("No other log holds anything yet.", "warning")
 
     def do_hit_next(self) -> None:
         self._go_to_hit(1)

@@ -25,13 +25,19 @@ class RunLog:
         lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
         self.pane.show(lines, height=height)
 
-    def choose(self, by: int) -> None:
-        """The log of the next rank or stream."""
+    def choose(self, by: int) -> bool:
+        """The log of the next rank, stream or attempt before; False where there is no other."""
         labels = self.view.tail.labels
-        if not labels:
-            return
-        place = labels.index(self.view.tail.label) if self.view.tail.label in labels else -by
-        self.label = labels[(place + by) % len(labels)]
+        here = self.view.tail.label
+        if all(each == here for each in labels):
+            return False
+        place = labels.index(here) if here in labels else -by
+        self.show(labels[(place + by) % len(labels)])
+        return True
+
+    def show(self, label: str) -> None:
+        """The log of this label."""
+        self.label = label
         self.is_deep = False
 
     def scroll(self, by: int) -> None:
