@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent import run_energy
+from gputui.agent.forgetting import Forgetting
 from gputui.agent.packing import Packing
 from gputui.agent.pruning import Pruning, put_together
 from gputui.agent.recorder import Recorder
@@ -67,6 +68,7 @@ class RecordKeeping:
     rollups: Rollups = field(init=False)
     packing: Packing = field(init=False)
     pruning: Pruning = field(init=False)
+    forgetting: Forgetting = field(init=False)
     _energy_at: float = 0.0
     _prune_at: float = 0.0
     _packed_hour: int | None = None
@@ -78,6 +80,7 @@ class RecordKeeping:
         self.rollups = Rollups(self.connection, self.interval_seconds, self.clock)
         self.packing = Packing(self.connection, self.clock)
         self.pruning = Pruning(self.connection, self.clock)
+        self.forgetting = Forgetting(self.connection, self.clock)
 
     def turn(self, now: float) -> None:
         """Whatever is due; ``now`` is monotonic. On a full disk nothing is done, and it is tried again."""
@@ -94,6 +97,8 @@ class RecordKeeping:
                 run_energy.settle(self.connection, self.wall())
             if now >= self._prune_at:
                 self._look_at_settings()
+                if trusted:
+                    self.forgetting.turn(self.retention.events_seconds, self.wall(), deadline)
                 done = self.pruning.turn(self.retention, self.wall(), deadline, ages_hold=trusted)
                 if done:
                     self._prune_at = now + PRUNE_SECONDS

@@ -43,7 +43,7 @@ class RecordStatus:
             found.append(f"record      since {_day(self.began_at)}, {_megabytes(self.used_bytes)} of {limit}")
         found.append(
             f"kept        samples {age_words(kept.raw_seconds)}, minutes {age_words(kept.minutes_seconds)}, "
-            f"hours {age_words(kept.hours_seconds)}"
+            f"hours {age_words(kept.hours_seconds)}, events and alerts {age_words(kept.events_seconds)}"
         )
         return found
 

@@ -21,12 +21,14 @@ LEAST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Ages in seconds; ``size_bytes`` bounds what the whole database uses, by deleting the oldest samples first, then
-    the oldest minutes. None: kept for ever, or not bounded."""
+    """Ages in seconds; ``events_seconds`` is that of alerts that are over and of events. ``size_bytes`` bounds what the
+    whole database uses, by deleting the oldest samples first, then the oldest minutes. None: kept for ever, or not
+    bounded."""
 
     raw_seconds: float | None = 7 * DAY_SECONDS
     minutes_seconds: float | None = 90 * DAY_SECONDS
     hours_seconds: float | None = None
+    events_seconds: float | None = 365 * DAY_SECONDS
     size_bytes: int | None = 4 << 30
 
 
@@ -47,7 +49,13 @@ class RetentionError(ValueError):
         super().__init__("; ".join(f"{one.key}: {one.text}" for one in problems))
 
 
-_KEYS = {"raw": "raw_seconds", "minutes": "minutes_seconds", "hours": "hours_seconds", "size": "size_bytes"}
+_KEYS = {
+    "raw": "raw_seconds",
+    "minutes": "minutes_seconds",
+    "hours": "hours_seconds",
+    "events": "events_seconds",
+    "size": "size_bytes",
+}
 assert set(_KEYS.values()) == {field.name for field in fields(Retention)}
 
 

@@ -13,8 +13,8 @@ from gputui.store.retention import DAY_SECONDS, Retention, RetentionError, age_w
 
 def test_what_is_not_said_is_the_standard() -> None:
     assert parse_retention({}) == Retention()
-    found = parse_retention({"raw": "36h", "minutes": "8w", "hours": "5y", "size": "500MB"})
-    assert found == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 500_000_000)
+    found = parse_retention({"raw": "36h", "minutes": "8w", "hours": "5y", "events": "30d", "size": "500MB"})
+    assert found == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 30 * DAY_SECONDS, 500_000_000)
     assert parse_retention({"raw": "forever", "minutes": "forever", "size": "unlimited"}).size_bytes is None
 
 
