@@ -1,5 +1,5 @@
-"""What the sampler has seen of a living or ended attempt's GPUs: evidence for its incident, warnings while it runs, and
-an end to an attempt whose GPU is gone while its ranks wait for it."""
+"""What the sampler has seen of a living or ended attempt's GPUs: evidence for its incident, and an end to an attempt
+whose GPU is gone while its ranks wait for it. Of heat the alerts tell."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from gputui.agent.recorder import Recorder
-from gputui.gpu.model import GpuFacts, GpuSample
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
@@ -23,9 +21,6 @@ LOOK_SECONDS = 2.0
 EARLY_SECONDS = 1.0
 # A rank that lost its GPU fails with its next call, within seconds; one that does not waits in the driver.
 QUIET_SECONDS = 20.0
-# Shorter than this a GPU may be hot for one sample.
-HOT_SECONDS = 4.0
-_HELD_BACK = frozenset({"hardware thermal", "hardware slowdown", "power brake"})
 _GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
 
 
@@ -89,8 +84,6 @@ class _Course:
     number: int
     step: int | None
     moved_at: float
-    hot_since: dict[str, float] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
     ended: bool = False
 
 
@@ -100,7 +93,6 @@ class GpuTrouble:
     out again."""
 
     connection: sqlite3.Connection
-    recorder: Recorder
     wall: Callable[[], float]
     clock: Callable[[], float]
     end: Callable[[AttemptRecord], None]
@@ -128,17 +120,15 @@ class GpuTrouble:
             before = course
             course = _Course(record.number, fresh.last_step, self.clock())
             if before is not None:
-                course.hot_since, course.told, course.ended = before.hot_since, before.told, before.ended
+                course.ended = before.ended
             self.courses[record.run_id] = course
-        for uuid in record.gpus:
-            self._look_for_heat(record, course, uuid)
         if not course.ended and self.clock() - course.moved_at >= QUIET_SECONDS:
             gone = self._gone(fresh)
             if gone is not None:
                 course.ended = True
                 quiet = f"{gone.text}; no step was made for {QUIET_SECONDS:.0f} s"
                 may_end = self._may_end(record.run_id)
-                self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet, True)
+                self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet)
                 if may_end:
                     self.end(record)
 
@@ -161,39 +151,13 @@ class GpuTrouble:
         ]
         return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)
 
-    def _look_for_heat(self, record: AttemptRecord, course: _Course, uuid: str) -> None:
-        sample, facts = self.recorder.fast.get(uuid), self.recorder.facts.get(uuid)
-        why = None if sample is None else held_back(sample, facts)
-        if why is None:
-            course.hot_since.pop(uuid, None)
-            return
-        since = course.hot_since.setdefault(uuid, self.clock())
-        if uuid not in course.told and self.clock() - since >= HOT_SECONDS:
-            course.told.add(uuid)
-            name = f"GPU {facts.index}" if facts else f"GPU {uuid}"
-            self._tell(record, f"{name} is held back by its hardware: {why}", False)
-
-    def _tell(self, record: AttemptRecord, text: str, is_error: bool) -> None:
+    def _tell(self, record: AttemptRecord, text: str) -> None:
         with transaction(self.connection) as connection:
             repository.add_event(
                 connection,
                 text,
                 now=self.wall(),
-                severity="error" if is_error else "warning",
+                severity="error",
                 run_id=record.run_id,
                 attempt=record.number,
             )
-
-
-def held_back(sample: GpuSample, facts: GpuFacts | None) -> str | None:
-    """Why the hardware lowers a GPU's clocks, in words; None where it does not."""
-    reasons = [reason for reason in sample.throttle_reasons or () if reason in _HELD_BACK]
-    limit = None if facts is None else facts.temperature_slowdown_celsius
-    celsius = sample.temperature_celsius
-    is_hot = limit is not None and celsius is not None and celsius >= limit
-    if not reasons and not is_hot:
-        return None
-    words = list(reasons) or ["too hot"]
-    if celsius is not None:
-        words.append(f"{celsius:.0f} °C" + (f" of {limit:.0f} °C" if limit is not None else ""))
-    return ", ".join(words)

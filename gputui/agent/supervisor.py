@@ -80,7 +80,7 @@ class Supervisor:
         self.guard = Guard(self.connection, self.wall, self.clock)
         self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
         self.draining = Draining(self.connection, self.workspace.runs, self.recorder, self.wall, self.clock)
-        self.gpu_trouble = GpuTrouble(self.connection, self.recorder, self.wall, self.clock, self._end_at_once)
+        self.gpu_trouble = GpuTrouble(self.connection, self.wall, self.clock, self._end_at_once)
         self.starting = Starting(
             self.connection,
             self.workspace,

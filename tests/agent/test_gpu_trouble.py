@@ -1,4 +1,4 @@
-"""What is read of an attempt's GPUs from the history, and what counts as held back."""
+"""What is read of an attempt's GPUs from the history."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.gpu_trouble import held_back, sightings
-from gputui.gpu.model import GpuFacts, GpuSample
+from gputui.agent.gpu_trouble import sightings
 from gputui.gpu.xid_classes import XID_CLASSES, XidClass
 from gputui.recovery.hardware import Sighting
 from gputui.store.database import open_writer
@@ -53,22 +52,6 @@ def test_events_of_these_gpus_in_this_time(store: sqlite3.Connection) -> None:
         Sighting(15, "GPU-a", "xid", 79),
         Sighting(16, "GPU-b", "lost"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("reasons", "celsius", "expected"),
-    [
-        (("hardware thermal",), 90.0, "hardware thermal, 90 °C of 87 °C"),
-        (("power brake",), 60.0, "power brake, 60 °C of 87 °C"),
-        ((), 88.0, "too hot, 88 °C of 87 °C"),
-        (("power cap", "software thermal"), 80.0, None),
-        (None, None, None),
-    ],
-)
-def test_held_back(reasons: tuple[str, ...] | None, celsius: float | None, expected: str | None) -> None:
-    facts = GpuFacts("GPU-a", 0, "x", temperature_slowdown_celsius=87.0)
-    sample = GpuSample("GPU-a", throttle_reasons=reasons, temperature_celsius=celsius)
-    assert held_back(sample, facts) == expected
 
 
 def test_every_class_of_xids_is_documented() -> None:

@@ -110,6 +110,7 @@ def driver_says(*faults: str, then: str | None) -> Callable[[Machine], Provoked]
 
 
 def overheat(machine: Machine) -> Provoked:
+    machine.workspace.alerts.write_text("gpu_throttled: {for: 0}\n")
     provoked = driver_says("{kind: throttle, gpu: 0, reason: hardware thermal}", then=None)(machine)
     wait_until(lambda: told_of_heat(machine), SECONDS, "the warning")
     (machine.workspace.run_dir(provoked.run_id) / "go").write_text("on")
@@ -117,7 +118,7 @@ def overheat(machine: Machine) -> Provoked:
 
 
 def told_of_heat(machine: Machine) -> float | None:
-    rows = machine.rows("SELECT min(at) FROM events WHERE message LIKE '%is held back by its hardware%'")
+    rows = machine.rows("SELECT min(raised_at) FROM alerts WHERE rule = 'gpu_throttled'")
     return None if rows[0][0] is None else float(rows[0][0])
 
 

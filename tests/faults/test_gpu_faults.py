@@ -108,13 +108,13 @@ def test_a_run_goes_on_with_fewer_gpus_where_its_profile_allows_it(machine: Mach
 
 def test_a_gpu_that_is_too_hot_is_told_and_nothing_else(machine: Machine) -> None:
     write_scenario(machine, 1)
+    machine.workspace.alerts.write_text("gpu_throttled: {above_percent: 3, for: 0}\n")
     run_dir = launch(machine, 1)
     write_scenario(machine, 1, "{kind: throttle, gpu: 0, reason: hardware thermal}")
-    told = wait_until(
-        lambda: machine.rows("SELECT severity, message FROM events WHERE message LIKE '%held back%'"),
-        what="the warning",
-    )
-    assert told[0][0] == "warning" and "hardware thermal" in told[0][1]
+    wait_until(lambda: machine.rows("SELECT 1 FROM alerts WHERE rule = 'gpu_throttled'"), what="the warning")
+    told = machine.rows("SELECT severity, message, run_id FROM events WHERE message LIKE '%held back%'")
+    assert len(told) == 1, "once"
+    assert told[0][0] == "warning" and "hardware thermal" in told[0][1] and told[0][2] == "job-1"
     assert machine.state("job-1") == "running"
     assert machine.rows("SELECT * FROM incidents") == []
     machine.gputui("stop", "job-1", "--now")
