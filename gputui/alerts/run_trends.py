@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gputui.alerts.loss_course import Best, LossCourse
 from gputui.alerts.moments import RunMoment, Stagnation
 from gputui.alerts.trends import MINUTE_SECONDS, Mean
 
-# The loss of single steps is noise: what is compared are means over half of the patience, in so many blocks. The best
-# of many noisy values is only the luckiest one, and what is learnt slowly would never beat it.
-BLOCKS = 5
 PATIENCE_STEPS = 1000.0
-# An improvement smaller than this share of the best value is none.
-LEAST_IMPROVEMENT = 1e-4
 LEAST_STEP_TIMES = 10
 STEP_TIMES = 100
 # A step time beyond this many medians is not taken for the run's usual one.
@@ -31,63 +27,6 @@ OLD_SECONDS = 300.0
 
 
 @dataclass(slots=True)
-class Best:
-    """The best value of a metric of which less is better, and where it was."""
-
-    value: float | None = None
-    step: int | None = None
-    epoch: float | None = None
-
-    def add(self, value: float, step: int | None, epoch: float | None) -> None:
-        if self.value is None or value < self.value - LEAST_IMPROVEMENT * abs(self.value):
-            self.value, self.step, self.epoch = value, step, epoch
-
-    def stagnation(self, metric: str, step: int | None, epoch: float | None) -> Stagnation | None:
-        """How long ago that was at ``step`` and ``epoch``."""
-        if self.value is None:
-            return None
-        steps = None if step is None or self.step is None else max(0, step - self.step)
-        epochs = None if epoch is None or self.epoch is None else max(0.0, epoch - self.epoch)
-        return Stagnation(metric, self.value, self.step, steps, epochs)
-
-
-@dataclass(slots=True)
-class Smoothed:
-    """Means over the last BLOCKS blocks of steps, one at the end of each block. A block is its first step and mean."""
-
-    blocks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
-    total: float = 0.0
-    count: int = 0
-    begin: int | None = None
-
-    def add(self, value: float, step: int, block_steps: float) -> tuple[int, float] | None:
-        """Where a block has ended before ``step`` and there are enough of them: the first step of them all, and their
-        mean."""
-        ended = self.begin is not None and step - self.begin >= block_steps
-        if ended and self.begin is not None:
-            self.blocks.append((self.begin, self.total / self.count))
-            self.total, self.count, self.begin = 0.0, 0, None
-        if self.begin is None:
-            self.begin = step
-        self.total += value
-        self.count += 1
-        if not ended or len(self.blocks) < BLOCKS:
-            return None
-        return self.blocks[0][0], statistics.fmean(mean for _, mean in self.blocks)
-
-    def to_json(self) -> list[Any]:
-        return [[list(block) for block in self.blocks], self.total, self.count, self.begin]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Smoothed:
-        blocks, total, count, begin = data
-        return cls(
-            deque(((int(first), float(mean)) for first, mean in blocks), maxlen=BLOCKS),
-            float(total), int(count), begin,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
 class RunTrend:
     """One attempt of a run. ``age_seconds`` is since its newest line; ``patience_steps`` after how many steps without
     improvement somebody wants to know."""
@@ -97,8 +36,7 @@ class RunTrend:
     step: int | None = None
     age_seconds: float = math.inf
     patience_steps: float = PATIENCE_STEPS
-    loss: Smoothed = field(default_factory=Smoothed)
-    best_loss: Best = field(default_factory=Best)
+    loss: LossCourse = field(default_factory=LossCourse)
     best_validation: Best = field(default_factory=Best)
     step_times: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_TIMES))
     times: dict[str, Mean] = field(default_factory=lambda: {name: Mean(TIMES_SECONDS) for name in TIMES})
@@ -113,7 +51,7 @@ class RunTrend:
         if step is not None:
             if before is not None and step < before:
                 # It went back, to a checkpoint or to a new phase: what was best before is not what it is judged by.
-                self.loss, self.best_loss, self.best_validation = Smoothed(), Best(), Best()
+                self.loss, self.best_validation = LossCourse(), Best()
             self.step = step
         self.values.update(values)
         self.age_seconds = 0.0
@@ -143,7 +81,7 @@ class RunTrend:
         self.age_seconds += elapsed_seconds
         epoch = self.values.get("epoch")
         validation = self.best_validation.stagnation("val/loss", self.step, epoch)
-        loss = self.best_loss.stagnation("loss", self.step, epoch)
+        loss = self.loss.stagnation(self.step, epoch, self.patience_steps)
         stagnation: list[Stagnation] = []
         if validation is not None:
             # Epochs are judged by what was not trained on, where that is known; steps by the loss of every step.
@@ -181,10 +119,7 @@ class RunTrend:
         epoch = self.values.get("epoch")
         loss = values.get("loss")
         if loss is not None and math.isfinite(loss) and self.step is not None:
-            smoothed = self.loss.add(loss, self.step, self.patience_steps / (2 * BLOCKS))
-            if smoothed is not None:
-                first, mean = smoothed
-                self.best_loss.add(mean, first, epoch)
+            self.loss.add(loss, self.step, epoch, self.patience_steps)
         validation = values.get("val/loss")
         if validation is not None and math.isfinite(validation):
             self.best_validation.add(validation, self.step, epoch)
@@ -216,7 +151,6 @@ class RunTrend:
             "step": self.step,
             "values": self.values,
             "loss": self.loss.to_json(),
-            "best_loss": [self.best_loss.value, self.best_loss.step, self.best_loss.epoch],
             "best_validation": [self.best_validation.value, self.best_validation.step, self.best_validation.epoch],
             "step_times": list(self.step_times),
             "times": {name: mean.to_json() for name, mean in self.times.items()},
@@ -233,8 +167,7 @@ class RunTrend:
             attempt=int(data["attempt"]),
             step=data["step"],
             values={str(name): float(value) for name, value in data["values"].items()},
-            loss=Smoothed.from_json(data["loss"]),
-            best_loss=Best(*data["best_loss"]),
+            loss=LossCourse.from_json(data["loss"]),
             best_validation=Best(*data["best_validation"]),
             times={name: Mean.from_json(TIMES_SECONDS, data["times"][name]) for name in TIMES},
             cache_hit=Mean.from_json(MINUTE_SECONDS, data["cache_hit"]),

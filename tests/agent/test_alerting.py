@@ -295,7 +295,7 @@ def test_nobody_claims_it(bench: Bench, filler: Filler) -> None:
 
 def test_a_run_without_improvement(bench: Bench, filler: Filler) -> None:
     train(bench, filler)
-    for step in range(0, 3000, 10):
+    for step in range(0, 3500, 10):
         bench.alerting.take(lines(step, loss=max(2.0, 5.0 - step / 500)))
         bench.pass_time(1, cool)
         if step == 2400:
@@ -311,7 +311,7 @@ def test_the_memory_of_a_run_survives_the_agent(bench: Bench, filler: Filler) ->
         bench.pass_time(1, cool)
     bench.alerting.save()
     bench.start()
-    for step in range(800, 1100, 10):
+    for step in range(800, 1600, 10):
         bench.alerting.take(lines(step, loss=2.0))
         bench.pass_time(1, cool)
     assert bench.lasting() == ["no_improvement"]

@@ -177,6 +177,7 @@ CASES: dict[str, Case] = {
 
 def test_every_rule_is_tried() -> None:
     assert list(CASES) == list(RULES)
+    assert all(case.fires and case.quiet for case in CASES.values()), "one that fires and one that does not"
 
 
 @pytest.mark.parametrize("rule_id", RULES)

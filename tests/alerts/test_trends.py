@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 
 import pytest
 
@@ -92,43 +91,19 @@ def test_everything_remembered_can_be_stored() -> None:
         run.take(step, {"loss": 5.0 / (step + 1), "step_time": 0.3, "epoch": 2.0, "cache_hit_rate": 0.9,
                         "val/loss": 3.0, "samples": 32.0 * step, "grad_norm": math.nan}, 1, 1.0)  # fmt: skip
     again = RunTrend.from_json(json.loads(json.dumps(run.to_json())))
-    assert again.best_loss == run.best_loss and again.median_step_seconds == 0.3 and again.skipped == 100
+    assert again.loss == run.loss and again.median_step_seconds == 0.3 and again.skipped == 100
     assert again.moment("r", 1.0, is_training=True).values == {}, "what was measured before says nothing of now"
     gpu = GpuTrend()
     gpu.moment(GpuSample("GPU-a", utilization_percent=5.0), FACTS, 1.0, training=("r", 1), holder=None)
     assert GpuTrend.from_json(json.loads(json.dumps(gpu.to_json()))) == gpu
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
-def test_a_slow_fall_is_an_improvement_and_noise_is_none(noise: float) -> None:
-    chance = random.Random(3)
-    falls, flat = RunTrend(1), RunTrend(1)
-    longest = 0
-    for step in range(12_000):
-        falls.take(step, {"loss": 4.0 - 1e-4 * step + chance.gauss(0, noise)}, 0, 0.3)
-        flat.take(step, {"loss": 2.0 + chance.gauss(0, noise)}, 0, 0.3)
-        if step > 600 and step % 100 == 0:
-            found = falls.moment("r", 0.0, is_training=True).stagnation[0]
-            longest = max(longest, found.steps or 0)
-    assert longest < 800
-    stuck = flat.moment("r", 0.0, is_training=True).stagnation[0]
-    assert stuck.steps is not None and stuck.steps > 1000
-
-
-def test_lines_that_come_seldom_are_a_block_each() -> None:
-    trend = RunTrend(1)
-    for step in range(0, 3000, 150):
-        trend.take(step, {"loss": 2.0}, 0, 30.0)
-    found = trend.moment("r", 0.0, is_training=True).stagnation[0]
-    assert found.best == 2.0 and found.steps is not None and found.steps > 2000
-
-
 def test_going_back_to_a_checkpoint_begins_anew() -> None:
     trend = RunTrend(1)
-    for step in [*range(1000, 2000, 100), *range(500, 1500, 100)]:
-        trend.take(step, {"loss": 1.0 if step > 1500 else 3.0}, 0, 1.0)
+    for step in [*range(1000, 2200, 100), *range(500, 1700, 100)]:
+        trend.take(step, {"loss": 1.0 if step > 1700 else 3.0}, 0, 1.0)
     found = trend.moment("r", 1.0, is_training=True).stagnation[0]
-    assert found.best == 3.0 and found.step is not None and found.step < 1500
+    assert found.best == 3.0 and found.step is not None and found.step <= 1600
 
 
 def test_metrics_grow_old() -> None:

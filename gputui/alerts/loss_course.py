@@ -1,0 +1,117 @@
+"""Whether a noisy loss still becomes better. Pure; it can be stored as JSON, so that the next agent goes on.
+
+The loss of a step is noise: the best of many values is only the luckiest one, what is learnt slowly would never beat
+it, and on a plateau luck alone finds a new best now and then. So a loss has become better where both hold: its mean
+over half the patience is lower than any before, and the line through the last twice as many steps as the patience falls
+by more than its own uncertainty allows for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputui.alerts.moments import Stagnation
+
+# As many blocks as the patience is long are cut of its steps; so many are the mean, and so many the line.
+PATIENCE_BLOCKS = 10
+MEAN_BLOCKS = 5
+LINE_BLOCKS = 20
+# The slope is this many of its standard errors below zero. By simulation (tests/alerts/test_loss_course.py): luck ends
+# a plateau about once in 20 000 steps, and a loss that falls by a fifth of its noise in 1000 steps is taken for none.
+LEAST_ERRORS = 1.5
+# An improvement smaller than this share of the best value is none.
+LEAST_IMPROVEMENT = 1e-4
+
+
+@dataclass(slots=True)
+class Best:
+    """The best value of a metric of which less is better, and where it was."""
+
+    value: float | None = None
+    step: int | None = None
+    epoch: float | None = None
+
+    def add(self, value: float, step: int | None, epoch: float | None) -> bool:
+        """Whether it is the best by now."""
+        if self.value is not None and value >= self.value - LEAST_IMPROVEMENT * abs(self.value):
+            return False
+        self.value, self.step, self.epoch = value, step, epoch
+        return True
+
+    def stagnation(self, metric: str, step: int | None, epoch: float | None) -> Stagnation | None:
+        """How long ago that was at ``step`` and ``epoch``."""
+        if self.value is None:
+            return None
+        steps = None if step is None or self.step is None else max(0, step - self.step)
+        epochs = None if epoch is None or self.epoch is None else max(0.0, epoch - self.epoch)
+        return Stagnation(metric, self.value, self.step, steps, epochs)
+
+
+@dataclass(slots=True)
+class LossCourse:
+    """The means of the newest blocks of steps, and the best so far. ``blocks_since``: how many ended since the best."""
+
+    blocks: deque[float] = field(default_factory=lambda: deque(maxlen=LINE_BLOCKS))
+    total: float = 0.0
+    count: int = 0
+    begin: int | None = None
+    best: Best = field(default_factory=Best)
+    blocks_since: int = 0
+
+    def add(self, loss: float, step: int, epoch: float | None, patience_steps: float) -> None:
+        """A loss that is a number. Where lines come more seldom than blocks are long, each is a block."""
+        if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
+            self.blocks.append(self.total / self.count)
+            self.total, self.count, self.begin = 0.0, 0, None
+            self._judge(step, epoch)
+        if self.begin is None:
+            self.begin = step
+        self.total += loss
+        self.count += 1
+
+    def stagnation(self, step: int | None, epoch: float | None, patience_steps: float) -> Stagnation | None:
+        """For how long it has not become better; never for longer than the patience where there were too few lines
+        since to tell."""
+        found = self.best.stagnation("loss", step, epoch)
+        if found is None or self.blocks_since >= PATIENCE_BLOCKS or found.steps is None:
+            return found
+        return Stagnation("loss", found.best, found.step, min(found.steps, int(patience_steps)), None)
+
+    def _judge(self, step: int, epoch: float | None) -> None:
+        if len(self.blocks) < MEAN_BLOCKS:
+            return
+        self.blocks_since += 1
+        mean = statistics.fmean(list(self.blocks)[-MEAN_BLOCKS:])
+        if (self.best.value is None or falls(self.blocks)) and self.best.add(mean, step, epoch):
+            self.blocks_since = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "blocks": list(self.blocks),
+            "open": [self.total, self.count, self.begin],
+            "best": [self.best.value, self.best.step, self.best.epoch],
+            "blocks_since": self.blocks_since,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> LossCourse:
+        """Raises TypeError, KeyError or ValueError where it cannot be understood."""
+        total, count, begin = data["open"]
+        return cls(
+            deque((float(mean) for mean in data["blocks"]), maxlen=LINE_BLOCKS),
+            float(total), int(count), begin, Best(*data["best"]), int(data["blocks_since"]),
+        )  # fmt: skip
+
+
+def falls(values: Sequence[float]) -> bool:
+    """Whether the least-squares line through evenly spaced values falls by more than chance."""
+    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
+    spread = sum((place - middle) ** 2 for place in range(len(values)))
+    slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
+    left = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
+    return slope < -LEAST_ERRORS * math.sqrt(left / (len(values) - 2) / spread)
