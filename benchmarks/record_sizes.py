@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from gputui.agent import day_rollups
 from gputui.agent.record_keeping import RecordKeeping
 from gputui.agent.recorder import Message, Recorder
 from gputui.config import locate
@@ -30,7 +31,7 @@ ROWS = ("gpu_sample_rows", "gpu_slow_sample_rows", "host_sample_rows")
 MINUTES = ("gpu_minutes", "host_minutes")
 # The agent tidies so often, and an hour is put together and packed in a part of that time.
 TURN_SECONDS = 1.0
-CLOSING_SECONDS = 300.0
+CLOSING_SECONDS = 420.0
 
 
 def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
@@ -45,16 +46,18 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
         recorder.take([Inventory(START, "simulated", None, facts)])
         noise = random.Random(7)
-        tidy_at = slow_at = newest = 0.0
+        tidy_at = slow_at = 0.0
+        newest = 0
         turns: list[float] = []
         for tick in range(int((seconds + CLOSING_SECONDS) * hertz)):
             now[0] = START + tick / hertz + noise.random() * 0.003
             recorder.take(_tick(now[0], gpus, noise, slow=now[0] >= slow_at))
             slow_at = now[0] + SLOW_SECONDS if now[0] >= slow_at else slow_at
             recorder.flush()
+            if tick == int(seconds * hertz):
+                newest = sum(_bytes(connection, table) for table in ROWS)
             if now[0] >= tidy_at:
                 tidy_at = now[0] + TURN_SECONDS
-                newest = max(newest, sum(_bytes(connection, table) for table in ROWS)) if tick % 600 == 0 else newest
                 began = time.thread_time()
                 keeping.turn(now[0])
                 turns.append(time.thread_time() - began)
@@ -91,6 +94,7 @@ def year_query(gpus: int = 8) -> dict[str, Any]:
                     for hour in range(int(YEAR / HOUR))
                 ),
             )
+            day_rollups.renew(connection, number + 1, range(int(START), int(START + YEAR), int(DAY)))
         asked: dict[str, str | None] = {"year_query_seconds": None, "year_query_one_gpu_seconds": "GPU-0"}
         return {name: min(_timed(connection, uuid) for _ in range(5)) for name, uuid in asked.items()}
 

@@ -23,7 +23,7 @@ from gputui.store.room import room
 log = logging.getLogger(__name__)
 
 # What is to be done is done in slices of some milliseconds, for about so long in one turn.
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.015
 PRUNE_SECONDS = 30.0
 ENERGY_SECONDS = 10.0
 # A clock that was set, or that nobody has looked at yet, decides about no sample's age for so long.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 MOST_SAMPLES = 128
@@ -77,6 +78,24 @@ def decode(column: Column, count: int, begin: int, end: int) -> list[int | None]
     if UNKNOWN in low:
         found = [None if character == UNKNOWN else value for character, value in zip(low, found, strict=True)]
     return found
+
+
+def sums(column: Column, count: int, parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(sum, how many are known) of the values from number ``begin`` up to before ``end``, for each such pair."""
+    base, scale, codes = column
+    if base is None or scale is None or codes is None:
+        return [(0, 0) for _ in parts]
+    if len(codes) == 1:
+        value = base + scale * ord(codes)
+        return [(value * (end - begin), end - begin) for begin, end in parts]
+    if UNKNOWN in codes:
+        known = [[value for value in decode(column, count, *part) if value is not None] for part in parts]
+        return [(sum(values), len(values)) for values in known]
+    running = [0, *accumulate(_numbers(codes[:count]))]
+    if len(codes) > count:
+        higher = [0, *accumulate(_numbers(codes[count:]))]
+        running = [low + _DIGIT * high for low, high in zip(running, higher, strict=True)]
+    return [(base * (end - begin) + scale * (running[end] - running[begin]), end - begin) for begin, end in parts]
 
 
 def encode_times(milliseconds: Sequence[int]) -> Times:

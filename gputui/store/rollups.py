@@ -137,13 +137,28 @@ def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict
     return None if row is None else dict(zip((column[0] for column in cursor.description), row, strict=True))
 
 
-def sampled_before(connection: sqlite3.Connection, at: float, *, including: bool = True) -> float | None:
-    """When the host was sampled last up to a moment, as far as that is still known. Raises sqlite3.Error."""
-    found = samples.newest(connection, HOST, HOST_ID, (), at, including=including)
-    if found is not None:
-        return float(found[0])
-    compare = "<=" if including else "<"
-    for table, until in reversed(_places(bounds(connection))):
+def sampled_around(
+    connection: sqlite3.Connection, at: float, limits: Bounds | None = None
+) -> tuple[float | None, float | None]:
+    """When the host was sampled last up to a moment, and first after it, as far as that is still known. ``limits`` are
+    the record's, where they are known. Raises sqlite3.Error."""
+    limits = bounds(connection) if limits is None else limits
+    before, after = samples.around(connection, HOST, HOST_ID, at)
+    if before is None and limits.raw_since:
+        before = _before(connection, limits, at, "<=")
+    if at < limits.raw_since:
+        after = _after(connection, limits, at, after)
+    return before, after
+
+
+def sampled_before(connection: sqlite3.Connection, at: float) -> float | None:
+    """When the host was sampled last before a moment."""
+    found = samples.newest(connection, HOST, HOST_ID, (), at, including=False)
+    return _before(connection, bounds(connection), at, "<") if found is None else float(found[0])
+
+
+def _before(connection: sqlite3.Connection, limits: Bounds, at: float, compare: str) -> float | None:
+    for table, until in (("host_minutes", limits.raw_since), ("host_hours", limits.minutes_since)):
         (begin,) = connection.execute(
             f"SELECT max(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
             (at, until),
@@ -153,24 +168,17 @@ def sampled_before(connection: sqlite3.Connection, at: float, *, including: bool
     return None
 
 
-def sampled_after(connection: sqlite3.Connection, at: float, *, including: bool = False) -> float | None:
-    """When the host was sampled first after a moment."""
-    compare = ">=" if including else ">"
-    for table, until in _places(bounds(connection)):
+def _after(connection: sqlite3.Connection, limits: Bounds, at: float, sampled: float | None) -> float | None:
+    for table, until in (("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since)):
         (begin,) = connection.execute(
-            f"SELECT min(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
+            f"SELECT min(at) FROM {table} WHERE at > ? AND at < ?",  # noqa: S608
             (at, until),
         ).fetchone()
         if begin is not None:
             return float(begin)
-    return samples.oldest(connection, HOST, HOST_ID, at, including=including)
+    return sampled
 
 
 def first_sample(connection: sqlite3.Connection) -> float | None:
     """When the host was sampled first, as far as that is still known."""
-    return sampled_after(connection, float("-inf"))
-
-
-def _places(limits: Bounds) -> tuple[tuple[str, float], ...]:
-    """What is left of the host's samples, oldest first, and up to when each place is the one to look at."""
-    return ("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since)
+    return sampled_around(connection, float("-inf"))[1]

@@ -9,6 +9,7 @@ import sqlite3
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ CONDITION = ("state", "throttle_reasons")
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """One kind of samples: the table of those stored one by one, that of packs, and of each column whether it is a real
     number, which is in thousandths in a pack."""
@@ -143,19 +144,25 @@ def pieces(
 ) -> Iterator[Piece]:
     """What packs hold of [begin, end), in the order of time."""
     names = stored_names(columns)
-    where, key = series.key(gpu_id)
-    rows = connection.execute(
-        f"SELECT {pack_columns(series, names)} FROM {series.packs} WHERE {where} "  # noqa: S608
-        f"AND at >= coalesce((SELECT max(at) FROM {series.packs} WHERE {where} AND at <= ?), ?) AND at < ? ORDER BY at",
-        (*key, *key, begin, begin, end),
-    )
     conditions: Mapping[int, tuple[str, str | None]] | None = None
-    for row in rows:
+    for row in pack_rows(connection, series, gpu_id, names, begin, end):
         if conditions is None:
             conditions = known_conditions(connection) if "condition" in names else {}
         found = part(series, columns, row, begin, end, conditions)
         if found.times:
             yield found
+
+
+def pack_rows(
+    connection: sqlite3.Connection, series: Series, gpu_id: int, names: Sequence[str], begin: float, end: float
+) -> sqlite3.Cursor:
+    """`pack_columns` of the packs that reach into [begin, end), in the order of time."""
+    where, key = series.key(gpu_id)
+    return connection.execute(
+        f"SELECT {pack_columns(series, names)} FROM {series.packs} WHERE {where} "  # noqa: S608
+        f"AND at >= coalesce((SELECT max(at) FROM {series.packs} WHERE {where} AND at <= ?), ?) AND at < ? ORDER BY at",
+        (*key, *key, begin, begin, end),
+    )
 
 
 def newest(
@@ -211,29 +218,33 @@ def newest_packed(
     return next(_cut(series, columns, pack, place, place + 1, conditions).rows())
 
 
-def oldest(
-    connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, *, including: bool = False
-) -> float | None:
-    """When the first sample after a moment was taken, or at it."""
-    where, key = series.key(gpu_id)
-    compare, after = (">=", bisect_left) if including else (">", bisect_right)
-    (row,) = connection.execute(
-        f"SELECT min(at) FROM {series.rows} WHERE {where} AND at {compare} ?",  # noqa: S608
-        (*key, at),
-    ).fetchone()
-    head = pack_columns(series, ())
-    for choice in ("at <= ? ORDER BY at DESC", "at > ? ORDER BY at"):
-        pack = connection.execute(
-            f"SELECT {head} FROM {series.packs} WHERE {where} AND {choice} LIMIT 1",  # noqa: S608
-            (*key, at),
-        ).fetchone()
-        if pack is not None:
-            count, times = pack[0], packs.Times(*pack[1:5])
-            place = after(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
-            if place < count:
-                packed = packs.time_at(times, count, place) / MILLI
-                return packed if row is None else min(row, packed)
-    return None if row is None else float(row)
+def around(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float) -> tuple[float | None, float | None]:
+    """When the last sample up to a moment and the first one after it were taken."""
+    _, key = series.key(gpu_id)
+    row = connection.execute(_around(series), (*key, at, *key, at, *key, at, *key, *key, at)).fetchone()
+    before, after, next_pack, count, *rest = row
+    if count is not None:
+        times = packs.Times(*rest)
+        place = bisect_right(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
+        last = packs.time_at(times, count, place - 1) / MILLI
+        before = last if before is None else max(before, last)
+        if place < count:
+            next_pack = packs.time_at(times, count, place) / MILLI
+    if next_pack is not None:
+        after = next_pack if after is None else min(after, next_pack)
+    return before, after
+
+
+@cache
+def _around(series: Series) -> str:
+    where, _ = series.key(HOST_ID)
+    return (
+        f"SELECT (SELECT max(at) FROM {series.rows} WHERE {where} AND at <= ?), "  # noqa: S608
+        f"(SELECT min(at) FROM {series.rows} WHERE {where} AND at > ?), "
+        f"(SELECT min(at) FROM {series.packs} WHERE {where} AND at > ?), {pack_columns(series, ())} "
+        f"FROM (SELECT 1) LEFT JOIN {series.packs} "
+        f"ON {where} AND at = (SELECT max(at) FROM {series.packs} WHERE {where} AND at <= ?)"
+    )
 
 
 def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, limit: int) -> list[float]:

@@ -6,6 +6,7 @@ walks through them: each looks at a few places. Times are UTC unix seconds.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import orjson
 
-from gputui.store.rollups import first_sample, sampled_after, sampled_before
+from gputui.store.rollups import bounds, first_sample, sampled_around, sampled_before
 
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
@@ -72,7 +73,7 @@ def began_at(connection: sqlite3.Connection) -> float | None:
 
 def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
     """The stretch without samples in which a moment lies; None where the recorder ran."""
-    before, after = sampled_before(connection, at), sampled_after(connection, at)
+    before, after = sampled_around(connection, at)
     if before is None:
         return Span(None, after)
     if not _is_gap(connection, before, at if after is None else after):
@@ -86,16 +87,18 @@ def recorded(
     """The stretches between two moments in which the recorder ran, to about the width of one of ``pieces``."""
     width = (end - start) / pieces
     found: list[tuple[float, float]] = []
-    at = sampled_after(connection, start, including=True)
+    limits = bounds(connection)
+    at = sampled_around(connection, math.nextafter(start, -math.inf), limits)[1]
     while at is not None and at < end:
         # The last sample of the piece that this one lies in; the next one begins the following stretch or goes on.
         edge = min(end, start + (int((at - start) / width) + 1) * width)
-        last = max(at, sampled_before(connection, edge) or at)
+        last, following = sampled_around(connection, edge, limits)
+        last = max(at, last or at)
         if found and not _is_gap(connection, found[-1][1], at):
             found[-1] = (found[-1][0], last)
         else:
             found.append((at, last))
-        at = sampled_after(connection, max(edge, last))
+        at = following
     return tuple(found)
 
 
@@ -104,7 +107,7 @@ def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bo
     apart = following - last
     if apart <= GAP_SECONDS:
         return False
-    earlier = sampled_before(connection, last, including=False)
+    earlier = sampled_before(connection, last)
     return earlier is None or apart > GAP_INTERVALS * (last - earlier)
 
 
