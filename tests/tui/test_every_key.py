@@ -39,7 +39,7 @@ async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen
     app.do_live()
     OPENING[scope](app)
     await pilot.pause()
-    assert isinstance(app.screen, ActionScreen) and app.screen.SCOPE == scope
+    assert isinstance(app.screen, ActionScreen) and scope == app.screen.SCOPE
     return app.screen
 
 

@@ -12,7 +12,7 @@ from gputui.store.database import open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.render.gpu_cards import card_grid, card_lines
 from gputui.tui.render.gpu_page import chart_lines, fact_lines, process_lines, report_lines
-from gputui.tui.render.gpu_words import gpu_row, health, pcie_link
+from gputui.tui.render.gpu_words import gpu_row, health, pcie_link, who
 from gputui.tui.render.gpus import Pointed, first_shown, gpu_height, gpu_lines
 from gputui.tui.render.strips import aggregate_line
 from gputui.tui.snapshot import Snapshot
@@ -163,3 +163,30 @@ def test_the_charts_of_a_page_reach_back_as_far_as_asked(filler: Filler, workspa
     assert 11.25 not in short.history.utilization_percent and 11.25 in long.history.utilization_percent
     nothing = with_page(workspace, 7).gpu_page
     assert nothing is not None and nothing.leased_since is None
+
+
+@pytest.mark.parametrize(
+    ("memory", "processes", "said", "counted"),
+    [(0.4, "[]", "free", 1), (0.4, None, "free", 1), (30.0, "[]", "no visible process", 0), (30.0, None, "–", 0),
+     (None, "[]", "free", 1), (None, None, "–", 0)],
+)  # fmt: skip
+def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(
+    filler: Filler, workspace: Workspace, memory: float | None, processes: str | None, said: str, counted: int
+) -> None:
+    filler.agent()
+    filler.gpus(1)
+    filler.sample(0, memory_gib=memory)
+    filler.connection.execute("UPDATE gpus SET processes = ?", (processes,))
+    snapshot = read(workspace)
+    assert "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[0]), 20)) == said
+    assert f"{counted} free" in "".join(text for text, _ in aggregate_line(snapshot, 100))
+
+
+def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    snapshot = read(workspace)
+    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120)
+    text = text_of(facts)
+    assert "✗ lost 03:02:11" in text[0] and text[0].endswith("what it told before stands below")
+    [power] = [line for line in facts if "power" in line[0][0]]
+    assert power[1][1] == "dim"

@@ -372,3 +372,12 @@ def test_the_crosshair_tells_the_date_where_the_run_has_more_than_one_day() -> N
     there = panels(("loss",), ChartSettings(), has_gpus=False)
     for cursor, words in ((0.0, "step 0 · 18 Nov 03:12:44"), (100.0, "step 100 · 03:12:44")):
         assert words in text_of([chart_head(data, there, look_of(cursor=cursor), (LOSS,), 80)])[0]
+
+
+def test_parameters_have_the_room_that_they_need(page: RunPage) -> None:
+    params = {"optimizer.weight_decay_schedule.final_value": 3.3000000000000003, "data": "/srv/data/imagenet-1k/train"}
+    same = replace(page, launched=params, run=replace(page.run, params=params), incidents=(), decisions=())
+    text = text_of(parameter_lines(same, 80))
+    assert text[1].split() == ["optimizer.wei…e.final_value", "3.3000000000000003", "3.3000000000000003"]
+    changed = replace(same, run=replace(page.run, params=params | {"data": "x"}))
+    assert widths(parameter_lines(changed, 46)) == {46} and "x" in text_of(parameter_lines(changed, 46))[1].split()

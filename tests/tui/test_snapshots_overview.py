@@ -26,7 +26,7 @@ def keys(*pressed: str) -> Callable[[Pilot[Any]], Any]:
 
 
 @SIZES
-@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("count", [1, 8, 16])
 def test_gpus(snap_compare: Compare, filler: Filler, make_app: MakeApp, size: tuple[int, int], count: int) -> None:
     filler.many_gpus(count)
     assert snap_compare(make_app(), terminal_size=size)
@@ -51,7 +51,20 @@ def test_no_gpu_and_no_run(snap_compare: Compare, filler: Filler, make_app: Make
     assert snap_compare(make_app(), terminal_size=size)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])
+@SIZES
+def test_gpus_that_tell_next_to_nothing(
+    snap_compare: Compare, filler: Filler, make_app: MakeApp, size: tuple[int, int]
+) -> None:
+    filler.agent()
+    filler.gpus(2)
+    filler.host()
+    filler.connection.execute("UPDATE gpus SET slow = '{}', processes = NULL")
+    filler.sample(0, utilization=None, memory_gib=None, temperature=None, power=None, throttle=None)
+    filler.sample(1, utilization=None, memory_gib=30.0, temperature=None, power=None, throttle=None)
+    assert snap_compare(make_app(), terminal_size=size)
+
+
+@SIZES
 def test_a_silent_driver(snap_compare: Compare, filler: Filler, make_app: MakeApp, size: tuple[int, int]) -> None:
     filler.many_gpus(8)
     filler.connection.execute("UPDATE gpu_sample_rows SET at = at - 14")
@@ -65,6 +78,14 @@ def test_the_page_of_a_gpu(snap_compare: Compare, filler: Filler, make_app: Make
     filler.xid(3, 31, "memory page fault, mostly an error of the program (illegal address)")
     pressed = keys("shift+tab", "down", "down", "down", "i")
     assert snap_compare(make_app(), run_before=pressed, terminal_size=size)
+
+
+@SIZES
+def test_the_page_of_a_lost_gpu(
+    snap_compare: Compare, filler: Filler, make_app: MakeApp, size: tuple[int, int]
+) -> None:
+    filler.overnight()
+    assert snap_compare(make_app(), run_before=keys("shift+tab", "end", "i"), terminal_size=size)
 
 
 @SIZES

@@ -29,6 +29,8 @@ def can_open(context: Context) -> str | None:
 
 
 def needs_gpu(context: Context) -> str | None:
+    if context.gpu is None and context.section == "events":
+        return "This event is about no GPU that is still there."
     return None if context.gpu is not None else "There is no GPU."
 
 

@@ -53,7 +53,10 @@ def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> lis
 
 def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
     gpu = row.gpu
-    facts = [Fact("state", _plain(lost(row, now)), "bad")] if gpu.state == "lost" else []
+    is_past = gpu.state in ("lost", "stale")
+    facts = []
+    if gpu.state == "lost":
+        facts.append(Fact("state", f"{_plain(lost(row, now))}; what it told before stands below", "bad"))
     if row.quarantined is not None:
         failed = row.quarantined
         where = f" under {failed.run_id}, attempt {failed.attempt}" if failed.run_id else ""
@@ -65,8 +68,8 @@ def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
                 "warn",
             )
         )  # fmt: skip
-    facts += [
-        _run(row, page, now),
+    facts.append(_run(row, page, now))
+    measured = [
         Fact("utilisation", f"{percent(gpu.utilization_percent)}, memory controller "
              f"{percent(gpu.memory_utilization_percent)}"),
         Fact("memory", _memory(gpu)),
@@ -75,8 +78,9 @@ def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
         Fact("clocks", f"SM {_number(gpu.sm_clock_mhz)} MHz, memory {_number(gpu.memory_clock_mhz)} MHz, "
              f"P{_number(gpu.performance_state)}"),
         Fact("held back by", _plain(held_back(row)) or "nothing", held_back(row)[0][1] if held_back(row) else "dim"),
-        Fact("health", _plain(health(row)), health(row)[0][1]),
     ]  # fmt: skip
+    facts += [fact._replace(style="dim") for fact in measured] if is_past else measured
+    facts.append(Fact("health", _plain(health(row)), health(row)[0][1]))
     return [*facts, *_links(gpu), *_memory_errors(gpu), *_identity(gpu)]
 
 

@@ -62,14 +62,24 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [(shown, "accent"), (rank, "text"), *slow]
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
-    is_used = (gpu.memory_used_bytes or 0) >= FREE_BELOW_BYTES
+    if is_free(gpu):
+        return [("free", "dim")]
     if gpu.processes is None:
-        return [(UNKNOWN, "dim")] if is_used else [("free", "dim")]
+        return [(UNKNOWN, "dim")]
     if not gpu.processes:
-        return [("no visible process", "warn")] if is_used else [("free", "dim")]
+        return [("no visible process", "warn")]
     first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
     more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
     return [(f"{owner(first)} · {program(first)}{more}", "text")]
+
+
+def is_free(gpu: GpuView) -> bool:
+    """Whether nobody is on this GPU, as far as that is known: no run, no process, hardly any memory in use."""
+    if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes:
+        return False
+    if gpu.memory_used_bytes is None:
+        return gpu.processes is not None
+    return gpu.memory_used_bytes < FREE_BELOW_BYTES
 
 
 def owner(process: ProcessView) -> str:

@@ -31,7 +31,8 @@ def table_lines(
     shown = items[state.top : state.top + room]
     count = sum(len(group.rows) for group in groups)
     lines = [_heading(state, count, listed, state.top, len(shown), len(items), width)]
-    placed = place(_COLUMNS, width)
+    has_runs = any(row.run_id is not None for group in groups for row in group.rows)
+    placed = place([column for column in _COLUMNS if has_runs or column.head != "run"], width)
     lines.append(head_line(placed, width))
     if not items:
         lines.append(fit_line([("  " + _nothing(snapshot, state), "dim")], width))

@@ -12,6 +12,7 @@ from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes
 from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.views import GpuView, HostView
 from gputui.tui.render.columns import between, fit_line, fitting, wrap
+from gputui.tui.render.gpu_words import is_free
 from gputui.tui.render.histories import mean_history, newest, peak_history, shares, sum_history, time_bins
 from gputui.tui.render.moments import past_notices, right_end
 from gputui.tui.render.words import clock, is_hot, run_sign
@@ -122,9 +123,7 @@ def aggregate_line(snapshot: Snapshot, width: int) -> Line:
     if xids:
         parts.append([(f"  XID {xids}", "warn")])
     out = machine.quarantined
-    free = sum(
-        gpu.run_id is None and not gpu.processes and gpu.state == "ok" and gpu.uuid not in out for gpu in snapshot.gpus
-    )
+    free = sum(is_free(gpu) and gpu.uuid not in out for gpu in snapshot.gpus)
     parts.append([(f"  {free} free", "dim")])
     if total.memory_reserved_bytes is not None:
         parts.append([(f"  {gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
