@@ -12,10 +12,10 @@ run: $(VENV)/.installed
 demo: $(VENV)/.installed
 	@$(BIN)/gputui --demo
 
-# Most tests wait more than they compute, so four run at once on two cores; what must be alone comes afterwards.
+# Many tests wait more than they compute, so four run at once on two cores; what must be alone comes afterwards.
 JOBS ?= 4
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not alone" -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not alone" -n $(JOBS) --dist loadgroup
 	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev

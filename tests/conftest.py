@@ -33,30 +33,57 @@ settings.load_profile("repeatable")
 # What starts whole runs comes last, so that a slip in a small thing is told in seconds.
 LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 
-# Driving a terminal or measuring: `make test` runs these without others beside them.
+# What asserts how long something takes: `make test` runs these without others beside them.
 ALONE = (
-    "pty",
-    "benchmarks/test_measures.py",
-    "tui/test_habits.py",
+    "pty/test_never_blocks.py",
     "tui/test_display_budget.py",
-    "tui/test_display_pty.py",
     "tui/test_slow_lines.py",
-    "faults/test_host_memory.py",
     "faults/test_memory_leak.py",
 )
 
+TESTS = Path(__file__).parent
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For the few that run alone the others need not be imported, nor what they import."""
+    if config.option.markexpr != "alone" or TESTS not in collection_path.parents:
+        return None
+    place = collection_path.relative_to(TESTS).as_posix()
+    return None if any(f"{one}/".startswith(f"{place}/") for one in ALONE) else True
+
+
+# Before xdist's own, which looks for the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent).as_posix()
-        if place.startswith(ALONE):
+        if item.path.relative_to(TESTS).as_posix() in ALONE:
             item.add_marker("alone")
+        group = together(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    late = [item for item in items if directory(item) in LATE]
+    late.sort(key=lambda item: (item.get_closest_marker("slow") is not None, LATE.index(directory(item))))
+    early = [item for item in items if directory(item) not in LATE]
+    items[:] = early + late
+    if hasattr(config, "workerinput"):
+        # Of several workers some wait for processes while others compute.
+        late.reverse()
+        place = {item: index / len(several) for several in (early, late) for index, item in enumerate(several)}
+        items.sort(key=lambda item: place[item])
 
-    def lateness(item: pytest.Item) -> tuple[bool, int]:
-        place = item.path.relative_to(Path(__file__).parent).parts[0]
-        return item.get_closest_marker("slow") is not None, LATE.index(place) if place in LATE else -1
 
-    items.sort(key=lateness)
+def directory(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def together(item: pytest.Item) -> str | None:
+    """What tests of one name share takes seconds to make: one worker makes it and runs them all."""
+    fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    for ranks in ("four_ranks", "two_ranks"):
+        if ranks in fixtures:
+            return ranks
+    shared = any(fixture.scope == "module" for several in fixtures.values() for fixture in several)
+    return item.path.stem if shared else None
 
 
 @pytest.fixture(autouse=True)

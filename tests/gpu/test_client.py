@@ -54,9 +54,10 @@ def test_occupants_and_interval_reach_the_sampler(start: Start) -> None:
 
 def test_a_hang_makes_it_silent_and_nothing_waits(start: Start, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("{gpus: 2, faults: [{kind: hang, at: 1, for: 4}]}")
+    scenario.write_text("{gpus: 2}")
     watched = start(scenario=scenario)
     watched.next(FastTick)
+    scenario.write_text("{gpus: 2, faults: [{kind: hang, for: 6}]}")
     silent = watched.next_health("silent")
     assert silent.for_seconds > SILENT_MIN_SECONDS
     assert silent.reason == "the driver does not answer"

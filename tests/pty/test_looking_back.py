@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.pty.test_control_center import Terminal, shared_profile
-
-pytestmark = pytest.mark.alone
 
 
 def test_a_run_is_looked_at_before_it_was_and_while_it_was(machine: Machine) -> None:

@@ -18,8 +18,6 @@ from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.pty.test_control_center import Terminal
 
-pytestmark = pytest.mark.alone
-
 
 def gone(terminal: Terminal, text: str, timeout: float = 30.0) -> list[str]:
     """The screen once ``text`` is not on it."""
@@ -37,10 +35,10 @@ def leave(terminal: Terminal) -> None:
 
 
 def test_a_silent_driver_a_killed_agent_and_a_small_terminal(machine: Machine) -> None:
-    scenario = "gpus: 1\nseed: 5\nfaults:\n{faults}"
-    machine.workspace.scenario.write_text(scenario.format(faults="  - {kind: stale, at: 1, for: 5}\n"))
+    machine.workspace.scenario.write_text("{gpus: 1, seed: 5}")
     terminal = Terminal(machine, 80, 24)
     terminal.wait_for("simulated GPUs")
+    machine.workspace.scenario.write_text("{gpus: 1, seed: 5, faults: [{kind: stale, for: 8}]}")
     terminal.wait_for("driver silent for")
     gone(terminal, "driver silent for")
     agent = read_identity(machine.workspace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -139,8 +138,8 @@ def alone(start: int, count: int, settings: dict[str, Any]) -> tuple[float, list
 
 
 @pytest.fixture(params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    yield request.getfixturevalue("two_ranks" if request.param == 2 else "four_ranks")
+def ranks(request: pytest.FixtureRequest, two_ranks: Ranks, four_ranks: Ranks) -> Ranks:
+    return two_ranks if request.param == 2 else four_ranks
 
 
 @pytest.mark.parametrize("hard_negatives", [0, 1, 3, 50])
