@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LONGEST_PAUSE_SECONDS = 0.06
+
 # Hundreds of processes are started: each would compile all over again what is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -122,10 +124,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def wait_until(look: Callable[[], T | None], timeout_seconds: float = 60.0, what: str = "it") -> T:
     """The first truthy value that ``look`` gives; fails the test when none comes in time."""
     deadline = time.monotonic() + timeout_seconds
+    pause = 0.005
     while True:
         value = look()
         if value:
             return value
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not happen within {timeout_seconds} s")
-        time.sleep(0.01)
+        time.sleep(pause)
+        # Who looks all the time takes the processor from what it waits for.
+        pause = min(pause * 1.2, LONGEST_PAUSE_SECONDS)

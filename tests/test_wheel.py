@@ -51,10 +51,13 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
 
 def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=120)
     python = environment / "bin" / "python"
     installed = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", str(wheel)], capture_output=True, text=True, timeout=170
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", str(wheel)],
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     if installed.returncode != 0 and "No matching distribution" in installed.stderr:
         pytest.skip("the package index cannot be reached")

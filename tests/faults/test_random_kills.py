@@ -14,7 +14,6 @@ from tests.conftest import wait_until
 from tests.machine import Machine
 
 STEPS = 60
-REPETITIONS = 4
 
 
 def run_steps(machine: Machine, run_id: str) -> dict[int, list[int]]:
@@ -44,7 +43,7 @@ def assert_complete(machine: Machine, run_id: str, last: int) -> None:
 
 
 def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machine) -> None:
-    machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--wait", timeout=120)
+    machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--set", "steps=150", "--wait", timeout=150)
     shown = machine.json("show", "digits-ddp-1")
     first, second = shown["attempts"]
     assert shown["state"] == "succeeded"
@@ -57,53 +56,43 @@ def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machi
     story = " ".join(machine.gputui("explain", "digits-ddp-1").split())
     assert "ran out of GPU memory" in story
     assert "batch_size 16 → 12" in story and "grad_accum 3 → 4" in story and "step_00000030.pt" in story
-    assert_complete(machine, "digits-ddp-1", 300)
+    assert_complete(machine, "digits-ddp-1", 150)
     assert {attempt: (steps[0], steps[-1]) for attempt, steps in run_steps(machine, "digits-ddp-1").items()} == {
         1: (1, 39),
-        2: (31, 300),
+        2: (31, 150),
     }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> None:
-    """A few runs, two at a time; ``make chaos`` does more for longer. In every second one a rank is killed in mid-run;
-    all along, the agent is killed at random moments and another one is started."""
+    """Two runs at a time; ``make chaos`` does more for longer. In one of them a rank is killed in mid-run; all along,
+    the agent is killed at random moments and another one is started."""
     chance = random.Random(20261121)
     machine.gputui("agent", "start")
-    killed_agents = killed_ranks = 0
-    for pair in range(REPETITIONS // 2):
-        names = [f"digits-{pair}-{number}" for number in range(2)]
-        for name in names:
-            changes = [f"steps={STEPS}", "checkpoint_every=5", "lr=0.01"]
-            machine.gputui("run", "digits-ddp", "--name", name, *(word for each in changes for word in ("--set", each)))
-        victim = f"{names[0]}-1"
-        rank_killed = False
-        agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)
-        deadline = time.monotonic() + 90
-        while not all(machine.state(f"{name}-1") in ("succeeded", "failed", "stopped") for name in names):
-            assert time.monotonic() < deadline, machine.rows("SELECT run_id, state, reason, waiting_for FROM runs")
-            if not rank_killed and len(machine.steps(victim)) > chance.randint(8, 30):
-                ranks = machine.ranks(victim)
-                # Not in the last steps: a rank that is about to end may have ended by the time it is hit.
-                if len(ranks) == 2 and len(machine.steps(victim)) < STEPS * 3 // 4:
-                    os.kill(ranks[chance.randint(0, 1)], signal.SIGKILL)
-                    rank_killed = True
-            if time.monotonic() > agent_dies_at:
-                machine.kill_agent()
-                killed_agents += 1
-                machine.gputui("agent", "start")
-                agent_dies_at = time.monotonic() + chance.uniform(1.0, 8.0)
-            time.sleep(0.05)
-        for name in names:
-            assert machine.state(f"{name}-1") == "succeeded", machine.gputui("explain", f"{name}-1")
-            assert_complete(machine, f"{name}-1", STEPS)
-        killed_ranks += rank_killed
-        if rank_killed:
-            kinds = machine.rows("SELECT kind FROM incidents WHERE run_id = ?", victim)
-            assert kinds == [("killed",)]
-            assert len(machine.json("show", victim)["attempts"]) == 2
-    print(f"{killed_agents} agents and {killed_ranks} ranks were killed")
-    # A run may end before its victim is found; most do not.
-    assert killed_agents >= REPETITIONS // 2
-    assert killed_ranks >= 1
+    # Slow enough that no new agent finds the victim at its end.
+    runs = {"killed": "slow@step=1,rank=0,seconds=0.15,times=always", "spared": "none"}
+    for name, inject in runs.items():
+        changes = [f"steps={STEPS}", "checkpoint_every=5", "lr=0.01", f"inject={inject}"]
+        machine.gputui("run", "digits-ddp", "--name", name, *(word for each in changes for word in ("--set", each)))
+    killed_agents, rank_killed = 0, False
+    rank_dies_after = chance.randint(8, 30)
+    agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)
+    deadline = time.monotonic() + 150
+    while not all(machine.state(f"{name}-1") in ("succeeded", "failed", "stopped") for name in runs):
+        assert time.monotonic() < deadline, machine.rows("SELECT run_id, state, reason, waiting_for FROM runs")
+        if not rank_killed and len(machine.steps("killed-1")) > rank_dies_after:
+            os.kill(machine.ranks("killed-1")[chance.randint(0, 1)], signal.SIGKILL)
+            rank_killed = True
+        if time.monotonic() > agent_dies_at:
+            machine.kill_agent()
+            killed_agents += 1
+            machine.gputui("agent", "start")
+            agent_dies_at = time.monotonic() + chance.uniform(1.0, 8.0)
+        time.sleep(0.1)
+    for name in runs:
+        assert machine.state(f"{name}-1") == "succeeded", machine.gputui("explain", f"{name}-1")
+        assert_complete(machine, f"{name}-1", STEPS)
+    assert machine.rows("SELECT run_id, kind FROM incidents") == [("killed-1", "killed")]
+    assert len(machine.json("show", "killed-1")["attempts"]) == 2
+    assert killed_agents >= 2 and rank_killed

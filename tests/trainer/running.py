@@ -33,7 +33,11 @@ def settings(*flags: str) -> config.Settings:
 
 def train_on(world: World, output: Path, *flags: str) -> None:
     """A small run on the ranks of a world; all of them call it."""
-    chosen = settings("--output-dir", str(output), *flags)
+    run_on(world, settings("--output-dir", str(output), *flags))
+
+
+def run_on(world: World, chosen: config.Settings) -> None:
+    """A run on the ranks of a world; all of them call it."""
     telemetry = Telemetry(chosen, world)
     try:
         with Signals(30) as signals:

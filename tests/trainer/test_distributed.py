@@ -19,6 +19,7 @@ from tests.trainer.running import (
     checkpoints,
     events,
     lines,
+    run_on,
     settings,
     start_torchrun,
     step_lines,
@@ -29,6 +30,7 @@ from tests.trainer.running import (
 from tests.trainer.test_loop import same
 from trainer.__main__ import main
 from trainer.checkpoints import existing, load
+from trainer.config import from_arguments
 from trainer.errors import RankError, SettingsError
 from trainer.faults import Injector
 from trainer.parallel.ddp import Ddp
@@ -205,11 +207,10 @@ def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Rank
     assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]
 
 
-def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(tmp_path: Path) -> None:
+def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(two_ranks: Ranks, tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
-    fault = ("--inject", "oom@step=40")
-    flags = ("-m", "trainer", "--output-dir", str(tmp_path), "--steps", "150", "--checkpoint-every", "10", *fault)
-    code, shown = torchrun(*flags, error_file=error_file)
+    flags = ("--output-dir", str(tmp_path), "--steps", "150", "--checkpoint-every", "10", "--inject", "oom@step=40")
+    code, shown = torchrun("-m", "trainer", *flags, error_file=error_file)
     assert code == 1
     message = json.loads(error_file.read_text())["message"]
     assert message["message"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate")
@@ -217,8 +218,8 @@ def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(tmp_path: Path) ->
     assert checkpoints(tmp_path)[-1] == "step_00000030.pt"
     first = len(step_lines(tmp_path))
 
-    code, shown = torchrun(*flags, "--resume", "auto", "--batch-size", "12", "--grad-accum", "4")
-    assert code == 0, shown
+    smaller = ("--resume", "auto", "--batch-size", "12", "--grad-accum", "4")
+    two_ranks.run(run_on, from_arguments([*flags, *smaller], {})[0])
     [end] = events(tmp_path, "end")
     assert end["test_accuracy"] >= 0.95
     steps = [line["step"] for line in step_lines(tmp_path)]

@@ -28,6 +28,8 @@ PHASES = json.dumps(
 )
 PHASED = ("--phases", PHASES, "--validate-every", "0", "--checkpoint-every", "5", "--dropout", "0.2")
 
+COMMON = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
+
 
 def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
     """Trains until all ranks crash as a step begins, so that nobody is left waiting."""
@@ -50,9 +52,24 @@ def train_until(world: World, output: Path, step: int, *flags: str) -> None:
     thread.join()
 
 
-def test_phases_follow_each_other_with_settings_of_their_own(two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(train_on, tmp_path, *PHASED)
-    steps = step_lines(tmp_path)
+@pytest.fixture(scope="module")
+def phased(two_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run through all PHASES left."""
+    output = tmp_path_factory.mktemp("phased")
+    two_ranks.run(train_on, output, *PHASED)
+    return output
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run of one process left, with the batch of two ranks together."""
+    output = tmp_path_factory.mktemp("plain")
+    assert train(output, *COMMON, "--batch-size", "16", "--device", "cpu") == 0
+    return output
+
+
+def test_phases_follow_each_other_with_settings_of_their_own(phased: Path) -> None:
+    steps = step_lines(phased)
     assert [line["step"] for line in steps] == list(range(1, 17))
     assert [line["phase"] for line in steps] == ["cold"] * 4 + ["warm"] * 6 + ["alone"] * 3 + ["spread"] * 3
     # 8 x 2 of two ranks, 4 x 4 of two, 8 x 2 of one, and of two again.
@@ -63,23 +80,21 @@ def test_phases_follow_each_other_with_settings_of_their_own(two_ranks: Ranks, t
     warm_up = settings(*PHASED).warmup_steps
     assert steps[0]["lr"] == pytest.approx(0.1 * settings().lr / warm_up)
     assert steps[4]["lr"] == pytest.approx(settings().lr / warm_up)  # each phase has a warm-up of its own
-    assert [line["event"] for line in lines(tmp_path) if line.get("event") in ("start", "phase", "end")] == [
+    assert [line["event"] for line in lines(phased) if line.get("event") in ("start", "phase", "end")] == [
         *("start", "phase", "phase", "phase", "end")
     ]
-    assert [one["world_size"] for one in events(tmp_path, "phase")] == [2, 1, 2]
-    assert [one["step"] for one in events(tmp_path, "validation")] == [2, 4, 10, 13, 16]
-    state = load(tmp_path / "checkpoints" / "step_00000016.pt")
+    assert [one["world_size"] for one in events(phased, "phase")] == [2, 1, 2]
+    assert [one["step"] for one in events(phased, "validation")] == [2, 4, 10, 13, 16]
+    state = load(phased / "checkpoints" / "step_00000016.pt")
     assert (state["phase"], state["phase_step"], state["step"]) == ("spread", 3, 16)
     assert state["optimizer"]["head.weight"]["step"] == 3
 
 
-def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks, tmp_path: Path) -> None:
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    two_ranks.run(train_on, straight, *PHASED)
-    two_ranks.run(train_and_crash, broken, 8, *PHASED)
-    assert checkpoints(broken)[-1] == "step_00000005.pt"
-    two_ranks.run(train_on, broken, *PHASED, "--resume", "auto")
-    one, two = (load(output / "checkpoints" / "step_00000016.pt") for output in (straight, broken))
+def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks, phased: Path, tmp_path: Path) -> None:
+    two_ranks.run(train_and_crash, tmp_path, 8, *PHASED)
+    assert checkpoints(tmp_path)[-1] == "step_00000005.pt"
+    two_ranks.run(train_on, tmp_path, *PHASED, "--resume", "auto")
+    one, two = (load(output / "checkpoints" / "step_00000016.pt") for output in (phased, tmp_path))
     for part in ("model", "optimizer", "random", "samples", "metrics"):
         assert same(one[part], two[part]), part
 
@@ -110,16 +125,13 @@ def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.Cap
     ids=lambda flags: " ".join(flags),
 )
 def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
-    flags: tuple[str, ...], two_ranks: Ranks, tmp_path: Path
+    flags: tuple[str, ...], two_ranks: Ranks, plain: Path, tmp_path: Path
 ) -> None:
-    common = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
-    two_ranks.run(train_and_crash, tmp_path, 26, *common, *flags)
+    two_ranks.run(train_and_crash, tmp_path, 26, *COMMON, *flags)
     whole = ("--batch-size", "16", "--resume", "auto")  # the two ranks' batches in one
-    assert train(tmp_path, *common, *whole) == 0
+    assert train(tmp_path, *COMMON, *whole) == 0
     [resume] = events(tmp_path, "resume")
     assert resume["step"] == 24
-    plain = tmp_path / "plain"
-    assert train(plain, *common, "--batch-size", "16") == 0
     tolerance = 0.1 if "local_sgd" in flags else 1e-3
     for one, other in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
         assert one["step"] == other["step"] and one["samples"] == other["samples"]
