@@ -22,6 +22,7 @@ from gputui.agent.file_output import FileOutput
 from gputui.agent.hiding import HidingFormatter, redactor_of
 from gputui.agent.lock import AgentLock
 from gputui.agent.recorder import Recorder
+from gputui.agent.sinks import Sinks
 from gputui.agent.supervisor import Supervisor
 from gputui.agent.upkeep import Upkeep
 from gputui.config import Workspace
@@ -117,6 +118,7 @@ class Agent:
         )
         self.supervisor.outbox.alerts_by = self.alerting.told_by
         self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall, options.interval_seconds)
+        self.sinks = Sinks(self.connection, workspace, self.wall, self.clock)
         self._needed_at = self.clock()
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()
@@ -146,6 +148,7 @@ class Agent:
         self.supervisor.repeat_stops()
         self.upkeep.begin()
         self.alerting.begin()
+        self.sinks.begin()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
@@ -155,6 +158,7 @@ class Agent:
         finally:
             self.watcher.stop()
             self.sampler.close()
+            self.sinks.close()
             if self.options.output is not None:
                 self.options.output.close()
             self._leave()
@@ -279,6 +283,7 @@ class Agent:
         self._watch_sampler(now)
         self.upkeep.turn(now, self.supervisor.folders())
         self.alerting.turn()
+        self.sinks.turn()
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         if not self._store_is_ours():
@@ -288,7 +293,7 @@ class Agent:
             self.on_second(self)
         if self.options.duration_seconds is not None and now - started >= self.options.duration_seconds:
             self.stopping = True
-        if self.options.recording or self.supervisor.is_busy() or anybody_looks(self.workspace):
+        if self.options.recording or self.supervisor.is_busy() or self.sinks.is_busy() or anybody_looks(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:
             log.info("nobody needs an agent now")

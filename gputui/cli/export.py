@@ -2,64 +2,131 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from gputui.cli.context import EXIT_REFUSED, Session, fail, say
+from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 from gputui.profiles.nearest import nearest
+from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.runs.states import RunState
+from gputui.store import metric_queries
 
 if TYPE_CHECKING:
-    from gputui.reports.export.subject import Subject
+    from gputui.reports.export.following import Follower, Target
+    from gputui.store.views import RunView
 
-Format = Literal["csv", "jsonl", "parquet", "tensorboard", "mlflow", "wandb"]
-FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "tensorboard", "mlflow", "wandb")
+# Their unit is the step; files have lines.
+_TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 @click.command("export")
 @click.argument("run")
 @click.argument("names", nargs=-1)
-@click.option("--to", "wanted", type=click.Choice(FORMATS), required=True, help="In which form.")
+@click.option("--to", "wanted", type=click.Choice(tuple(FORMATS)), required=True, help="In which form.")
 @click.option("--out", help="File, folder or (mlflow) tracking URI; else in this folder, named after the run.")
+@click.option("--follow", is_flag=True, help="Stay until the run is over and write what comes; goes on where it was.")
+@click.option("--force", is_flag=True, help="Replace a file that is there; in a tracker, write the run once more.")
 @click.pass_obj
-def command(session: Session, run: str, names: tuple[str, ...], wanted: str, out: str | None) -> None:
-    """Write what a run measured for other tools: all metrics, or those named. Nothing is sent anywhere."""
-    from gputui.reports.export.subject import ExportError, read_subject
+def command(
+    session: Session, run: str, names: tuple[str, ...], wanted: str, out: str | None, follow: bool, force: bool
+) -> None:
+    """Write what a run measured for other tools: all metrics, or those NAMES. Nothing is sent but to an MLflow server
+    that --out names.
 
+    A profile's key sinks does the same for each of its runs while it lives.
+    """
+    name = cast("Format", wanted)
+    if follow and force:
+        fail("--force replaces and --follow goes on; give one of them", EXIT_USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        subject = read_subject(connection, view.run_id, names)
-        if not subject.metrics:
-            fail(f"{view.run_id} has measured nothing yet", EXIT_REFUSED)
-        if names:
-            known = read_subject(connection, view.run_id).metrics
-            for name in names:
-                if name not in known:
-                    meant = nearest(name, known)
-                    hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known)}"
-                    fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
-        try:
-            count, where = _write(cast("Format", wanted), subject, out)
-        except ExportError as error:
-            fail(str(error), EXIT_REFUSED)
-    noun = "steps" if wanted in ("tensorboard", "mlflow", "wandb") else "lines"
-    say(f"{count} {noun} of {view.run_id} in {where}")
+        where = out or _usual_place(name, view.run_id)
+        if not follow:
+            _refuse_unknown(connection, view, names)
+            written = _once(connection, view, names, name, where, force)
+    if follow:
+        written = _follow(session, view, names, name, where)
+    noun = ("step" if name in _TRACKERS else "line") + ("" if written == 1 else "s")
+    say(f"{written} {noun} of {view.run_id} in {_shown(where)}")
 
 
-def _write(wanted: Format, subject: Subject, out: str | None) -> tuple[int, str]:
-    """Write it; how much and where."""
-    from gputui.reports.export import tables, trackers
+def _usual_place(name: Format, run_id: str) -> str:
+    if is_uri(name):
+        return "sqlite:///mlflow.db"
+    return f"{run_id}-{name}" if FORMATS[name].is_folder else f"{run_id}.{name}"
 
-    run_id = subject.run.run_id
-    if wanted == "mlflow":
-        uri = out or "sqlite:///mlflow.db"
-        return trackers.write_mlflow(subject, uri), uri
-    if wanted in ("tensorboard", "wandb"):
-        target = Path(out or f"{run_id}-{wanted}")
-        write = trackers.write_tensorboard if wanted == "tensorboard" else trackers.write_wandb
-        return write(subject, target), str(target)
-    target = Path(out or f"{run_id}.{wanted}")
-    writers = {"csv": tables.write_csv, "jsonl": tables.write_jsonl, "parquet": tables.write_parquet}
-    return writers[wanted](subject, target), str(target)
+
+def _shown(where: str) -> str:
+    from gputui.runs.redaction import redact_text
+
+    return redact_text(where)
+
+
+def _refuse_unknown(connection: sqlite3.Connection, view: RunView, names: tuple[str, ...]) -> None:
+    known = metric_queries.metric_names(connection, view.run_id)
+    if not known:
+        fail(f"{view.run_id} has measured nothing yet; --follow waits for it", EXIT_REFUSED)
+    for name in names:
+        if name not in known:
+            meant = nearest(name, known)
+            hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known)}"
+            fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
+
+
+def _once(
+    connection: sqlite3.Connection, view: RunView, names: tuple[str, ...], name: Format, where: str, force: bool
+) -> int:
+    from gputui.reports.export.making import absolute_target
+    from gputui.reports.export.once import export
+    from gputui.reports.export.sink import ExportError
+    from gputui.reports.export.subject import read_subject
+
+    target = absolute_target(name, where, Path.cwd())
+    try:
+        return export(connection, read_subject(connection, view.run_id, names), name, target, replace=force)
+    except ExportError as error:
+        fail(_with_remedy(str(error), name), EXIT_REFUSED)
+
+
+def _with_remedy(words: str, name: Format) -> str:
+    """What the command line offers for a target that is taken."""
+    if "already" not in words:
+        return words
+    return f"{words}; --force {'writes it once more' if is_uri(name) else 'replaces it'}"
+
+
+def _follow(session: Session, view: RunView, names: tuple[str, ...], name: Format, where: str) -> int:
+    from gputui.reports.export.following import Follower, Target
+    from gputui.reports.export.making import absolute_target
+
+    target = absolute_target(name, where, Path.cwd())
+    if not RunState(view.state).is_over:
+        session.need_agent()
+    workspace = session.workspace
+    run_dir = workspace.run_dir(view.run_id)
+    followed = Target(view.run_id, run_dir, name, target, names)
+    return _until_over(Follower(workspace.database, followed), followed, where)
+
+
+def _until_over(follower: Follower, followed: Target, where: str) -> int:
+    from gputui.reports.export.memory import FollowedElsewhereError
+    from gputui.reports.export.sink import ExportError
+    from gputui.store.database import StoreError
+
+    try:
+        return follower.run()
+    except FollowedElsewhereError:
+        fail(f"another process follows {followed.run_id} to {_shown(where)} already", EXIT_REFUSED)
+    except ExportError as error:
+        fail(str(error), EXIT_REFUSED)
+    except OSError as error:
+        fail(f"cannot write {error.filename or _shown(where)}: {error.strerror or error}", EXIT_REFUSED)
+    except (StoreError, sqlite3.Error) as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    except KeyboardInterrupt:
+        say(f"{followed.run_id} goes on; the same command writes on where this one was")
+        raise SystemExit(EXIT_INTERRUPTED) from None

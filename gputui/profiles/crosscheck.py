@@ -8,6 +8,7 @@ from typing import Any
 
 from gputui.alerts.overrides import AlertsError, parse_overrides
 from gputui.profiles.nearest import nearest
+from gputui.profiles.sink_checks import sink_problems
 from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
 from gputui.recovery.policy_parse import PolicyError, parse_policy
@@ -64,6 +65,8 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
                     "unknown gate" + ("" if meant else f"; there are {', '.join(GATE_THRESHOLDS)}"),
                     meant,
                 )
+    for place, problem, meant in sink_problems(data.get("sinks")):
+        yield Finding(place, problem, meant)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []

@@ -9,10 +9,11 @@ from pathlib import Path
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
+from gputui.profiles.sink_checks import shown_sinks
 from gputui.profiles.sizes import format_size
 from gputui.redaction import Redactor, redact_argv, redact_params
 from gputui.runs.command import Launch, build_launch, substitute, values_for
-from gputui.runs.redaction import redact_launch, secrets_of
+from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
 
 RUN_ID = "RUN"
@@ -42,6 +43,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     own = Redactor(secrets_of(spec))
     shown = redact_launch(launch, own)
     values = values_for(redact_params(spec.params), shown.env["GPUTUI_RUN_DIR"], None)
+    sinks = shown_sinks(redact_spec(spec), run_id=RUN_ID, run_dir=shown.env["GPUTUI_RUN_DIR"])
     lines = [
         f"profile      {spec.profile_path or spec.name}",
         f"command      {shlex.join(shown.argv)}",
@@ -50,6 +52,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
         f"processes    {spec.nproc}",
         f"metrics      {substitute(_metrics(spec), values)}",
         f"checkpoints  {_checkpoints(spec, values)}",
+        *(f"{'sinks' if position == 0 else '':13}{text}" for position, text in enumerate(sinks)),
         f"recovery     {spec.recovery.get('policy', 'standard')}",
         f"stop         SIGTERM, then SIGKILL after {launch.grace_seconds:g} s",
         *(

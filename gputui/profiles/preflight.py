@@ -20,6 +20,7 @@ from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.nearest import nearest
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
+from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.profiles.sizes import format_size
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.past_peaks import PastPeak
@@ -70,6 +71,7 @@ def quick_checks(
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
         _port(spec),
+        check_sinks(spec, state),
     ]
 
 
@@ -123,10 +125,11 @@ def _workdir(spec: RunSpec) -> CheckResult:
 
 
 def _placeholders(spec: RunSpec) -> CheckResult:
-    known = [*spec.params, *RESERVED_NAMES]
     unknown: list[str] = []
     hints: list[str] = []
-    for key, text in _templates(spec):
+    of_sinks = [(f"sinks.{name}", target) for name, target in spec.sinks.items()]
+    for key, text in [*_templates(spec), *of_sinks]:
+        known = [*spec.params, *(("run_dir", RUN_ID) if (key, text) in of_sinks else RESERVED_NAMES)]
         for name in _PLACEHOLDER.findall(text):
             if name not in known and f"{{{name}}} in {key}" not in unknown:
                 unknown.append(f"{{{name}}} in {key}")

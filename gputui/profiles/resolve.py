@@ -19,6 +19,7 @@ from gputui.profiles.devices import SelectionError, parse_selection, request_gpu
 from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply
 from gputui.profiles.schema import ProfileForm
+from gputui.reports.export.kinds import FORMATS, is_format, is_uri
 from gputui.runs.command import substitute, values_for
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
@@ -96,6 +97,7 @@ def resolve(
         grace_seconds=float(form.grace),
         priority=form.priority,
         gates=dict(form.gates),
+        sinks=_sinks(form, workdir, params, env),
     )
 
 
@@ -205,6 +207,15 @@ def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) 
     checkpoints = form.checkpoints
     directory = _rooted(workdir, checkpoints.dir, params)
     return CheckpointSpec(directory, checkpoints.pattern, tuple(checkpoints.resume))
+
+
+def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], environ: Mapping[str, str]) -> dict[str, str]:
+    sinks: dict[str, str] = {}
+    for name, given in form.sinks.items():
+        target = given or (FORMATS[name].place if is_format(name) else None)
+        if target is not None:
+            sinks[name] = target if is_uri(name) else _rooted(workdir, _home(target, environ), params)
+    return sinks
 
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:

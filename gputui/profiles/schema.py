@@ -22,6 +22,7 @@ from gputui.profiles.values import (
     Processes,
     Recovery,
     ShortForm,
+    Sinks,
     Size,
     Text,
     Value,
@@ -164,6 +165,9 @@ class ProfileForm(Model):
     )
     gates: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict, description="thresholds of quality gates by their names, for reports"
+    )
+    sinks: Sinks = Field(
+        default_factory=dict, description="other tools that get the run's metrics while it lives, and where"
     )
     roles: dict[str, str] = Field(default_factory=dict, description="which parameter recovery may change as what")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(

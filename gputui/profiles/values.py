@@ -12,9 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection, SelectionError, parse_selection
+from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
 from gputui.recovery.policies import POLICIES
+from gputui.reports.export.kinds import FORMATS
 from gputui.runs.spec import Scalar
 
 EXPECTED = "gputui_expected"
@@ -163,6 +165,17 @@ def recovery_mapping(given: object) -> dict[str, Any] | None:
     return {"policy": "standard", **given} if isinstance(given, dict) else None
 
 
+def _sinks(given: object) -> dict[str, str | None]:
+    """One name, a list of names, or names with their places; what is in it is for `gputui.profiles.sink_checks`."""
+    if isinstance(given, str):
+        return {given: None}
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        return dict.fromkeys(given)
+    if isinstance(given, dict):
+        return {name: target if isinstance(target, str) else None for name, target in given.items()}
+    raise expected(f"{one_of(FORMATS)}, a list of them, or a mapping of them to their places")
+
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_no_nul)]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Words = Annotated[
@@ -203,6 +216,19 @@ Recovery = Annotated[
     dict[str, Any],
     BeforeValidator(_recovery),
     WithJsonSchema({"anyOf": [{"enum": [*POLICIES, False]}, {"type": "object"}]}),
+]
+Sinks = Annotated[
+    dict[str, Any],
+    BeforeValidator(_sinks),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(FORMATS)},
+                {"type": "array", "items": {"enum": list(FORMATS)}},
+                {"type": "object", "propertyNames": {"enum": list(FORMATS)}},
+            ]
+        }
+    ),
 ]
 OrOff = BeforeValidator(_off)
 ShortForm = BeforeValidator(_parameter)

@@ -37,6 +37,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         params=redact_params(spec.params),
         env=own.env(spec.env),
         recovery=_redact_recovery(spec.recovery),
+        sinks={name: own.text(target) for name, target in spec.sinks.items()},
         checkpoints=None
         if spec.checkpoints is None
         else replace(spec.checkpoints, resume=own.argv(spec.checkpoints.resume)),

@@ -91,6 +91,8 @@ class RunSpec:
     grace_seconds: float = 30.0
     priority: int = 0
     gates: Mapping[str, float] = field(default_factory=dict)
+    # Form of export → where to, with {run_dir}, {run_id} and parameters.
+    sinks: Mapping[str, str] = field(default_factory=dict)
 
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
         """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""

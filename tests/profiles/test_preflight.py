@@ -56,6 +56,7 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     assert {result.name: result.status for result in results} == {
         "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
         "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass", "interpreter": "pass", "torch": "pass",
+        "sinks": "skip",
     }  # fmt: skip
     assert not has_failed(results)
     assert results[0].to_json() == {

@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
 from gputui.config import Workspace
-from gputui.reports.export.subject import ExportError, Subject, read_subject
-from gputui.reports.export.tables import write_csv, write_jsonl, write_parquet
-from gputui.reports.export.trackers import write_mlflow, write_tensorboard, write_wandb
+from gputui.reports.export.kinds import Format
+from gputui.reports.export.line_file import LineFile
+from gputui.reports.export.once import export
+from gputui.reports.export.sink import ExportError
+from gputui.reports.export.subject import read_subject
 from tests.tui.filling import NOW, Filler
 
 
@@ -37,13 +39,13 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
     made.close()
 
 
-@pytest.fixture
-def subject(filler: Filler) -> Subject:
-    return read_subject(filler.connection, "net-1")
+def write(filler: Filler, form: Format, target: Path | str, *, replace: bool = False) -> int:
+    subject = read_subject(filler.connection, "net-1")
+    return export(filler.connection, subject, form, str(target), replace=replace)
 
 
-def test_csv(subject: Subject, tmp_path: Path) -> None:
-    assert write_csv(subject, tmp_path / "out.csv") == 4
+def test_csv(filler: Filler, tmp_path: Path) -> None:
+    assert write(filler, "csv", tmp_path / "out.csv") == 4
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["loss"] for row in rows] == ["2.0", "", "nan", "1.5"]
@@ -52,17 +54,22 @@ def test_csv(subject: Subject, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.new")] == []
 
 
-def test_json_lines_are_those_that_were_written(subject: Subject, tmp_path: Path) -> None:
-    assert write_jsonl(subject, tmp_path / "out.jsonl") == 5
+def test_json_lines_are_those_that_were_written(filler: Filler, tmp_path: Path) -> None:
+    assert write(filler, "jsonl", tmp_path / "out.jsonl") == 8
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert lines[0] == {"run": "net-1", "attempt": 1, "step": 0, "time": NOW, "rank": 0, "event": "start"}
-    assert lines[3]["loss"] == "NaN" and lines[4]["attempt"] == 2
+    assert lines[0]["event"] == "gputui.run" and lines[0]["params"]["lr"] == 0.5
+    assert lines[2] == {"run": "net-1", "attempt": 1, "step": 0, "time": NOW, "rank": 0, "event": "start"}
+    assert lines[5]["loss"] == "NaN" and lines[7]["attempt"] == 2
+    assert [(line["event"], line["attempt"]) for line in (lines[1], lines[6])] == [
+        ("gputui.attempt", 1),
+        ("gputui.attempt", 2),
+    ]
 
 
-def test_parquet(subject: Subject, tmp_path: Path) -> None:
+def test_parquet(filler: Filler, tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    assert write_parquet(subject, tmp_path / "out.parquet") == 4
+    assert write(filler, "parquet", tmp_path / "out.parquet") == 4
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     losses = table["loss"].to_pylist()
     assert losses[0] == 2.0 and losses[1] is None and math.isnan(losses[2])
@@ -73,28 +80,33 @@ def test_parquet(subject: Subject, tmp_path: Path) -> None:
 def test_a_metric_with_the_name_of_a_column(filler: Filler, tmp_path: Path) -> None:
     filler.metrics("net-1", 2, [{"step": 3, "attempt": 7.0}])
     with pytest.raises(ExportError, match="export to jsonl"):
-        write_parquet(read_subject(filler.connection, "net-1"), tmp_path / "out.parquet")
+        write(filler, "parquet", tmp_path / "out.parquet")
 
 
-def test_tensorboard(subject: Subject, tmp_path: Path) -> None:
+def test_tensorboard(filler: Filler, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert write_tensorboard(subject, tmp_path / "board") == 4
+    assert write(filler, "tensorboard", tmp_path / "board") == 4
     read = EventAccumulator(str(tmp_path / "board")).Reload()
     losses = read.Scalars("loss")
-    assert [event.step for event in losses] == [1, 2, 2] and losses[2].value == 1.5
-    assert losses[2].wall_time == pytest.approx(NOW + 9.5) and math.isnan(losses[1].value)
+    # The second attempt began with step 2: what the first wrote there is discarded.
+    assert [(event.step, event.value) for event in losses] == [(1, 2.0), (2, 1.5)]
+    assert losses[1].wall_time == pytest.approx(NOW + 9.5)
     assert read.Scalars("rank1/step_time")[0].value == 0.25
+    parameters = read.Tensors("gputui.parameters")[-1].tensor_proto.string_val[0].decode()
+    assert "| lr | 0.5 |" in parameters
+    story = read.Tensors("gputui.story")[-1].tensor_proto.string_val[0].decode()
+    assert story == "- attempt 1 begins\n- attempt 2 begins"
     with pytest.raises(ExportError, match="not empty"):
-        write_tensorboard(subject, tmp_path / "board")
+        write(filler, "tensorboard", tmp_path / "board")
 
 
 @pytest.mark.slow
-def test_mlflow(subject: Subject, tmp_path: Path) -> None:
+def test_mlflow(filler: Filler, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert write_mlflow(subject, uri) == 4
+    assert write(filler, "mlflow", uri) == 4
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("gputui")
     assert experiment is not None
@@ -108,26 +120,37 @@ def test_mlflow(subject: Subject, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_and_biases(subject: Subject, tmp_path: Path) -> None:
-    assert write_wandb(subject, tmp_path / "wandb") == 4
+def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
+    assert write(filler, "wandb", tmp_path / "wandb") == 4
     [written] = (tmp_path / "wandb").rglob("run-*.wandb")
     content = written.read_bytes()
     assert b"net-1" in content and b"loss" in content and b"rank1/step_time" in content
 
 
-def test_a_place_that_cannot_be_written_leaves_nothing(subject: Subject, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"cannot write .*choose another place"):
-        write_csv(subject, tmp_path / "gone" / "out.csv")
-    (tmp_path / "old.csv").write_text("as it was")
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_place_that_cannot_be_written_leaves_nothing(form: Format, filler: Filler, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"cannot write .*/gone/out: No such file or directory; choose another place"):
+        write(filler, form, tmp_path / "gone" / "out")
+    (tmp_path / "old").write_text("as it was")
+    with pytest.raises(ExportError, match="exists already"):
+        write(filler, form, tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "as it was"
+    assert write(filler, form, tmp_path / "old", replace=True) > 0
+    assert (tmp_path / "old").read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1
 
-    def broken() -> Iterator[None]:
-        yield from ()
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_disk_that_becomes_full_leaves_the_old_file(
+    form: Format, filler: Filler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: LineFile, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    full = Subject(subject.run, {}, ("loss",), broken)  # type: ignore[arg-type]
-    with pytest.raises(ExportError, match="No space left"):
-        write_csv(full, tmp_path / "old.csv")
-    assert (tmp_path / "old.csv").read_text() == "as it was" and len(list(tmp_path.glob("*.csv*"))) == 1
+    monkeypatch.setattr(LineFile, "append", full)
+    (tmp_path / "old").write_text("as it was")
+    with pytest.raises(ExportError, match="old: No space left on device"):
+        write(filler, form, tmp_path / "old", replace=True)
+    assert (tmp_path / "old").read_text() == "as it was" and len(list(tmp_path.glob("*old*"))) == 1
 
 
 # --- the command

@@ -1,0 +1,228 @@
+"""The sinks of runs: that each has its process while its run lives, and until everything is written.
+
+Nothing is believed from memory alone: which sinks a run has says its specification, who writes them their lock, and how
+far they are their own file in the run's folder. A sink that fails is tried again, and the run's page says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputui.agent.sink_processes import SinkProcess, adopt, forget_child, start
+from gputui.charts.units import duration
+from gputui.config import Workspace
+from gputui.reports.export.kinds import Format, is_format, target_of
+from gputui.reports.export.making import absolute_target, key_of
+from gputui.reports.export.memory import MemoryPlace
+from gputui.runs import repository
+from gputui.runs.spec import SpecError
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.export_queries import is_told
+
+log = logging.getLogger(__name__)
+
+# After each failure in a row the next try waits longer.
+AGAIN_SECONDS = (2.0, 5.0, 15.0, 60.0, 300.0)
+# After a run's end a sink that gets nowhere is tried for so long; the next agent tries again.
+PATIENCE_SECONDS = 900.0
+# How long after a run's end an agent that starts still looks whether its sinks are complete.
+RECENT_SECONDS = 7 * 86400.0
+
+EVENT = "sink"
+"""Begins the sentences about sinks, by which the run's page finds them."""
+
+
+@dataclass(slots=True)
+class _Sink:
+    """One sink of one run. Times are monotonic but ``told_at``, which is UTC unix seconds; ``told`` is the trouble that
+    the run's page speaks of, None where there is none."""
+
+    run_id: str
+    name: Format
+    place: MemoryPlace
+    process: SinkProcess | None = None
+    failures: int = 0
+    again_at: float = 0.0
+    told: str | None = None
+    told_at: float = 0.0
+    over_since: float | None = None
+    written_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Sinks:
+    """The sinks of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    sinks: dict[tuple[str, str], _Sink] = field(default_factory=dict)
+    seen_move: int = 0
+
+    def begin(self) -> None:
+        """Find the sinks of runs that live or ended lately. Raises sqlite3.Error."""
+        (self.seen_move,) = self.connection.execute(
+            "SELECT coalesce(max(transition_id), 0) FROM transitions"
+        ).fetchone()
+        rows = self.connection.execute(
+            "SELECT run_id FROM runs WHERE (ended_at IS NULL OR ended_at > ?) AND attempt > 0 "
+            "AND json_type(spec, '$.sinks') = 'object' AND spec ->> '$.sinks' != '{}' ORDER BY sequence",
+            (self.wall() - RECENT_SECONDS,),
+        ).fetchall()
+        for (run_id,) in rows:
+            self._enter(run_id)
+
+    def turn(self) -> None:
+        """Start, restart and let go of what is due; called once a second. Raises sqlite3.Error."""
+        moves = self.connection.execute(
+            "SELECT transition_id, run_id FROM transitions WHERE transition_id > ? ORDER BY transition_id",
+            (self.seen_move,),
+        ).fetchall()
+        for number, run_id in moves:
+            self.seen_move = number
+            self._enter(run_id)
+        for sink in list(self.sinks.values()):
+            self._look(sink)
+
+    def is_busy(self) -> bool:
+        """Whether something is still to be written of a run that is over."""
+        return any(sink.over_since is not None for sink in self.sinks.values())
+
+    def close(self) -> None:
+        """This agent ends; the processes go on and are found by the next one."""
+        for sink in self.sinks.values():
+            if sink.process is not None:
+                forget_child(sink.process)
+        self.sinks.clear()
+
+    # --- which there are ------------------------------------------------------------------------------------------
+
+    def _enter(self, run_id: str) -> None:
+        row = self.connection.execute(
+            "SELECT attempt, created_at, spec ->> '$.sinks' FROM runs WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        if row is None or row[0] == 0 or not (names := json.loads(row[2] or "{}")):
+            return
+        run_dir = self.workspace.run_dir(run_id)
+        try:
+            spec = read_spec(run_dir / SPEC_FILE)
+        except SpecError as error:
+            log.warning("%s: its sinks are not written: %s", run_id, error)
+            return
+        for name in names:
+            if (run_id, name) in self.sinks or not is_format(name) or name not in spec.sinks:
+                continue
+            target = target_of(spec.sinks[name], spec.params, run_id=run_id, run_dir=str(run_dir))
+            key = key_of(name, run_id, row[1], absolute_target(name, target, Path("/")))
+            sink = _Sink(run_id, name, MemoryPlace.of(run_dir, name, key))
+            if not self._is_complete(sink):
+                self.sinks[run_id, name] = sink
+
+    def _is_complete(self, sink: _Sink) -> bool:
+        """Whether the run is over and everything is written; also where the run is gone."""
+        remembered = sink.place.read()
+        if remembered is None or remembered.ended_at is None:
+            return self.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone() is None
+        return is_told(self.connection, sink.run_id, remembered.progress)
+
+    # --- one of them ----------------------------------------------------------------------------------------------
+
+    def _look(self, sink: _Sink) -> None:
+        self._note_end(sink)
+        if sink.process is not None:
+            ended = sink.process.ended()
+            if ended is None:
+                self._note_writing(sink)
+                return
+            sink.process = None
+            if ended.words is not None:
+                self._fail(sink, ended.words)
+                return
+        if sink.over_since is not None and self._is_complete(sink):
+            self._well_again(sink)
+            del self.sinks[sink.run_id, sink.name]
+        elif self.clock() >= sink.again_at:
+            self._start(sink)
+
+    def _note_end(self, sink: _Sink) -> None:
+        row = self.connection.execute("SELECT state FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
+        if row is not None and not RunState(row[0]).is_over:
+            sink.over_since = None
+        elif sink.over_since is None:
+            sink.over_since = self.clock()
+
+    def _start(self, sink: _Sink) -> None:
+        # One that ends at once, and well, is not started over and over.
+        sink.again_at = self.clock() + AGAIN_SECONDS[0]
+        sink.process = adopt(sink.place)
+        if sink.process is not None:
+            return
+        try:
+            sink.process = start(self.workspace, sink.run_id, sink.name, sink.place)
+        except OSError as error:
+            if not self._is_complete(sink):
+                self._fail(sink, f"cannot be started: {error.strerror or error}")
+
+    def _note_writing(self, sink: _Sink) -> None:
+        """What its process has got done; one that gets nothing done after the run's end is given up."""
+        if sink.told is None and sink.over_since is None:
+            return
+        remembered = sink.place.read()
+        if remembered is not None and remembered.at > max(sink.written_at, sink.told_at):
+            sink.written_at = remembered.at
+            sink.failures = 0
+            self._well_again(sink)
+            if sink.over_since is not None:
+                sink.over_since = self.clock()
+        elif sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
+            assert sink.process is not None
+            sink.process.kill()
+            sink.process = None
+            self._give_up(sink, sink.told or "it gets nothing written")
+
+    def _well_again(self, sink: _Sink) -> None:
+        if sink.told is not None:
+            sink.told = None
+            self._event(sink, "is written again; nothing is missing", "info")
+
+    def _fail(self, sink: _Sink, words: str) -> None:
+        if sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
+            self._give_up(sink, words)
+            return
+        seconds = AGAIN_SECONDS[min(sink.failures, len(AGAIN_SECONDS) - 1)]
+        sink.again_at = self.clock() + seconds
+        sink.failures += 1
+        log.warning("%s: sink %s: %s; again in %s", sink.run_id, sink.name, words, duration(seconds))
+        if sink.told is None:
+            sink.told = words
+            text = f"{words}; the run goes on, and this is tried again"
+            if not self._has_said(sink, text):
+                self._event(sink, text, "warning")
+        sink.told_at = self.wall()
+
+    def _give_up(self, sink: _Sink, words: str) -> None:
+        del self.sinks[sink.run_id, sink.name]
+        text = f"is not complete: {words}; given up until the next agent, or gputui export {sink.run_id}"
+        if not self._has_said(sink, text):
+            self._event(sink, text, "error")
+
+    def _has_said(self, sink: _Sink, text: str) -> bool:
+        """Whether this was the last thing said of the sink, by an agent before this one."""
+        begins = f"{EVENT} {sink.name} "
+        row = self.connection.execute(
+            "SELECT message FROM events WHERE run_id = ? AND substr(message, 1, ?) = ? ORDER BY event_id DESC LIMIT 1",
+            (sink.run_id, len(begins), begins),
+        ).fetchone()
+        return row is not None and row[0] == begins + text
+
+    def _event(self, sink: _Sink, text: str, severity: str) -> None:
+        repository.add_event(
+            self.connection, f"{EVENT} {sink.name} {text}", now=self.wall(), severity=severity, run_id=sink.run_id
+        )

@@ -1,0 +1,82 @@
+"""``sinks:`` of a profile: what is wrong with it, and whether they can be written on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputui.profiles.checks import CheckResult
+from gputui.profiles.nearest import nearest
+from gputui.reports.export.kinds import FORMATS, is_format, is_uri, missing_package, target_of
+from gputui.runs.command import substitute, values_for
+from gputui.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from gputui.profiles.yamldoc import Place
+
+RUN_ID = "run_id"
+"""A placeholder that only sinks have."""
+
+_UNIQUE = (f"{{{RUN_ID}}}", "{run_dir}")
+
+
+def sink_problems(sinks: object) -> Iterator[tuple[Place, str, str | None]]:
+    """Place, problem and nearest name of all that is wrong. Targets are never shown: they may hold a password."""
+    for place, name, target in _entries(sinks):
+        if not is_format(name):
+            meant = nearest(name, FORMATS)
+            yield place, "unknown sink" + ("" if meant else f"; there are {', '.join(FORMATS)}"), meant
+        elif target is None:
+            if FORMATS[name].place is None:
+                yield place, f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…", None
+        elif not isinstance(target, str) or not target or "\0" in target:
+            yield place, f"expected {'an address' if is_uri(name) else 'a path'} as text", None
+        elif is_uri(name):
+            if "://" not in target:
+                yield place, "expected an address such as sqlite:////path/mlflow.db or http://127.0.0.1:5000", None
+            elif target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
+                yield place, "the path of the database is relative; sqlite: takes four slashes before a full path", None
+        elif not any(mark in target for mark in _UNIQUE):
+            yield place, f"every run would write to the same place; add {_UNIQUE[0]} to it", None
+
+
+def _entries(sinks: object) -> Iterator[tuple[Place, str, object]]:
+    if isinstance(sinks, str):
+        yield ("sinks",), sinks, None
+    elif isinstance(sinks, list):
+        for index, name in enumerate(sinks):
+            if isinstance(name, str):
+                yield ("sinks", index), name, None
+    elif isinstance(sinks, Mapping):
+        for name, target in sinks.items():
+            yield ("sinks", name), name, target
+
+
+def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
+    """Whether what the sinks need is installed and their places can be written. ``state`` is the folder of the database
+    and the runs."""
+    if not spec.sinks:
+        return CheckResult("sinks", "skip", "the profile has none")
+    for name, template in spec.sinks.items():
+        missing = missing_package(name, template)
+        if missing is not None:
+            return CheckResult("sinks", "fail", f"{name}: {missing}", f"install it, or take {name} out of sinks")
+        if is_uri(name):
+            continue
+        # The run's own folder is made with the run.
+        target = Path(target_of(template, spec.params, run_id="RUN", run_dir=str(state)))
+        folder = target.parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            words = "cannot be written" if folder.is_dir() else "is not a folder"
+            return CheckResult("sinks", "fail", f"{name}: {folder} {words}", "choose another place in sinks")
+    return CheckResult("sinks", "pass", ", ".join(spec.sinks))
+
+
+def shown_sinks(spec: RunSpec, *, run_id: str, run_dir: str) -> list[str]:
+    """Each sink and where it writes, for a person."""
+    values = {**values_for(spec.params, run_dir, None), RUN_ID: run_id}
+    return [f"{name} → {substitute(template, values)}" for name, template in spec.sinks.items()]

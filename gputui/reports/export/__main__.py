@@ -1,0 +1,96 @@
+"""`python -m gputui.reports.export`: one sink of a run's profile, as the agent starts it.
+
+Targets are read from the run's private specification, for they may hold a password, which no command line may. It ends
+by itself: well when the run is over and written, else with one line for the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+from typing import cast
+
+from gputui.config import Workspace
+from gputui.reports.export.following import Follower, Target
+from gputui.reports.export.kinds import FORMATS, Format, target_of
+from gputui.reports.export.line_file import cannot_write
+from gputui.reports.export.making import absolute_target
+from gputui.reports.export.memory import FollowedElsewhereError
+from gputui.reports.export.sink import ExportError
+from gputui.runs.redaction import redact_text
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.database import StoreError
+
+WELL, FAILED, ELSEWHERE = 0, 3, 5
+# Of 1000: when memory runs out, this goes before any training.
+_FIRST_TO_GO = b"800"
+_NICE = 10
+# What the profile says for its script about reaching the tracking server.
+_PASSED_ON = "MLFLOW_"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="gputui.reports.export", description="One sink of one run.")
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--to", choices=tuple(FORMATS), required=True)
+    parser.add_argument("--tell", type=int, required=True, help="descriptor for the last words")
+    arguments = parser.parse_args()
+    _step_back()
+    code, words = follow(arguments.state, arguments.run, cast("Format", arguments.to))
+    if words:
+        try:
+            os.write(arguments.tell, words.encode("utf-8", "replace")[:4096])
+        except OSError:
+            return code  # the agent that started it is gone; the next one meets the same
+    return code
+
+
+def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
+    """Follow a run to its end: an exit code, and what went wrong, in one line."""
+    workspace = Workspace(profiles=state, state=state)
+    run_dir = workspace.run_dir(run_id)
+    shown = name
+    try:
+        spec = read_spec(run_dir / SPEC_FILE)
+        template = spec.sinks.get(name)
+        if template is None:
+            return FAILED, f"the run's profile has no sink {name}"
+        os.environ.update({key: value for key, value in spec.env.items() if key.startswith(_PASSED_ON)})
+        target = target_of(template, spec.params, run_id=run_id, run_dir=str(run_dir))
+        target = absolute_target(name, target, Path("/"))
+        Follower(workspace.database, Target(run_id, run_dir, name, target), guard=signal.alarm).run()
+    except FollowedElsewhereError:
+        return ELSEWHERE, ""
+    except SpecError as error:
+        return (FAILED, str(error)) if run_dir.exists() else (WELL, "")
+    except OSError as error:
+        return FAILED, _one_line(str(cannot_write(Path(error.filename or shown), error)))
+    except (ExportError, StoreError, sqlite3.Error) as error:
+        return FAILED, _one_line(str(error))
+    except Exception as error:
+        # A library of another's making may raise anything.
+        return FAILED, _one_line(f"{type(error).__name__}: {error}")
+    return WELL, ""
+
+
+def _one_line(text: str) -> str:
+    return redact_text(" ".join(text.split()))[:500]
+
+
+def _step_back() -> None:
+    """Leave processor and memory to the training."""
+    os.nice(_NICE)
+    try:
+        Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
+    except OSError:
+        return  # not everywhere allowed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

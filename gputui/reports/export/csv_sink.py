@@ -1,0 +1,140 @@
+"""CSV: a row a line, a column a metric. A metric that appears later gets a column: the file is then written anew beside
+itself and put in its place.
+
+Exactly once: the position is the number of rows, and what lies behind them is cut off before it is written again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gputui.reports.export.line_file import LineFile
+from gputui.reports.export.sink import About, Begun, ExportError, Position
+from gputui.store.export_queries import Item
+from gputui.store.metric_queries import StoredLine
+
+KEYS = ("attempt", "rank", "step", "time")
+MOST_COLUMNS = 5000
+_PIECE_BYTES = 1 << 20
+
+
+class CsvSink:
+    """``names`` are the columns to begin with."""
+
+    def __init__(self, about: About, target: Path, names: Sequence[str]) -> None:
+        self._about = about
+        self._first_names = tuple(names)
+        self._names: list[str] = []
+        self._file = LineFile(target)
+        self._rows = 0
+        self.written = 0
+
+    def refuse_taken(self) -> None:
+        self._file.refuse_taken()
+
+    def origin(self) -> Position:
+        return {"rows": 0}
+
+    def begin(self, position: Position) -> Begun:
+        wanted = int(position["rows"])
+        there = self._file.open()
+        end = self._end_of_row(wanted) if wanted and there else None
+        if end is None:
+            self._file.cut(0)
+            self._names = list(self._first_names)
+            self._file.append(_encoded([(*KEYS, *self._names)]))
+            self._rows = 0
+            return Begun({"rows": 0}, True)
+        self._file.cut(end)
+        self._rows = wanted
+        return Begun({"rows": wanted}, False)
+
+    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+        if not self._file.is_still_there():
+            raise ExportError(f"{self._file.path} was moved or removed")
+        lines = [
+            (item, values) for item in items if isinstance(item, StoredLine) and (values := self._about.values(item))
+        ]
+        known = set(self._names)
+        new = [name for name in dict.fromkeys(name for _, values in lines for name in values) if name not in known]
+        if new:
+            self._add_columns(new)
+        rows = [
+            (line.attempt, line.rank, line.step, line.at, *(values.get(name) for name in self._names))
+            for line, values in lines
+        ]
+        self._file.append(_encoded(rows))
+        self._rows += len(rows)
+        self.written += len(rows)
+        return {"rows": self._rows}
+
+    def finish(self, state: str, ended_at: float) -> Position:
+        self._file.close()
+        return {"rows": self._rows}
+
+    def _end_of_row(self, wanted: int) -> int | None:
+        """Where so many rows end, in bytes; None where there are fewer. Takes the names of the columns from the file.
+        Rows are numbers alone, so that only the first line can hold a quoted line break. Raises ExportError."""
+        with self._file.path.open("rb") as file:
+            head = _head(file)
+            if head is None:
+                raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
+            self._names = head[len(KEYS) :]
+            left = wanted
+            while piece := file.read(_PIECE_BYTES):
+                count = piece.count(b"\n")
+                if count >= left:
+                    place = -1
+                    for _ in range(left):
+                        place = piece.index(b"\n", place + 1)
+                    return file.tell() - len(piece) + place + 1
+                left -= count
+        return None
+
+    def _add_columns(self, new: Sequence[str]) -> None:
+        names = [*self._names, *new]
+        if len(names) > MOST_COLUMNS:
+            raise ExportError(
+                f"more than {MOST_COLUMNS} metrics do not fit in a table; use jsonl, or name those wanted"
+            )
+        path = self._file.path
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            with path.open("rb") as old, beside.open("wb") as fresh:
+                _head(old)
+                fresh.write(_encoded([(*KEYS, *names)]))
+                empty = b"," * len(new) + b"\n"
+                for row in old:
+                    fresh.write(row.rstrip(b"\r\n") + empty)
+                fresh.flush()
+                os.fsync(fresh.fileno())
+                os.fchmod(fresh.fileno(), path.stat().st_mode & 0o777)
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+        self._names = names
+        self._file.open()
+
+
+def _head(file: io.BufferedReader) -> list[str] | None:
+    """The first row, and the file behind it; None where there is no whole one of ours."""
+    text = ""
+    while line := file.readline():
+        text += line.decode("utf-8", "replace")
+        if text.count('"') % 2 == 0:
+            break
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    is_ours = len(rows) == 1 and tuple(rows[0][: len(KEYS)]) == KEYS and text.endswith("\n")
+    return rows[0] if is_ours else None
+
+
+def _encoded(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", "replace")

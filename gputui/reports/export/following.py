@@ -1,0 +1,159 @@
+"""A run into a sink while it lives: what is new since the last look is written, then remembered.
+
+The run knows nothing of it. The store is only read, what is written is on the disk before it is remembered, and a sink
+takes back what was written and not remembered; so a process may be killed anywhere, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.reports.export.making import key_of, make_sink
+from gputui.reports.export.memory import MemoryPlace, Remembered
+from gputui.reports.export.sink import Sink
+from gputui.reports.export.subject import read_subject
+from gputui.store import queries
+from gputui.store.database import open_reader
+from gputui.store.export_queries import HistoryLostError, Piece, Progress, RunGoneError, read_piece
+
+PIECE_LINES = 2000
+# Of a core; a form that is costly to bring up to date is brought up to date less often while the run lives.
+CPU_SHARE = 0.002
+LOOK_SECONDS = 2.0
+# A disk or a server that hangs in one write; the process then ends by SIGALRM, and the next one tries again.
+WRITE_SECONDS = 900
+
+
+class StoreReplacedError(Exception):
+    """The database is another file now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is followed where to. ``target`` is absolute; ``metrics`` are names, empty for all."""
+
+    run_id: str
+    run_dir: Path
+    name: Format
+    target: str
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Follower:
+    """One sink of one run. ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this process, ``clock``
+    monotonic seconds. ``guard`` ends a process that is not back within so many seconds; 0 calls it off."""
+
+    database: Path
+    target: Target
+    wall: Callable[[], float] = time.time
+    cpu: Callable[[], float] = time.process_time
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], None] = time.sleep
+    guard: Callable[[int], object] = int
+
+    def run(self) -> int:
+        """Until the run is over and everything is written, or the run is gone. Returns how much this process has
+        written. Raises ExportError, FollowedElsewhereError, OSError, StoreError or sqlite3.Error."""
+        with closing(open_reader(self.database)) as connection:
+            try:
+                subject = read_subject(connection, self.target.run_id, self.target.metrics)
+            except queries.RunLookupError:
+                return 0
+            key = key_of(self.target.name, subject.run.run_id, subject.run.created_at, self.target.target)
+            place = MemoryPlace.of(self.target.run_dir, self.target.name, key)
+            place.make()
+            with _locked(place):
+                sink = make_sink(self.target.name, subject, self.target.target)
+                try:
+                    return self._follow(connection, place, sink)
+                except (RunGoneError, FileNotFoundError):
+                    if self._is_gone(connection):
+                        return 0
+                    raise
+                except StoreReplacedError:
+                    return 0
+
+    def _follow(self, connection: sqlite3.Connection, place: MemoryPlace, sink: Sink) -> int:
+        known = place.read()
+        if known is None:
+            sink.refuse_taken()
+            known = Remembered(Progress(), sink.origin(), self.wall())
+            if not is_uri(self.target.name):
+                Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
+            # From now on the target is this sink's, however far `begin` gets.
+            place.write(known)
+        elif known.ended_at is not None and self._is_told(connection, known):
+            return 0
+        known = self._begin(place, sink, known)
+        inode = self.database.stat().st_ino
+        while True:
+            before = self.cpu()
+            self.guard(WRITE_SECONDS)
+            try:
+                piece = read_piece(connection, self.target.run_id, known.progress, PIECE_LINES)
+            except HistoryLostError:
+                place.write(replace(known, progress=Progress(), position=sink.origin()))
+                known = self._begin(place, sink, replace(known, progress=Progress(), position=sink.origin()))
+                continue
+            if piece.items:
+                position = sink.write(piece.items, piece.has_more)
+                known = Remembered(piece.progress, position, self.wall())
+                place.write(known)
+            if piece.is_last:
+                assert piece.ended_at is not None
+                position = sink.finish(piece.state, piece.ended_at)
+                place.write(Remembered(piece.progress, position, self.wall(), piece.ended_at))
+                return sink.written
+            if not piece.has_more:
+                self._pause(connection, piece, self.cpu() - before, inode)
+
+    def _begin(self, place: MemoryPlace, sink: Sink, known: Remembered) -> Remembered:
+        self.guard(WRITE_SECONDS)
+        begun = sink.begin(known.position)
+        fresh = Remembered(Progress() if begun.is_anew else known.progress, begun.position, self.wall())
+        place.write(fresh)
+        return fresh
+
+    def _pause(self, connection: sqlite3.Connection, piece: Piece, spent_seconds: float, inode: int) -> None:
+        """Wait for so long that the work takes its share of a core, but not longer than the run lives."""
+        seconds = max(FORMATS[self.target.name].seconds, spent_seconds / CPU_SHARE)
+        until = self.clock() + seconds
+        self.guard(0)
+        while (left := until - self.clock()) > 0:
+            self.wait(min(LOOK_SECONDS, left))
+            try:
+                if self.database.stat().st_ino != inode:
+                    raise StoreReplacedError
+            except FileNotFoundError as error:
+                raise StoreReplacedError from error
+            row = connection.execute("SELECT ended_at FROM runs WHERE run_id = ?", (self.target.run_id,)).fetchone()
+            if row is None or row[0] is not None:
+                return
+
+    def _is_told(self, connection: sqlite3.Connection, known: Remembered) -> bool:
+        try:
+            piece = read_piece(connection, self.target.run_id, known.progress, 1)
+        except HistoryLostError:
+            return False
+        return piece.is_last and not piece.items and piece.ended_at == known.ended_at
+
+    def _is_gone(self, connection: sqlite3.Connection) -> bool:
+        row = connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (self.target.run_id,)).fetchone()
+        return row is None
+
+
+@contextmanager
+def _locked(place: MemoryPlace) -> Iterator[None]:
+    descriptor = place.take()
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""JSON lines: each line as the run wrote it, with run and attempt, and between them what gputui did.
+
+Exactly once: the position is the file's length, and what lies behind it is cut off before it is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gputui.reports.export.line_file import LineFile
+from gputui.reports.export.sink import NOTE, About, Begun, ExportError, Position, cleaned
+from gputui.store.export_queries import Item, Note
+from gputui.store.metric_queries import NOT_METRICS, StoredLine, as_float
+
+
+class JsonlSink:
+    def __init__(self, about: About, target: Path) -> None:
+        self._about = about
+        self._file = LineFile(target)
+        self.written = 0
+
+    def refuse_taken(self) -> None:
+        self._file.refuse_taken()
+
+    def origin(self) -> Position:
+        return {"bytes": 0}
+
+    def begin(self, position: Position) -> Begun:
+        size, head = int(position["bytes"]), self._head()
+        there = self._file.open()
+        if size and there and not self._file.starts_with(head):
+            raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
+        is_anew = size == 0 or there < size
+        self._file.cut(0 if is_anew else size)
+        if is_anew:
+            self._file.append(head)
+            self.written += 1
+        return Begun({"bytes": self._file.size}, is_anew)
+
+    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+        if not self._file.is_still_there():
+            raise ExportError(f"{self._file.path} was moved or removed")
+        self._file.append(b"".join(_encoded(self._shape(item)) for item in items))
+        self.written += len(items)
+        return {"bytes": self._file.size}
+
+    def finish(self, state: str, ended_at: float) -> Position:
+        self._file.close()
+        return {"bytes": self._file.size}
+
+    def _head(self) -> bytes:
+        about = self._about
+        launched = {"profile": about.profile, "params": cleaned(about.params)}
+        return _encoded({"run": about.run_id, "time": about.created_at, "event": f"{NOTE}run", **launched})
+
+    def _shape(self, item: Item) -> dict[str, Any]:
+        head = {"run": self._about.run_id, "attempt": item.attempt}
+        if isinstance(item, Note):
+            return {**head, "time": item.at, "event": f"{NOTE}{item.kind}", **cleaned(item.data)}
+        return {**head, **cleaned(self._wanted(item))}
+
+    def _wanted(self, line: StoredLine) -> dict[str, Any]:
+        """The line without metrics that were not asked for."""
+        if not self._about.metrics:
+            return dict(line.data)
+        kept = {*self._about.metrics, *NOT_METRICS}
+        return {name: value for name, value in line.data.items() if name in kept or as_float(value) is None}
+
+
+def _encoded(shape: dict[str, Any]) -> bytes:
+    return orjson.dumps(shape, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,69 @@
+"""A file of lines that one process appends to, and cuts back to where its predecessor had got."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gputui.reports.export.sink import ExportError
+
+
+class LineFile:
+    """Bytes are on the disk when `append` returns. Who may read it is for the user's umask, as with every export.
+
+    Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+        self.size = 0
+
+    def refuse_taken(self) -> None:
+        """Raises ExportError where something is there already."""
+        try:
+            is_taken = self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        if is_taken:
+            raise ExportError(f"{self.path} exists already; move it away or choose another place")
+
+    def open(self) -> int:
+        """Make it, or open what is there. Returns its size in bytes."""
+        self.close()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o666)
+        self.size = os.fstat(self._descriptor).st_size
+        return self.size
+
+    def starts_with(self, head: bytes) -> bool:
+        return os.pread(self._descriptor, len(head), 0) == head
+
+    def cut(self, size: int) -> None:
+        """Take back what lies behind so many bytes."""
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def append(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._descriptor, left, self.size)
+            self.size += written
+            left = left[written:]
+        os.fdatasync(self._descriptor)
+
+    def is_still_there(self) -> bool:
+        """Whether the name still means the file that is written to."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def cannot_write(path: Path, error: OSError) -> ExportError:
+    return ExportError(f"cannot write {path}: {error.strerror or error}; choose another place or make room")

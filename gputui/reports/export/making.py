@@ -1,0 +1,58 @@
+"""The sink of a form and target. Its library is imported here and not before."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from gputui.reports.export.kinds import Format, missing_package
+from gputui.reports.export.sink import ExportError, Sink
+from gputui.reports.export.subject import Subject
+
+_SQLITE = "sqlite:///"
+
+
+def make_sink(name: Format, subject: Subject, target: str, key: str | None = None) -> Sink:
+    """A sink for a run and an absolute target. Raises ExportError where its library is missing."""
+    missing = missing_package(name, target)
+    if missing is not None:
+        raise ExportError(missing)
+    about = subject.about(key or key_of(name, subject.run.run_id, subject.run.created_at, target))
+    if name == "jsonl":
+        from gputui.reports.export.jsonl_sink import JsonlSink
+
+        return JsonlSink(about, Path(target))
+    if name == "csv":
+        from gputui.reports.export.csv_sink import CsvSink
+
+        return CsvSink(about, Path(target), subject.metrics)
+    if name == "parquet":
+        from gputui.reports.export.parquet_sink import ParquetSink
+
+        return ParquetSink(subject, Path(target))
+    if name == "tensorboard":
+        from gputui.reports.export.tensorboard_sink import TensorBoardSink
+
+        return TensorBoardSink(about, Path(target))
+    if name == "mlflow":
+        from gputui.reports.export.mlflow_sink import MlflowSink
+
+        return MlflowSink(about, target)
+    from gputui.reports.export.wandb_sink import WandbSink
+
+    return WandbSink(about, Path(target))
+
+
+def key_of(name: Format, run_id: str, created_at: float, target: str) -> str:
+    """What tells a run's writing to an absolute target from all others; the same in every process."""
+    words = (run_id, repr(created_at), name, target)
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def absolute_target(name: Format, target: str, base: Path) -> str:
+    """A target from the folder that it is relative to, so that every process means the same place."""
+    if name != "mlflow":
+        return str(base / Path(target).expanduser())
+    if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):
+        return f"{_SQLITE}{base / target.removeprefix(_SQLITE)}"
+    return target

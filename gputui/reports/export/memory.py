@@ -1,0 +1,119 @@
+"""What a sink that follows a run remembers between two processes: how far it read, and how far it wrote.
+
+One file beside the run, replaced whole; a lock makes sure that two processes never write the same target.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+from gputui.reports.export.kinds import Format
+from gputui.reports.export.sink import Position
+from gputui.runs.identity import ProcessIdentity, boot_id, identify
+from gputui.store.export_queries import Progress
+
+FOLDER = "sinks"
+
+
+class FollowedElsewhereError(Exception):
+    """Another process follows the run to the same target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """``at`` is when it was written, in UTC unix seconds. ``ended_at``: the run ended then, and everything until then
+    is written."""
+
+    progress: Progress
+    position: Position
+    at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlace:
+    """The files of one sink of one run."""
+
+    run_dir: Path
+    stem: str
+
+    @classmethod
+    def of(cls, run_dir: Path, name: Format, key: str) -> MemoryPlace:
+        return cls(run_dir, f"{name}-{key[:8]}")
+
+    @property
+    def position(self) -> Path:
+        return self.run_dir / FOLDER / f"{self.stem}.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir / FOLDER / f"{self.stem}.lock"
+
+    @property
+    def log(self) -> Path:
+        """What its libraries say."""
+        return self.run_dir / FOLDER / f"{self.stem}.log"
+
+    def make(self) -> None:
+        """Raises OSError, FileNotFoundError where the run's folder is gone."""
+        (self.run_dir / FOLDER).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+
+    def take(self) -> int:
+        """Lock it for this process, until the descriptor is closed or the process ends. Raises FollowedElsewhereError
+        or OSError."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise FollowedElsewhereError(str(self.lock)) from error
+        own = identify(os.getpid())
+        assert own is not None
+        record = json.dumps({"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id()}).encode()
+        os.pwrite(descriptor, record.ljust(os.fstat(descriptor).st_size), 0)
+        return descriptor
+
+    def holder(self) -> ProcessIdentity | None:
+        """The process that locked it last, which may be long gone."""
+        try:
+            data = json.loads(self.lock.read_text("utf-8"))
+            return ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def read(self) -> Remembered | None:
+        """What was remembered; None where nothing was, or nothing that can be understood."""
+        try:
+            data = json.loads(self.position.read_text("utf-8"))
+            ended_at = data["ended_at"]
+            return Remembered(
+                Progress.from_json(data["progress"]),
+                dict(data["position"]),
+                float(data["at"]),
+                None if ended_at is None else float(ended_at),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, remembered: Remembered) -> None:
+        """Replace it whole. Raises OSError."""
+        record: Mapping[str, Any] = {
+            "progress": remembered.progress.to_json(),
+            "position": dict(remembered.position),
+            "at": remembered.at,
+            "ended_at": remembered.ended_at,
+        }
+        beside = self.position.with_suffix(".tmp")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.position)

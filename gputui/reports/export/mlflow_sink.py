@@ -1,0 +1,155 @@
+"""A run in the experiment ``gputui`` of an MLflow tracking store.
+
+Exactly once where the store is a database (SQLite, or a server with one): the run is found again by a tag, and MLflow
+takes a metric's value of the same step and time only once. Every attempt's values are kept: a repeated step has two
+values that differ in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gputui.reports.export.sink import NOTE, PROJECT, About, Begun, ExportError, Position, cleaned, sentence
+from gputui.runs.redaction import redact_text
+from gputui.store.export_queries import Item, Note
+from gputui.store.metric_queries import StoredLine
+
+# The most that one request to an MLflow server may hold (mlflow.org, REST API, "Log Batch").
+_MOST_METRICS, _MOST_PARAMS, _MOST_TEXT = 1000, 100, 5000
+# What MLflow takes in names; it refuses a whole batch for one other character, which becomes an underscore.
+_ODD = re.compile(r"[^\w./ :-]", re.ASCII)
+_STORY_SENTENCES = 100
+_STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+class MlflowSink:
+    def __init__(self, about: About, uri: str) -> None:
+        # Without it MLflow reports its use to its makers over the network.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # A server that does not answer is tried again by a new process, which says so.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        for chatty in ("mlflow", "alembic"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        self._metric, self._param, self._tag, self._error = Metric, Param, RunTag, MlflowException
+        self._about = about
+        self._uri = uri
+        with self._refusals():
+            self._client: Any = MlflowClient(tracking_uri=uri)
+        self._run_id = ""
+        self._story: list[str] = []
+        self.written = 0
+
+    def refuse_taken(self) -> None:
+        with self._refusals():
+            known = self._known()
+        if known is not None:
+            raise ExportError(f"{without_login(self._uri)} holds {self._about.run_id} already, as run {known}")
+
+    def origin(self) -> Position:
+        return {"story": []}
+
+    def begin(self, position: Position) -> Begun:
+        with self._refusals():
+            known = self._known()
+            self._story = [] if known is None else [str(text) for text in position["story"]]
+            if known is None:
+                self._run_id = self._create()
+            else:
+                self._run_id = known
+                self._client.update_run(known, status="RUNNING")
+            params = [self._param(_name(name), _text(value)) for name, value in cleaned(self._about.params).items()]
+            for start in range(0, len(params), _MOST_PARAMS):
+                self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
+        return Begun({"story": self._story}, known is None)
+
+    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+        notes = [item for item in items if isinstance(item, Note)]
+        lines = (item for item in items if isinstance(item, StoredLine))
+        points = [point for line in lines if (point := self._about.point(line)) is not None]
+        metrics = [
+            self._metric(_name(name), value, round(at * 1000), step)
+            for step, at, values in points
+            for name, value in values.items()
+        ]
+        self._story = [*self._story, *map(sentence, notes)][-_STORY_SENTENCES:]
+        with self._refusals():
+            for start in range(0, len(metrics), _MOST_METRICS):
+                self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
+            if notes:
+                self._client.log_batch(self._run_id, tags=list(self._tags(notes)))
+        self.written += len(points)
+        return {"story": self._story}
+
+    def finish(self, state: str, ended_at: float) -> Position:
+        with self._refusals():
+            self._client.set_tag(self._run_id, f"{NOTE}state", state)
+            if state in _STATUS:
+                self._client.set_terminated(self._run_id, _STATUS[state], round(ended_at * 1000))
+        return {"story": self._story}
+
+    def _known(self) -> str | None:
+        """The run's id in MLflow, if an earlier process made it."""
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        if experiment is None:
+            return None
+        wanted = f"tags.`{NOTE}key` = '{self._about.key}'"
+        found = self._client.search_runs([experiment.experiment_id], wanted, max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _create(self) -> str:
+        about = self._about
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        if experiment is None:
+            try:
+                experiment_id = self._client.create_experiment(PROJECT)
+            except self._error:
+                # Another run's sink has just made it.
+                experiment = self._client.get_experiment_by_name(PROJECT)
+                if experiment is None:
+                    raise
+        if experiment is not None:
+            experiment_id = experiment.experiment_id
+        tags = {f"{NOTE}run": about.run_id, f"{NOTE}profile": about.profile, f"{NOTE}key": about.key}
+        made = self._client.create_run(
+            experiment_id, start_time=round(about.created_at * 1000), tags=tags, run_name=about.run_id
+        )
+        return str(made.info.run_id)
+
+    def _tags(self, notes: Sequence[Note]) -> Iterator[Any]:
+        yield self._tag("mlflow.note.content", "\n".join(f"- {text}" for text in self._story)[-_MOST_TEXT:])
+        yield self._tag(f"{NOTE}attempt", str(max(note.attempt for note in notes)))
+        incidents = [note.data["kind"] for note in notes if note.kind == "incident"]
+        if incidents:
+            yield self._tag(f"{NOTE}incident", incidents[-1])
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            words = redact_text(" ".join(str(error).split()))[:300]
+            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {words}") from error
+
+
+def without_login(uri: str) -> str:
+    """The address without name and password."""
+    scheme, mark, rest = uri.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def _name(name: str) -> str:
+    return _ODD.sub("_", name)
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_MOST_TEXT]

@@ -1,0 +1,63 @@
+"""Everything that a run has by now, once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import time
+from pathlib import Path
+
+from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.reports.export.line_file import LineFile, cannot_write
+from gputui.reports.export.making import key_of, make_sink
+from gputui.reports.export.sink import ExportError, Sink
+from gputui.reports.export.subject import Subject
+from gputui.store.export_queries import HistoryLostError, Progress, RunGoneError, read_piece
+
+PIECE_LINES = 2000
+
+
+def export(connection: sqlite3.Connection, subject: Subject, name: Format, target: str, *, replace: bool) -> int:
+    """Write a run to an absolute target. A file is there whole or not at all. ``replace``: a file that is there is
+    replaced, and a tracker gets another run beside one that it has. Returns the lines or steps.
+
+    Raises ExportError with nothing left behind but, where a tracker refuses, what it took until then.
+    """
+    if FORMATS[name].is_folder or is_uri(name):
+        key = secrets.token_hex(8) if replace else key_of(name, subject.run.run_id, subject.run.created_at, target)
+        sink = make_sink(name, subject, target, key)
+        if not (replace and is_uri(name)):
+            sink.refuse_taken()
+        return _write_all(connection, sink, subject.run.run_id, Path(target))
+    path = Path(target)
+    if not replace:
+        LineFile(path).refuse_taken()
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        written = _write_all(connection, make_sink(name, subject, str(beside)), subject.run.run_id, path)
+        beside.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+    return written
+
+
+def _write_all(connection: sqlite3.Connection, sink: Sink, run_id: str, shown: Path) -> int:
+    progress = Progress()
+    try:
+        sink.begin(sink.origin())
+        while True:
+            piece = read_piece(connection, run_id, progress, PIECE_LINES)
+            sink.write(piece.items, piece.has_more)
+            progress = piece.progress
+            if not piece.has_more:
+                sink.finish(piece.state, piece.ended_at or time.time())
+                return sink.written
+    except OSError as error:
+        raise cannot_write(shown, error) from error
+    except (RunGoneError, HistoryLostError) as error:
+        raise ExportError(f"{run_id} was removed while it was exported") from error
