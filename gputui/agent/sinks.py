@@ -34,9 +34,6 @@ PATIENCE_SECONDS = 900.0
 # How long after a run's end an agent that starts still looks whether its sinks are complete.
 RECENT_SECONDS = 7 * 86400.0
 
-EVENT = "sink"
-"""Begins the sentences about sinks, by which the run's page finds them."""
-
 
 @dataclass(slots=True)
 class _Sink:
@@ -123,14 +120,19 @@ class Sinks:
             key = key_of(name, run_id, row[1], absolute_target(name, target, Path("/")))
             sink = _Sink(run_id, name, MemoryPlace.of(run_dir, name, key))
             if not self._is_complete(sink):
+                self._recall_trouble(sink)
                 self.sinks[run_id, name] = sink
 
     def _is_complete(self, sink: _Sink) -> bool:
-        """Whether the run is over and everything is written; also where the run is gone."""
+        """Whether the run is over and everything is written."""
         remembered = sink.place.read()
         if remembered is None or remembered.ended_at is None:
-            return self.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone() is None
+            return False
         return is_told(self.connection, sink.run_id, remembered.progress)
+
+    def _is_gone(self, sink: _Sink) -> bool:
+        row = self.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
+        return row is None
 
     # --- one of them ----------------------------------------------------------------------------------------------
 
@@ -142,12 +144,15 @@ class Sinks:
                 self._note_writing(sink)
                 return
             sink.process = None
-            if ended.words is not None:
-                self._fail(sink, ended.words)
-                return
-        if sink.over_since is not None and self._is_complete(sink):
+        else:
+            ended = None
+        if self._is_gone(sink):
+            del self.sinks[sink.run_id, sink.name]
+        elif sink.over_since is not None and self._is_complete(sink):
             self._well_again(sink)
             del self.sinks[sink.run_id, sink.name]
+        elif ended is not None and ended.words is not None:
+            self._fail(sink, ended.words)
         elif self.clock() >= sink.again_at:
             self._start(sink)
 
@@ -167,7 +172,7 @@ class Sinks:
         try:
             sink.process = start(self.workspace, sink.run_id, sink.name, sink.place)
         except OSError as error:
-            if not self._is_complete(sink):
+            if not self._is_gone(sink):
                 self._fail(sink, f"cannot be started: {error.strerror or error}")
 
     def _note_writing(self, sink: _Sink) -> None:
@@ -202,27 +207,31 @@ class Sinks:
         log.warning("%s: sink %s: %s; again in %s", sink.run_id, sink.name, words, duration(seconds))
         if sink.told is None:
             sink.told = words
-            text = f"{words}; the run goes on, and this is tried again"
-            if not self._has_said(sink, text):
-                self._event(sink, text, "warning")
+            self._event(sink, f"{words}; the run goes on, and this is tried again", "warning")
         sink.told_at = self.wall()
 
     def _give_up(self, sink: _Sink, words: str) -> None:
         del self.sinks[sink.run_id, sink.name]
         text = f"is not complete: {words}; given up until the next agent, or gputui export {sink.run_id}"
-        if not self._has_said(sink, text):
+        if text != sink.told:
             self._event(sink, text, "error")
 
-    def _has_said(self, sink: _Sink, text: str) -> bool:
-        """Whether this was the last thing said of the sink, by an agent before this one."""
-        begins = f"{EVENT} {sink.name} "
+    def _recall_trouble(self, sink: _Sink) -> None:
+        """What an agent before this one said of the sink, so that it is not said again, and its end is."""
+        begins = _begins(sink)
         row = self.connection.execute(
-            "SELECT message FROM events WHERE run_id = ? AND substr(message, 1, ?) = ? ORDER BY event_id DESC LIMIT 1",
+            "SELECT at, severity, message FROM events WHERE run_id = ? AND substr(message, 1, ?) = ? "
+            "ORDER BY event_id DESC LIMIT 1",
             (sink.run_id, len(begins), begins),
         ).fetchone()
-        return row is not None and row[0] == begins + text
+        if row is not None and row[1] != "info":
+            sink.told_at, sink.told = row[0], row[2].removeprefix(begins)
 
     def _event(self, sink: _Sink, text: str, severity: str) -> None:
         repository.add_event(
-            self.connection, f"{EVENT} {sink.name} {text}", now=self.wall(), severity=severity, run_id=sink.run_id
+            self.connection, f"{_begins(sink)}{text}", now=self.wall(), severity=severity, run_id=sink.run_id
         )
+
+
+def _begins(sink: _Sink) -> str:
+    return f"sink {sink.name}: "

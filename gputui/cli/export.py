@@ -61,7 +61,7 @@ def _usual_place(name: Format, run_id: str) -> str:
 
 
 def _shown(where: str) -> str:
-    from gputui.runs.redaction import redact_text
+    from gputui.redaction import redact_text
 
     return redact_text(where)
 

@@ -117,6 +117,11 @@ def decisions(connection: sqlite3.Connection, run_id: str, at: float) -> list[De
     return [each for each in queries.decisions(connection, run_id) if each.at <= at]
 
 
+def sink_events(connection: sqlite3.Connection, run_id: str, at: float) -> list[EventView]:
+    """What had been said of a run's sinks, oldest first."""
+    return [each for each in queries.sink_events(connection, run_id) if each.at <= at]
+
+
 def events(connection: sqlite3.Connection, at: float, limit: int) -> list[EventView]:
     """The newest sentences about what had happened, oldest first."""
     rows = connection.execute(

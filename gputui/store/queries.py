@@ -367,6 +367,16 @@ def events(
     return [EventView(*row) for row in rows]
 
 
+def sink_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
+    """What was said of a run's sinks, oldest first."""
+    rows = connection.execute(
+        "SELECT event_id, at, severity, subject, run_id, attempt, message FROM events WHERE run_id = ? "
+        "AND substr(message, 1, 5) = 'sink ' ORDER BY event_id",
+        (run_id,),
+    ).fetchall()
+    return [EventView(*row) for row in rows]
+
+
 def _newest(
     connection: sqlite3.Connection,
     table: str,

@@ -273,6 +273,7 @@ class SnapshotReader:
             costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
             intake=metric_intake.intake(connection, run.run_id),
+            sinks=tuple(queries.sink_events(connection, run.run_id)),
         )
 
     def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:

@@ -136,6 +136,7 @@ class PastPageReader:
             charts=None if request is None else cut(self._charts(connection, run_id, at, now, request), where),
             costs=self._costs.read(connection, run_id, where.attempts, incidents, decisions),
             checkpoints=None if listed is None else listed.written_by(at),
+            sinks=tuple(past_runs.sink_events(connection, run_id, at)),
         )
 
     def _charts(

@@ -187,8 +187,9 @@ class CheckpointList:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
-    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place.
-    ``intake`` is what became of its metrics lines, None where that is not known (a past moment)."""
+    ``intake`` is what became of its metrics lines, None where that is not known (a past moment).
+    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place;
+    ``sinks`` is what was said of those that write its metrics elsewhere."""
 
     run: RunView
     launched: Mapping[str, object]
@@ -202,6 +203,7 @@ class RunPage:
     costs: Mapping[int, Cost] = field(default_factory=dict)
     checkpoints: CheckpointList | None = None
     intake: Intake | None = None
+    sinks: tuple[EventView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

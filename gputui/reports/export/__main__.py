@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import cast
 
 from gputui.config import Workspace
+from gputui.redaction import redact_text
 from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.kinds import FORMATS, Format, target_of
 from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.making import absolute_target
 from gputui.reports.export.memory import FollowedElsewhereError
 from gputui.reports.export.sink import ExportError
-from gputui.runs.redaction import redact_text
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError

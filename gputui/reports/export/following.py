@@ -118,7 +118,8 @@ class Follower:
     def _begin(self, place: MemoryPlace, sink: Sink, known: Remembered) -> Remembered:
         self.guard(WRITE_SECONDS)
         begun = sink.begin(known.position)
-        fresh = Remembered(Progress() if begun.is_anew else known.progress, begun.position, self.wall())
+        # Its time stays: nothing has been written yet, and who watches takes a new one for a success.
+        fresh = Remembered(Progress() if begun.is_anew else known.progress, begun.position, known.at)
         place.write(fresh)
         return fresh
 

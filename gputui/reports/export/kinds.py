@@ -30,7 +30,7 @@ FORMATS: Mapping[Format, FormatFacts] = {
     "jsonl": FormatFacts((), "", "{run_dir}/sinks/metrics.jsonl", False, 2.0),
     "parquet": FormatFacts(("pyarrow",), "train", "{run_dir}/sinks/metrics.parquet", False, 60.0),
     "tensorboard": FormatFacts(("tensorboard",), "trackers", "{run_dir}/sinks/tensorboard", True, 2.0),
-    "mlflow": FormatFacts(("mlflow",), "trackers", None, False, 5.0),
+    "mlflow": FormatFacts(("mlflow",), "trackers", None, False, 10.0),
     "wandb": FormatFacts(("wandb",), "trackers", "{run_dir}/sinks/wandb", True, 5.0),
 }
 # mlflow-skinny cannot write to SQLite without them.

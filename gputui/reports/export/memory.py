@@ -28,8 +28,8 @@ class FollowedElsewhereError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``at`` is when it was written, in UTC unix seconds. ``ended_at``: the run ended then, and everything until then
-    is written."""
+    """``at`` is when something was written last, in UTC unix seconds. ``ended_at``: the run ended then, and everything
+    until then is written."""
 
     progress: Progress
     position: Position

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gputui.redaction import redact_text
 from gputui.reports.export.sink import NOTE, PROJECT, About, Begun, ExportError, Position, cleaned, sentence
-from gputui.runs.redaction import redact_text
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gputui.runs.redaction import redact_text
+from gputui.redaction import BY_LOOK
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 
@@ -87,15 +87,17 @@ class Sink(Protocol):
 
 
 def cleaned(value: Any) -> Any:
-    """Plain JSON without what looks like a secret."""
+    """Plain JSON without what looks like a secret, and without what is not Unicode, such as a file's name in another
+    encoding: none of the forms can hold that."""
+    return _unicode(BY_LOOK.value(value))
+
+
+def _unicode(value: Any) -> Any:
     if isinstance(value, str):
-        # What is not Unicode, such as a file's name in another encoding, none of the forms can hold.
-        return redact_text(value.encode("utf-8", "replace").decode("utf-8"))
+        return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {name: cleaned(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [cleaned(item) for item in value]
-    return value
+        return {name: _unicode(item) for name, item in value.items()}
+    return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def sentence(note: Note) -> str:

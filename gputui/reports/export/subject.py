@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gputui.redaction import redact_params
 from gputui.reports.export.sink import About
-from gputui.runs.redaction import redact_params
 from gputui.store import metric_queries, queries
 from gputui.store.metric_queries import StoredLine
 from gputui.store.views import RunView

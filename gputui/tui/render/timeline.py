@@ -18,6 +18,7 @@ from gputui.tui.render.words import run_sign
 from gputui.tui.snapshot import RunPage
 
 EVIDENCE_SHOWN = 3
+_SINK_STYLES = {"warning": "warn", "error": "bad"}
 
 
 def timeline_lines(
@@ -33,6 +34,7 @@ def timeline_lines(
         *(_start_of(attempt, gpus) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, with_evidence=with_evidence),
+        *((event.at, _SINK_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.sinks),
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)

@@ -14,11 +14,16 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
 from gputui.config import Workspace
+from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.kinds import Format
 from gputui.reports.export.line_file import LineFile
+from gputui.reports.export.making import key_of
+from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
+from gputui.store.export_queries import Progress
+from tests.trainer.test_telemetry_trackers import wandb_records
 from tests.tui.filling import NOW, Filler
 
 
@@ -117,14 +122,62 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
     assert sorted(metric.step for metric in history) == [1, 2, 2]
     assert run.data.metrics["val/acc_uracy"] == 0.75
     assert client.get_metric_history(run.info.run_id, "rank1/step_time")[0].timestamp == round((NOW + 1) * 1000)
+    assert run.data.tags["mlflow.note.content"] == "- attempt 1 begins\n- attempt 2 begins"
+    with pytest.raises(ExportError, match=r"holds net-1 already, as run \w+"):
+        write(filler, "mlflow", uri)
+    follow_mlflow(filler, uri, run.info.run_id)
+
+
+def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:
+    """A process that follows the same run, and died before it remembered anything, writes nothing twice."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    before = {name: client.get_metric_history(run_id, name) for name in ("loss", "lr", "val/acc_uracy")}
+    run_dir = filler.workspace.run_dir("net-1")
+    run_dir.mkdir()
+    follower = Follower(filler.workspace.database, Target("net-1", run_dir, "mlflow", uri))
+    place = MemoryPlace.of(run_dir, "mlflow", key_of("mlflow", "net-1", filler_created_at(filler), uri))
+    place.make()
+    place.write(Remembered(Progress(), {"story": []}, NOW))
+    filler.metrics("net-1", 2, [{"step": 3, "time": NOW + 10, "loss": 1.25}])
+    assert follower.run() == 5
+    after = {name: client.get_metric_history(run_id, name) for name in before}
+    assert len(after.pop("loss")) == len(before.pop("loss")) + 1
+    assert {name: len(history) for name, history in after.items()} == {
+        name: len(history) for name, history in before.items()
+    }
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def filler_created_at(filler: Filler) -> float:
+    return float(filler.connection.execute("SELECT created_at FROM runs WHERE run_id = 'net-1'").fetchone()[0])
 
 
 @pytest.mark.slow
 def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
-    assert write(filler, "wandb", tmp_path / "wandb") == 4
-    [written] = (tmp_path / "wandb").rglob("run-*.wandb")
-    content = written.read_bytes()
-    assert b"net-1" in content and b"loss" in content and b"rank1/step_time" in content
+    """What a process left unfinished is taken away, and everything is written once."""
+    target = tmp_path / "wandb"
+    run_dir = filler.workspace.run_dir("net-1")
+    run_dir.mkdir()
+    key = key_of("wandb", "net-1", filler_created_at(filler), str(target))
+    place = MemoryPlace.of(run_dir, "wandb", key)
+    place.make()
+    place.write(Remembered(Progress({}, {"attempt": 1}), {}, NOW))
+    unfinished = target / "wandb" / f"offline-run-20261121_031200-{key}"
+    unfinished.mkdir(parents=True)
+    assert Follower(filler.workspace.database, Target("net-1", run_dir, "wandb", str(target))).run() == 4
+    assert not unfinished.exists()
+    [written] = target.rglob("run-*.wandb")
+    history = [
+        {".".join([item.key, *item.nested_key]).strip("."): item.value_json for item in record.history.item}
+        for record in wandb_records(written)
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert [(values["step"], values["gputui.attempt"], values.get("loss")) for values in history] == [
+        ("1", "1", "2"), ("1", "1", None), ("2", "1", "NaN"), ("2", "2", "1.5"),
+    ]  # fmt: skip
+    assert history[1]["rank1/step_time"] == "0.25"
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
@@ -170,3 +223,26 @@ def test_the_command(filler: Filler, workspace: Workspace, tmp_path: Path, monke
     filler.run("empty-1")
     empty = gputui(workspace, "export", "empty-1", "--to", "csv")
     assert empty.exit_code == 3 and "measured nothing yet" in empty.output
+    again = gputui(workspace, "export", "net-1", "--to", "csv")
+    assert (again.exit_code, again.output) == (
+        3, f"gputui: {tmp_path}/net-1.csv exists already; move it away or choose another place; --force replaces it\n"
+    )  # fmt: skip
+    assert gputui(workspace, "export", "net-1", "--to", "csv", "--force").output == "4 lines of net-1 in net-1.csv\n"
+    unknown = gputui(workspace, "export", "nett-1", "--to", "csv")
+    assert unknown.exit_code == 3 and "nearest: net-1" in unknown.output
+    relative = gputui(workspace, "export", "net-1", "--to", "jsonl", "--out", "no/such/folder")
+    assert relative.exit_code == 3 and "No such file or directory" in relative.output
+    assert gputui(workspace, "export", "net-1", "--to", "csv", "--follow", "--force").exit_code == 2
+
+
+def test_following_by_hand(
+    filler: Filler, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    workspace.run_dir("net-1").mkdir()
+    for words in ("4 lines of net-1 in net-1.csv\n", "0 lines of net-1 in net-1.csv\n"):
+        done = gputui(workspace, "export", "net-1", "--to", "csv", "--follow")
+        assert (done.exit_code, done.output) == (0, words)
+    (tmp_path / "mine").write_text("mine")
+    taken = gputui(workspace, "export", "net-1", "--to", "jsonl", "--follow", "--out", "mine")
+    assert taken.exit_code == 3 and "exists already" in taken.output

@@ -1,0 +1,114 @@
+"""Sinks of a living run: processes of their own, which may be killed like the agent, and whose trouble is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.runs.identity import ProcessIdentity, is_alive
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+PROFILE = """
+    name: steps
+    launcher: python
+    script: steps.py
+    python: {python}
+    gpus: 0
+    params: {{steps: 60, seconds: 0.1, batch_size: 16, grad_accum: 3, fail_at: 35, api_key: verysecretindeed}}
+    args: --steps {{steps}} --seconds {{seconds}} --fail-at {{fail_at}}
+    checkpoints: {{pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+    recovery: {{policy: standard, backoff: {{base: 0}}}}
+    sinks: {sinks}
+"""
+
+
+def holder(machine: Machine, form: str) -> ProcessIdentity | None:
+    """The process that writes a sink."""
+    for lock in (machine.workspace.run_dir("steps-1") / "sinks").glob(f"{form}-*.lock"):
+        data = json.loads(lock.read_text() or "{}")
+        if data:
+            found = ProcessIdentity(data["pid"], data["start_ticks"], data["boot_id"])
+            return found if is_alive(found) else None
+    return None
+
+
+def kill(machine: Machine, form: str) -> None:
+    found = wait_until(lambda: holder(machine, form), what=f"the sink {form}")
+    os.kill(found.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(found), what="its death")
+
+
+def said(machine: Machine) -> list[tuple[str, str]]:
+    return [
+        (severity, message)
+        for severity, message in machine.rows("SELECT severity, message FROM events ORDER BY event_id")
+        if message.startswith("sink ")
+    ]
+
+
+def steps_in(file: Path) -> list[tuple[int, int]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [(line["attempt"], line["step"]) for line in lines if "loss" in line]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
+    """The run fails once, the sinks are killed twice, the agent once, and one target is taken at first."""
+    taken = machine.folder / "out" / "steps-1.csv"
+    taken.parent.mkdir()
+    taken.write_text("mine")
+    sinks = "{jsonl: , tensorboard: , csv: '" + str(taken.parent) + "/{run_id}.csv'}"
+    machine.gputui("run", machine.profile(text=PROFILE.format(python=sys.executable, sinks=sinks)))
+    run_dir = machine.workspace.run_dir("steps-1")
+    lines, board = run_dir / "sinks" / "metrics.jsonl", run_dir / "sinks" / "tensorboard"
+
+    wait_until(lambda: len(steps_in(lines)) > 5, what="the first lines")
+    wait_until(lambda: any(severity == "warning" for severity, _ in said(machine)), what="a word about the csv")
+    assert said(machine) == [
+        ("warning", f"sink csv: {taken} exists already; move it away or choose another place; the run goes on, and "
+         "this is tried again"),
+    ]  # fmt: skip
+    kill(machine, "jsonl")
+    machine.kill_agent()
+    kill(machine, "tensorboard")
+    taken.rename(machine.folder / "mine")
+    machine.gputui("agent", "start")
+    # The one that was not killed is taken over, not started again.
+    wait_until(lambda: holder(machine, "jsonl") and holder(machine, "tensorboard"), what="sinks again")
+    kill(machine, "jsonl")
+
+    machine.wait_for("steps-1", "succeeded")
+    wait_until(lambda: not [pid for pid in machine.processes() if writes_a_sink(pid)], what="the sinks' end")
+    stored = machine.steps("steps-1")
+    assert {attempt for attempt, _ in stored} == {1, 2} and len(stored) == 66
+    assert steps_in(lines) == stored
+    with taken.open(newline="") as file:
+        assert [(int(row["attempt"]), int(row["step"])) for row in csv.DictReader(file)] == stored
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert [event.step for event in EventAccumulator(str(board)).Reload().Scalars("loss")] == list(range(60))
+
+    wait_until(lambda: ("info", "sink csv: is written again; nothing is missing") in said(machine), what="good news")
+    assert len([message for _, message in said(machine) if "exists already" in message]) == 1
+    assert (machine.folder / "mine").read_text() == "mine"
+    assert nobody_told_the_secret(machine.workspace)
+
+
+def writes_a_sink(pid: int) -> bool:
+    try:
+        return b"gputui.reports.export" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def nobody_told_the_secret(workspace: Workspace) -> bool:
+    files = [path for path in (workspace.run_dir("steps-1") / "sinks").rglob("*") if path.is_file()]
+    return len(files) > 5 and not any(b"verysecretindeed" in path.read_bytes() for path in files)

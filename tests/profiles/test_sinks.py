@@ -1,0 +1,99 @@
+"""``sinks:`` in a profile."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gputui.profiles.describe import describe, preview_launch
+from gputui.profiles.loading import load, read_profile
+from gputui.profiles.preflight import quick_checks
+from gputui.profiles.problems import ProfileError
+from gputui.profiles.resolve import resolve
+from gputui.runs.redaction import redact_spec
+from gputui.runs.spec import RunSpec
+
+
+def problem(sinks: str) -> str:
+    with pytest.raises(ProfileError) as caught:
+        read_profile(f"script: a.py\nsinks: {sinks}", Path("x.yaml"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "said"),
+    [
+        ("tensorbord", "x.yaml:2: sinks: unknown sink; did you mean tensorboard?"),
+        ("[csv, splunk]", "x.yaml:2: sinks.1: unknown sink; there are csv, jsonl, parquet, tensorboard, mlflow, wandb"),
+        ("{jsonlines: x}", "x.yaml:2: sinks.jsonlines: unknown sink; did you mean jsonl?"),
+        ("{csv: /tmp/x.csv}", "sinks.csv: every run would write to the same place; add {run_id} to it"),
+        ("{csv: 3}", "sinks.csv: expected a path as text"),
+        ("mlflow", "needs its address: mlflow: sqlite:////path/mlflow.db, or a server's http://…"),
+        ("{mlflow: mlruns}", "expected an address such as sqlite:////path/mlflow.db or http://127.0.0.1:5000"),
+        ("{mlflow: 'sqlite:///x.db'}", "the path of the database is relative; sqlite: takes four slashes"),
+        ("3", "expected csv, jsonl, parquet, tensorboard, mlflow or wandb, a list of them, or a mapping"),
+        ("", "sinks: has no value"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(sinks: str, said: str) -> None:
+    text = problem(sinks)
+    assert said in text and len(text.splitlines()) == 1
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "hunter2" not in problem("{mlflow: 'ada:hunter2@host'}")
+
+
+Make = Callable[..., RunSpec]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(sinks: str, workdir: str = ".") -> RunSpec:
+        (tmp_path / "a.py").write_text("")
+        text = f"script: a.py\ngpus: 0\nworkdir: '{workdir}'\nparams: {{size: 3}}\nsinks: {sinks}"
+        (tmp_path / "x.yaml").write_text(text)
+        return resolve(load(tmp_path / "x.yaml"), environ={"HOME": "/home/ada"})
+
+    return made
+
+
+def test_places(make: Make, tmp_path: Path) -> None:
+    assert make("[csv, tensorboard]").sinks == {
+        "csv": "{run_dir}/sinks/metrics.csv",
+        "tensorboard": "{run_dir}/sinks/tensorboard",
+    }
+    spec = make("{jsonl: 'a/{run_id}.jsonl', csv: '~/{run_id}', parquet: , mlflow: 'http://ada:hunter2@host:5000'}")
+    assert spec.sinks == {
+        "jsonl": f"{tmp_path}/a/{{run_id}}.jsonl",
+        "csv": "/home/ada/{run_id}",
+        "parquet": "{run_dir}/sinks/metrics.parquet",
+        "mlflow": "http://ada:hunter2@host:5000",
+    }
+    assert make("{csv: '{run_id}.csv'}", "{run_dir}").sinks == {"csv": "{run_dir}/{run_id}.csv"}
+    assert RunSpec.from_json(spec.to_json()) == spec
+    assert redact_spec(spec).sinks["mlflow"] == "http://ada:[redacted]@host:5000"
+    shown = "\n".join(describe(spec, preview_launch(spec, runs=tmp_path)))
+    assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in shown and "hunter2" not in shown
+
+
+def checked(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
+    [found] = [result for result in quick_checks(spec, state=state) if result.name == name]
+    return found.status, f"{found.detail}; {found.remedy}"
+
+
+def test_preflight(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked(make("[jsonl, csv]"), tmp_path) == ("pass", "jsonl, csv; None")
+    (tmp_path / "file").write_text("")
+    status, words = checked(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
+    assert status == "fail" and words == f"csv: {tmp_path}/file is not a folder; choose another place in sinks"
+    assert checked(make("{csv: 'new/{run_id}-{size}.csv'}"), tmp_path)[0] == "pass"
+    status, words = checked(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
+    assert status == "fail" and words == "no parameter for {siz} in sinks.csv; did you mean {size}?"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    status, words = checked(make("tensorboard"), tmp_path)
+    assert status == "fail"
+    assert words.startswith("tensorboard: this needs the package tensorboard: pip install 'gputui[trackers]'; install")
