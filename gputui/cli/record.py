@@ -33,7 +33,7 @@ def record(
     from gputui.agent.start import record as run_recorder
 
     try:
-        return run_recorder(
+        code = run_recorder(
             session.workspace,
             interval_seconds=interval_seconds,
             duration_seconds=duration_seconds,
@@ -43,6 +43,10 @@ def record(
         )
     except RecordError as error:
         fail(str(error), EXIT_UNREACHABLE)
+    if code == 0 and sys.stderr.isatty():
+        # A terminal shows ^C where it was typed; the prompt must not follow on the same line.
+        print("\ngputui: recording ended", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
+# With less a new database cannot be made: its schema and the log of its first transaction.
+LEAST_FREE_BYTES = 64 << 10
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
 # By this mark a shim knows an agent that was started from inside its run, and leaves it alone.
 AGENT_MARK = "GPUTUI_AGENT"
@@ -72,7 +75,7 @@ def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT
         if identity is None and process is None:
             process = spawn_agent(workspace)
         if process is not None and process.poll() not in (None, 0):
-            raise AgentUnreachableError(_last_words(workspace))
+            raise AgentUnreachableError(last_words(workspace))
         if time.monotonic() > deadline:
             raise AgentUnreachableError(
                 f"the agent did not start within {timeout_seconds:.0f} s; its log is {workspace.agent_log}"
@@ -171,9 +174,16 @@ def anybody_looks(workspace: Workspace) -> bool:
     return False
 
 
-def _last_words(workspace: Workspace) -> str:
+def last_words(workspace: Workspace) -> str:
+    """Why an agent that was started has ended at once, as far as that can be told."""
+    try:
+        if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:
+            # Its log is on the same disk: what stands there is of another time.
+            return f"the disk of {workspace.state} is full; free some space"
+    except OSError as error:
+        return f"cannot use {workspace.state}: {error.strerror}; choose another --home"
     try:
         lines = workspace.agent_log.read_text("utf-8", "replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else f"the agent ended at once; its log is {workspace.agent_log}"
+    return lines[-1].removeprefix("gputui: ") if lines else f"the agent ended at once; its log is {workspace.agent_log}"

@@ -93,4 +93,6 @@ def test_a_gap_in_words(gap: Span, words: str) -> None:
 
 
 def test_the_present_needs_no_words() -> None:
+    [early] = past_notices(Snapshot(at=NOW + 60, past=past()))
+    assert early.startswith("The record begins here, at ")
     assert past_notices(Snapshot(at=NOW)) == () == past_notices(Snapshot(at=NOW, past=past()))

@@ -109,10 +109,16 @@ def _cell(timeline: Timeline, at: float, cells: int) -> int:
 
 
 def past_notices(snapshot: Snapshot) -> Sequence[str]:
-    """That nothing was recorded at the moment looked at, in a sentence."""
+    """That nothing was recorded at the moment looked at, or that the one asked for lies before the record, in a
+    sentence."""
     past = snapshot.past
-    if past is None or past.gap is None:
+    if past is None:
         return ()
+    if past.gap is None:
+        asked = past.asked
+        if asked.ticks or asked.direction > 0 or snapshot.at - asked.at < 1:
+            return ()
+        return (f"The record begins here, at {day_and_clock(snapshot.at)}; nothing is known of before.",)
     start, end = past.gap
     if start is None:
         begin = "Nothing was recorded yet" if end is None else f"Nothing was recorded before {day_and_clock(end)}"
