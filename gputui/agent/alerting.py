@@ -35,7 +35,8 @@ from gputui.store import alerts
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+# The loop comes by once a second, at times a little early.
+LOOK_SECONDS = 0.9
 SAVE_SECONDS = 60.0
 # After something unforeseen, alerts rest so long; the agent goes on.
 TROUBLE_SECONDS = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -27,6 +26,7 @@ from gputui.agent.supervisor import Supervisor
 from gputui.agent.upkeep import Upkeep
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
+from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.report import IngestReport
 from gputui.metrics.watch import FileWatcher
@@ -177,17 +177,18 @@ class Agent:
                 next_commands = min(next_commands, self.clock())
                 pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
             try:
-                if self.sampler.fileno() in ready:
-                    self._read_sampler()
+                is_tick = self.sampler.fileno() in ready and self._read_sampler()
                 now = self.clock()
+                # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
+                soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
                 if pump_at is not None and now >= pump_at:
                     pump_at = now if self._pump() else None
-                if now >= next_commands:
+                if soon >= next_commands:
                     next_commands = now + COMMAND_SECONDS
                     if handlers.answer_all(self.supervisor):
                         self._needed_at = now
                 self.supervisor.turn()
-                if now >= next_housekeeping:
+                if soon >= next_housekeeping:
                     next_housekeeping = now + HOUSEKEEPING_SECONDS
                     pump_at = now if pump_at is None and self.supervisor.live else pump_at
                     self._housekeeping(now, started)
@@ -239,17 +240,16 @@ class Agent:
         except BlockingIOError:
             return
 
-    def _read_sampler(self) -> None:
+    def _read_sampler(self) -> bool:
+        """Take in what the sampler has told; whether its tick is among it."""
         messages = self.sampler.read()
         self.recorder.take(messages)
         if self.options.output is not None:
             indices = {uuid: gpu.index for uuid, gpu in self.recorder.facts.items()}
             self.options.output.take(messages, indices)
-        if self.recorder.flush():
-            # The next sample brings the next one; a disk that has just become full must not end the agent here.
-            with contextlib.suppress(sqlite3.OperationalError):
-                self._heartbeat()
+        self.recorder.flush(heartbeat=True)
         self.supervisor.needs_schedule = True
+        return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
         self.watcher.take()
@@ -315,9 +315,6 @@ class Agent:
             return self.workspace.database.stat().st_ino == self._store_inode
         except FileNotFoundError:
             return False
-
-    def _heartbeat(self) -> None:
-        self.connection.execute("UPDATE agent SET heartbeat_at = ?", (self.wall(),))
 
     # --- coming and going -----------------------------------------------------------------------------------------
 

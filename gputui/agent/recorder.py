@@ -39,6 +39,7 @@ REPORTED_KEPT = 256
 # A change of a process's memory below this is not a new set of processes.
 MEMORY_GRAIN_BYTES = 64 << 20
 
+_PROCESS_FIELDS = [field.name for field in fields(GpuProcess)]
 _HOST_COLUMNS = [field.name for field in fields(HostSample) if field.name != "kind"]
 _FAST_COLUMNS = [field.name for field in fields(GpuSample) if field.name not in ("uuid", "detail", "throttle_reasons")]
 _SLOW_COLUMNS = [field.name for field in fields(GpuSlowSample) if field.name != "uuid"]
@@ -156,8 +157,9 @@ class Recorder:
                 self.lost_messages += 1
             self._waiting.append(message)
 
-    def flush(self) -> bool:
-        """Write what waits. False when the database cannot be written now; nothing is forgotten then."""
+    def flush(self, *, heartbeat: bool = False) -> bool:
+        """Write what waits, and where there is any that the agent lives. False when the database cannot be written now;
+        nothing is forgotten then."""
         if not self._waiting:
             return True
         known = dict(self._ids)
@@ -166,6 +168,8 @@ class Recorder:
             with transaction(self._connection):
                 for message in self._waiting:
                     self._write(message)
+                if heartbeat:
+                    self._connection.execute("UPDATE agent SET heartbeat_at = ?", (self._wall(),))
                 if self.lost_messages:
                     add_event(self._connection, self._what_was_lost(), now=self._wall(), severity="warning")
         except sqlite3.OperationalError as error:
@@ -243,7 +247,7 @@ class Recorder:
 
     def _process_json(self, process: GpuProcess) -> dict[str, object]:
         run_id, rank = self._owners.of(process) or (None, None)
-        return {**asdict(process), "run_id": run_id, "rank": rank}
+        return {**{name: getattr(process, name) for name in _PROCESS_FIELDS}, "run_id": run_id, "rank": rank}
 
     def _write_inventory(self, inventory: Inventory) -> None:
         self._connection.execute("UPDATE gpus SET present = 0")

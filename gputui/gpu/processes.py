@@ -25,6 +25,15 @@ class ProcessIdentity:
     command: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found of a PID, and in which folder of procfs."""
+
+    folder: tuple[int, int]
+    ticks: int
+    identity: ProcessIdentity | None
+
+
 class ProcessReader:
     """Looks PIDs up and remembers what it found for as long as (PID, start) stays the same.
 
@@ -35,21 +44,25 @@ class ProcessReader:
     def __init__(self, proc: Path = Path("/proc"), first_namespace: bool | None = None) -> None:
         self._proc = str(proc)
         self._check_device = not (in_first_pid_namespace(proc) if first_namespace is None else first_namespace)
-        self._known: dict[int, tuple[int, ProcessIdentity | None]] = {}
+        self._known: dict[int, _Known] = {}
 
     def look(self, pid: int) -> ProcessIdentity | None:
         """Who ``pid`` is now, or None when it is not visible here."""
+        folder = self._folder(pid)
+        known = self._known.get(pid)
+        if known is not None and known.folder == folder:
+            return known.identity
         ticks = self._start_ticks(pid)
-        if ticks is None:
+        if folder is None or ticks is None:
             self._known.pop(pid, None)
             return None
-        known = self._known.get(pid)
-        if known is not None and known[0] == ticks:
-            return known[1]
-        found = None
-        if not self._check_device or self._has_device_open(pid):
+        if known is not None and known.ticks == ticks:
+            found = known.identity
+        elif not self._check_device or self._has_device_open(pid):
             found = ProcessIdentity(ticks, self._user(pid), self._command(pid))
-        self._known[pid] = (ticks, found)
+        else:
+            found = None
+        self._known[pid] = _Known(folder, ticks, found)
         return found
 
     def forget_all_but(self, pids: Iterable[int]) -> None:
@@ -58,9 +71,18 @@ class ProcessReader:
         for pid in [pid for pid in self._known if pid not in keep]:
             del self._known[pid]
 
+    def _folder(self, pid: int) -> tuple[int, int] | None:
+        """Which folder of procfs the process has, as inode and time of its making: a process that gets the PID of one
+        that has ended gets another. To ask for it costs a sixth of reading a file in it."""
+        try:
+            status = os.stat(f"{self._proc}/{pid}")  # noqa: PTH116 - every tick, for every process
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
     def _start_ticks(self, pid: int) -> int | None:
         try:
-            with open(f"{self._proc}/{pid}/stat", "rb") as file:  # noqa: PTH123 - every tick, for every process
+            with open(f"{self._proc}/{pid}/stat", "rb") as file:  # noqa: PTH123 - a plain read, often
                 text = file.read()
         except OSError:
             return None

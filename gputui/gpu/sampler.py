@@ -34,6 +34,9 @@ EXIT_USAGE = 2
 EXIT_INTERNAL = 70
 EXIT_FRESH_PROCESS = 75
 
+HOST_AFTER_SECONDS = 0.03
+"""The host is read so long after the GPUs' tick: by then most drivers have answered."""
+
 _CLOSING_SECONDS = 0.5
 _RECHECK_FIRST_SECONDS = 10.0
 _RECHECK_LONGEST_SECONDS = 300.0
@@ -41,28 +44,52 @@ _LINE_MAX_BYTES = 1 << 20
 
 
 class Output:
-    """Standard output, shared by both threads: whole lines, one after the other."""
+    """Standard output, shared by both threads: whole lines, one after the other. What one thread has to say just before
+    the other one's next line goes out with that, so that the agent wakes up once for both.
+
+    ``next_line_at`` is when the main thread writes next (monotonic).
+    """
 
     def __init__(self, fd: int) -> None:
+        self.next_line_at = float("-inf")
         self._fd = fd
         self._lock = threading.Lock()
+        self._held: list[bytes] = []
 
     def write(self, message: Message) -> None:
-        """Raises OSError when nobody reads any more."""
-        left = memoryview(encode(message))
+        """Write a line, and before it what waits. Raises OSError when nobody reads any more."""
+        self._put(encode(message), is_last=True)
+
+    def add(self, message: Message) -> None:
+        """Write a line, or leave it to the main thread when that is about to write. Raises OSError when nobody reads
+        any more."""
+        self._put(encode(message), is_last=not 0.0 < self.next_line_at - time.monotonic() <= HOST_AFTER_SECONDS)
+
+    def flush(self) -> None:
+        """Write what waits. Raises OSError when nobody reads any more."""
+        self._put(b"", is_last=True)
+
+    def _put(self, line: bytes, *, is_last: bool) -> None:
         with self._lock:
-            while left:
-                left = left[os.write(self._fd, left) :]
+            self._held.append(line)
+            if is_last:
+                left = memoryview(b"".join(self._held))
+                self._held.clear()
+                while left:
+                    left = left[os.write(self._fd, left) :]
 
 
 class GpuThread(threading.Thread):
     """Reads the source, tier by tier. The only thread that touches it."""
 
-    def __init__(self, source: Source, interval_seconds: float, output: Output, wake_main: int) -> None:
+    def __init__(
+        self, source: Source, interval_seconds: float, output: Output, wake_main: int, begin_at: float
+    ) -> None:
         super().__init__(name="gpu", daemon=True)
         self.exit_status = 0
         self._source = source
         self._interval = interval_seconds
+        self._begin_at = begin_at
         self._output = output
         self._wake_main = wake_main
         self._wake = threading.Event()
@@ -95,20 +122,20 @@ class GpuThread(threading.Thread):
             os.write(self._wake_main, b"\0")
 
     def _loop(self) -> None:
-        schedule = Schedule(self._interval, time.monotonic())
+        schedule = Schedule(self._interval, self._begin_at)
         recheck = Backoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
         known = self._announce(None, schedule, recheck)
         while not self._ending.is_set():
             self._obey(schedule)
             for tier in schedule.due(time.monotonic()):
                 if tier == "fast":
-                    self._output.write(self._source.fast(time.time()))
+                    self._output.add(self._source.fast(time.time()))
                     for event in self._source.events(time.time()):
-                        self._output.write(event)
+                        self._output.add(event)
                 elif tier == "slow":
-                    self._output.write(self._source.slow(time.time()))
+                    self._output.add(self._source.slow(time.time()))
                 elif tier == "processes":
-                    self._output.write(self._source.processes(time.time()))
+                    self._output.add(self._source.processes(time.time()))
                 else:
                     self._source.link_step()
                 if self._ending.is_set():
@@ -137,7 +164,7 @@ class GpuThread(threading.Thread):
         else:
             recheck.fail(time.monotonic(), wanted)
         if known is None or (found.gpus, found.problem) != (known.gpus, known.problem):
-            self._output.write(found)
+            self._output.add(found)
             return found
         return known
 
@@ -160,7 +187,8 @@ class Sampler:
         self._output = Output(sys.stdout.fileno())
         self._wake, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
-        self._gpus = GpuThread(source, self._interval, self._output, self._wake_writer)
+        self._begin_at = time.monotonic()
+        self._gpus = GpuThread(source, self._interval, self._output, self._wake_writer, self._begin_at)
         self._pending = b""
 
     def run(self) -> int:
@@ -174,10 +202,12 @@ class Sampler:
             self._loop(sys.stdin.fileno())
         self._gpus.end()
         self._gpus.join(_CLOSING_SECONDS)
+        with contextlib.suppress(OSError):
+            self._output.flush()
         return self._gpus.exit_status
 
     def _loop(self, stdin: int) -> None:
-        ticks = Cadence(self._interval, time.monotonic())
+        ticks = Cadence(self._interval, self._begin_at + HOST_AFTER_SECONDS)
         poll = select.poll()
         poll.register(stdin, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -185,6 +215,7 @@ class Sampler:
             now = time.monotonic()
             if ticks.due(now):
                 self._output.write(self._host.sample(time.time(), now))
+            self._output.next_line_at = ticks.next_at
             wait = max(0.0, ticks.next_at - time.monotonic())
             for fd, _ in poll.poll(wait * 1000 + 1):
                 if fd == self._wake:
@@ -194,7 +225,7 @@ class Sampler:
                     return
                 self._take(data)
                 if self._interval != ticks.every_seconds:
-                    ticks = Cadence(self._interval, time.monotonic())
+                    ticks = Cadence(self._interval, time.monotonic() + HOST_AFTER_SECONDS)
 
     def _take(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")

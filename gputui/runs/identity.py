@@ -100,11 +100,20 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
 
 
-def environment_of(pid: int) -> dict[str, str] | None:
-    """The environment a process was started with, or None when it is gone or another user's."""
+def raw_environment(pid: int) -> bytes | None:
+    """The environment a process was started with, each variable between two NUL bytes; None when the process is gone or
+    another user's."""
     try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
+            return b"\0" + file.readall() + b"\0"
     except OSError:
+        return None
+
+
+def environment_of(pid: int) -> dict[str, str] | None:
+    """The same by name."""
+    raw = raw_environment(pid)
+    if raw is None:
         return None
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
@@ -133,11 +142,8 @@ def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[Pr
     number = None if attempt is None else f"\0GPUTUI_ATTEMPT={attempt}\0".encode()
     found = []
     for pid in all_pids():
-        try:
-            raw = b"\0" + (_PROC / str(pid) / "environ").read_bytes() + b"\0"
-        except OSError:
-            continue
-        if needle in raw and (number is None or number in raw):
+        raw = raw_environment(pid)
+        if raw is not None and needle in raw and (number is None or number in raw):
             identity = identify(pid)
             if identity is not None:
                 found.append(identity)

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.redaction import redact_command_line
-from gputui.runs.identity import ProcessIdentity, all_pids, environment_of, identify, is_alive, read_stat, send_signal
+from gputui.runs.identity import (
+    ProcessIdentity,
+    all_pids,
+    environment_of,
+    identify,
+    is_alive,
+    raw_environment,
+    read_stat,
+    send_signal,
+)
 from gputui.runs.states import RunState
 
 TERM_SECONDS = 5.0
@@ -40,8 +49,12 @@ class RunStanding:
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
     """Every such process of the runs in the folder ``runs``."""
+    needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(runs) + b"/"
     found = []
     for pid in all_pids():
+        # Nearly all processes are not ours: what is dear is asked of those that may be.
+        if needle not in (raw_environment(pid) or b""):
+            continue
         identity = identify(pid)
         environment = None if identity is None else environment_of(pid)
         run_id = (environment or {}).get("GPUTUI_RUN_ID")

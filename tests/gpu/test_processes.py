@@ -19,13 +19,16 @@ class Proc:
 
     def add(self, pid: int, ticks: int = 500, cmdline: bytes = b"python\0train.py\0", comm: str = "python") -> Path:
         folder = self.root / str(pid)
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            # Another process has another folder, which is another inode.
+            folder.rename(self.root / f"before {pid}")
+        folder.mkdir(parents=True)
         fields = ["0"] * 50
         fields[19] = str(ticks)
         (folder / "stat").write_text(f"{pid} ({comm}) " + " ".join(["S", *fields[1:]]))
         (folder / "cmdline").write_bytes(cmdline)
         (folder / "comm").write_text(comm + "\n")
-        (folder / "fd").mkdir(exist_ok=True)
+        (folder / "fd").mkdir()
         return folder
 
 
