@@ -118,20 +118,22 @@ class Followed:
         of = self._redone if is_redone else self._kept
         found = of.get(attempt)
         if found is None:
-            found = of[attempt] = self._new_buckets()
+            found = of[attempt] = new_buckets(self._request, self._resolution)
         return found
 
-    def _new_buckets(self) -> Buckets:
-        bins, window = max(2, self._request.bins), self._request.window
-        if self._request.is_log:
-            decades = 1e-4
-            if window is not None and window[1] > window[0] > 0:
-                decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
-            return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
-        if window is None or not window[1] > window[0]:
-            return Buckets(max(RESOLUTION[self._request.axis], self._resolution), 2 * bins)
-        # As many as were asked for lie in the window; what reaches over its ends has room beside them.
-        return Buckets(max((window[1] - window[0]) / max(1, bins - 2), self._resolution), 4 * bins)
+
+def new_buckets(request: ChartRequest, least: float = 0.0) -> Buckets:
+    """Buckets for what was asked for, at least ``least`` wide where the axis is linear."""
+    bins, window = max(2, request.bins), request.window
+    if request.is_log:
+        decades = 1e-4
+        if window is not None and window[1] > window[0] > 0:
+            decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
+        return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
+    if window is None or not window[1] > window[0]:
+        return Buckets(max(RESOLUTION[request.axis], least), 2 * bins)
+    # As many as were asked for lie in the window; what reaches over its ends has room beside them.
+    return Buckets(max((window[1] - window[0]) / max(1, bins - 2), least), 4 * bins)
 
 
 def broken_off(bins: Sequence[Bin]) -> list[Bin]:

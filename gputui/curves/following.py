@@ -15,7 +15,8 @@ from gputui.curves.bins import RESOLUTION, Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
-from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, Window
+from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, RankCurves, Window
+from gputui.curves.ranks import RankReader
 from gputui.curves.reading import Layout, Line, Part, Place
 from gputui.store import envelopes, metric_queries, queries
 from gputui.store.envelopes import Stretch
@@ -41,6 +42,8 @@ class RunCurves:
         self._followed: dict[str, Followed] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
+        self._rank_names: frozenset[str] = frozenset()
+        self._ranks = RankReader(run_id)
         self._until: dict[int, Place] = {}
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
@@ -76,7 +79,11 @@ class RunCurves:
         )
         hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         happened = markers(connection, self.run_id, attempts, self._events, self._map)
-        return ChartData(request, frame, self._names, curves, hardware, happened)
+        ranked: Mapping[str, RankCurves] = {}
+        if request.ranked:
+            written = {asked: self._written_as(asked) for asked in request.ranked}
+            ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
+        return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def curves(
         self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
@@ -113,6 +120,8 @@ class RunCurves:
         if until != self._until:
             self._newest = metric_queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in metric_queries.metric_names(connection, self.run_id))
+            told_by = metric_queries.told_by(connection, self.run_id)
+            self._rank_names = frozenset(clean(name) for name, ranks in told_by.items() if len(ranks) > 1)
         is_same = (
             self._layout is not None
             and request.axis == self._map.axis
@@ -173,6 +182,7 @@ class RunCurves:
         self._epochs = Epochs()
         self._start, self._end = math.inf, -math.inf
         self._hardware.begin_anew()
+        self._ranks.begin_anew()
         found = self._layout = reading.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
         for stretch in found.stretches:

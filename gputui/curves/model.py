@@ -42,6 +42,7 @@ class ChartRequest:
     ``window`` is the stretch of x looked at; None is all of the run, followed as it grows. ``bins`` is how many bins a
     curve has at most: twice the columns of a chart show all that braille can. ``smoothing`` is the weight of the past
     of a moving average, from 0 (none) to below 1. ``hardware`` are fields of the run's GPUs and of the host. With
+    ``ranked`` are metrics whose ranks are to be told apart; with
     ``is_log`` the bins of metrics are equally wide on a logarithmic axis, where nothing at 0 or before has a place.
     """
 
@@ -52,6 +53,7 @@ class ChartRequest:
     smoothing: float = 0.0
     hardware: tuple[HardwareField, ...] = ()
     is_log: bool = False
+    ranked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,23 @@ class Curve:
     last: float | None = None
     problem: str | None = None
     """Why there is nothing to show, in words; None where there is something."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCurve:
+    """One metric as one rank told it, averaged where an average was asked for; ``last`` is its newest value."""
+
+    rank: int
+    bins: tuple[Bin, ...] = ()
+    last: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankCurves:
+    """One metric of all ranks. ``is_sampled``: the run is so long that a part of its lines was looked at."""
+
+    curves: tuple[RankCurve, ...] = ()
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +150,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """The answer to a request. ``names`` are all metrics of the run in the order of their first appearance."""
+    """The answer to a request. ``names`` are all metrics of the run in the order of their first appearance,
+    ``rank_names`` those that several ranks tell."""
 
     request: ChartRequest
     frame: Frame
@@ -139,3 +159,5 @@ class ChartData:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     hardware: tuple[HardwareCurve, ...] = ()
     markers: tuple[ChartMarker, ...] = ()
+    rank_names: frozenset[str] = frozenset()
+    ranked: Mapping[str, RankCurves] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import Timeline, cuts_of
 from gputui.curves.bins import broken_off
-from gputui.curves.model import ChartData, Curve, HardwareCurve
+from gputui.curves.model import ChartData, Curve, HardwareCurve, RankCurve
 from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.views import AttemptView
 
@@ -37,6 +37,10 @@ def cut(data: ChartData, standing: Standing) -> ChartData:
         frame=replace(data.frame, end=min(max(ends), data.frame.end or math.inf) if ends else None),
         curves=curves,
         hardware=tuple(_cut_hardware(each, reached) for each in data.hardware),
+        ranked={
+            name: replace(each, curves=tuple(_cut_rank(curve, reached) for curve in each.curves))
+            for name, each in data.ranked.items()
+        },
         markers=tuple(
             marker
             for marker in data.markers
@@ -95,6 +99,11 @@ def _cut_curve(data: ChartData, curve: Curve, standing: Standing, reached: float
         last=last,
         problem=curve.problem if kept or redone else curve.problem or "nothing measured by then",
     )
+
+
+def _cut_rank(curve: RankCurve, reached: float) -> RankCurve:
+    bins = tuple(_until(curve.bins, reached))
+    return replace(curve, bins=bins, last=bins[-1].last if bins else None)
 
 
 def _cut_hardware(curve: HardwareCurve, reached: float) -> HardwareCurve:

@@ -73,6 +73,18 @@ def ranks(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[Ran
     ]
 
 
+def told_by(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
+    """The ranks that told each metric in the newest attempt with any; lines that name no rank count as none."""
+    newest = _newest(connection, run_id)
+    attempt = max((number for number, _, _ in newest), default=0)
+    ranks: dict[str, set[int]] = {}
+    for number, rank, values in newest:
+        if number == attempt and rank >= 0:
+            for name in values.keys() - NOT_METRICS:
+                ranks.setdefault(name, set()).add(rank)
+    return {name: frozenset(found) for name, found in ranks.items()}
+
+
 def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The points of some metrics, or of all, as ``{attempt, rank, step, time, name, value}`` in the order they were
     written. ``time`` is unix seconds; a value that is no number in JSON is "NaN", "Infinity" or "-Infinity".

@@ -10,8 +10,9 @@ from pathlib import Path
 from gputui.charts.chart import Curve
 from gputui.charts.picture import Drawing
 from gputui.config import PRIVATE_DIR_MODE
+from gputui.curves.drawing import COLOURS
 from gputui.curves.model import ChartData
-from gputui.tui.render.charts import Look, drawn_markers, panel_curves, x_axis, y_axis
+from gputui.tui.render.charts import Look, drawn_markers, is_by_rank, panel_curves, x_axis, y_axis
 from gputui.tui.render.panels import Panel
 
 FOLDER = "charts"
@@ -31,7 +32,13 @@ class ChartFile:
 def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: Look) -> ChartFile:
     """The chart as it is seen, without the crosshair."""
     look = replace(look, cursor=None, focus=None)
-    drawn = [_named(curve, panel, look.gpus) for curve in panel_curves(panel, data, look)]
+    if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+        drawn = [
+            Curve(each.bins, f"series.{each.rank % COLOURS}", f"{panel.key} rank {each.rank}", each.last)
+            for each in data.ranked[panel.key].curves
+        ]
+    else:
+        drawn = [_named(curve, panel, look.gpus) for curve in panel_curves(panel, data, look)]
     drawing = Drawing(
         [curve for curve in drawn if curve.bins],
         f"{run_id}: {panel.title}",

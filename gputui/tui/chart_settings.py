@@ -28,6 +28,8 @@ class ChartSettings:
     """Charts with a logarithmic value axis."""
     is_log_x: bool = False
     """Whether the axis that all charts share is logarithmic."""
+    by_rank: frozenset[str] = frozenset()
+    """Charts with a curve for each rank."""
     filter_text: str = ""
 
     def with_next_layout(self) -> ChartSettings:
@@ -47,6 +49,10 @@ class ChartSettings:
     def with_log(self, name: str) -> ChartSettings:
         """On a logarithmic axis, or on a linear one again."""
         return replace(self, logs=self.logs ^ {name})
+
+    def with_ranks(self, name: str) -> ChartSettings:
+        """With a curve for each rank, or with one again."""
+        return replace(self, by_rank=self.by_rank ^ {name})
 
     def with_log_x(self) -> ChartSettings:
         """All charts on a logarithmic x axis, or on a linear one again."""
@@ -95,7 +101,7 @@ class ChartMemory:
 
     def keep(self, run_id: str, settings: ChartSettings) -> None:
         self._known[run_id] = settings
-        usual = replace(settings, logs=frozenset(), is_log_x=False, filter_text="")
+        usual = replace(settings, logs=frozenset(), is_log_x=False, by_rank=frozenset(), filter_text="")
         if usual != self.usual:
             self.usual = usual
             self._keep(usual)

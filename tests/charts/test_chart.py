@@ -334,6 +334,6 @@ def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
 
 def test_without_anything_above_zero_the_x_axis_is_linear_and_says_so() -> None:
     bins = [Bin(0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1)]
-    lines = chart([Curve(bins)], width=60, height=6, x_axis=XAxis("step", 0.0, 0.0, scale="log"))
+    lines = chart([Curve(bins)], width=80, height=6, x_axis=XAxis("step", 0.0, 0.0, scale="log"))
     assert plain_text(lines[-1:]).endswith("step, linear: nothing above 0")
     assert any("⠀" < char <= "⣿" for char in plain_text(lines[:-1]))

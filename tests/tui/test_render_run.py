@@ -12,12 +12,12 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
 from gputui.config import Workspace
-from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, HardwareCurve
+from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, HardwareCurve, RankCurve, RankCurves
 from gputui.store.database import open_reader
 from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.editing import LineEdit
 from gputui.tui.reading import Interest, SnapshotReader
-from gputui.tui.render.charts import Look, extent_of, grid_lines, markers_near, next_marker, panel_lines
+from gputui.tui.render.charts import Look, extent_of, grid_lines, markers_near, next_marker, panel_lines, rank_curves
 from gputui.tui.render.charts_head import chart_head, filter_head
 from gputui.tui.render.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.render.panels import Panel, panels, places
@@ -381,3 +381,19 @@ def test_parameters_have_the_room_that_they_need(page: RunPage) -> None:
     assert text[1].split() == ["optimizer.wei…e.final_value", "3.3000000000000003", "3.3000000000000003"]
     changed = replace(same, run=replace(page.run, params=params | {"data": "x"}))
     assert widths(parameter_lines(changed, 46)) == {46} and "x" in text_of(parameter_lines(changed, 46))[1].split()
+
+
+def test_of_many_ranks_those_that_stand_out_are_named() -> None:
+    curves = tuple(
+        RankCurve(rank, (Bin(0.0, 10.0, value, value, value, value, 2),), value)
+        for rank, value in enumerate([5.0, 4.0, 3.0, 9.0, 5.0, 6.0, 7.0, 5.5])
+    )
+    look = Look(ChartSettings(), (0.0, 10.0), None, None, {}, frozenset({5}))
+    drawn = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves), look)
+    assert [(curve.label, curve.value) for curve in drawn if curve.label] == [
+        ("r2 lowest", 3.0), ("r3 highest", 9.0), ("r5 slow", 6.0),
+    ]  # fmt: skip
+    assert len(drawn) == 8 and drawn[-1].style == "warn"
+    few = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves[:3]), look)
+    assert [curve.label for curve in few] == ["r0", "r1", "r2"]
+    assert len({curve.style for curve in few}) == 3

@@ -463,3 +463,38 @@ async def test_a_click_on_a_logarithmic_axis_puts_the_crosshair_there(app: Gputu
         await pilot.pause()
         cursor = page_of(app).charts.cursor
         assert cursor is not None and cursor == pytest.approx(100.0, rel=0.1)
+
+
+# --- by rank
+
+
+async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: GputuiApp, workspace: Workspace) -> None:
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "down", "enter", "slash", *"step_t", "enter", "b")
+        first = text(app, "charts").splitlines()[1]
+        assert "step time by rank" in first and "r0 0.3000" in first and "r2 slow 0.4500" in first
+        asked = feed_of(app).interest.charts
+        assert asked is not None and asked.ranked == ("step_time",)
+        await press(pilot, "right", "right")
+        assert "r2 slow 0.4500" in text(app, "charts").splitlines()[1]
+        await press(pilot, "E")
+        for _ in range(200):
+            if "Wrote" in text(app, "message"):
+                break
+            await pilot.pause(0.02)
+        written = (workspace.run_dir("gpt2-124m-1") / "charts" / "step_time-step.csv").read_text()
+        assert all(f"\nstep_time rank {rank}," in written for rank in range(4))
+        await press(pilot, "b")
+        assert "by rank" not in text(app, "charts") and feed_of(app).interest.charts is not None
+        assert feed_of(app).interest.charts.ranked == ()  # type: ignore[union-attr]
+
+
+async def test_what_cannot_be_split_by_rank_says_why(app: GputuiApp) -> None:
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter", "b")
+        assert "This run has one rank" in text(app, "message")
+        await press(pilot, "escape", "down", "enter", "b")
+        assert "Only one rank tells loss; others tell step_time" in text(app, "message")
+        await press(pilot, "slash", *"gpu", "enter", "b")
+        assert "show each GPU already" in text(app, "message")
+        assert "by rank" not in text(app, "charts")

@@ -63,6 +63,7 @@ RUN_ACTIONS: tuple[Action, ...] = (
         CHARTS,
         shown=False,
     ),
+    act("by_rank", "b", "by rank", "The metric in focus with a curve for each rank, or one", PAGE, shown=False),
     act("log_axis", "y", "log y", "The chart in focus on a logarithmic or a linear axis", CHARTS, shown=False),
     act("pin", "asterisk", "pin", "Keep the chart in focus first, whatever the filter", PAGE, shown=False),
     act(

@@ -12,7 +12,7 @@ from gputui.charts.envelope import Bin
 from gputui.charts.units import bytes_text, celsius, gibibytes
 from gputui.charts.viewport import Extent
 from gputui.curves.crosshair import values_at
-from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, HardwareField, MarkerKind
+from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, HardwareField, MarkerKind, RankCurves
 from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
@@ -22,6 +22,9 @@ GUTTER = 6
 
 MOST_GPU_LINES = 4
 """More GPUs than this are drawn in one colour, and their lowest and highest value told."""
+
+MOST_RANK_LINES = 6
+"""More ranks than this are drawn in one colour, but those that stand out."""
 
 AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
 MARKER_STYLES: Mapping[MarkerKind, str] = {
@@ -41,13 +44,14 @@ _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start"
 @dataclass(frozen=True, slots=True)
 class Look:
     """How the charts are looked at. ``focus`` is the key of the chart that keys act on, None where none is marked;
-    ``gpus`` gives the index of each GPU by its UUID."""
+    ``gpus`` gives the index of each GPU by its UUID; ``slow_ranks`` hold the others up."""
 
     settings: ChartSettings
     window: tuple[float, float]
     cursor: float | None
     focus: str | None
     gpus: Mapping[str, int]
+    slow_ranks: frozenset[int] = frozenset()
 
 
 def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
@@ -83,7 +87,7 @@ def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: i
         panel_curves(panel, data, look),
         width=width,
         height=height,
-        title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}",
+        title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}{_by_rank_words(panel, data, look)}",
         x_axis=x_axis(data, look),
         y_axis=y_axis(panel, look),
         markers=drawn_markers(data.markers, with_words=height >= FULL_HEIGHT),
@@ -96,6 +100,8 @@ def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: i
 def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
     """What one chart draws, from the back to the front."""
     if panel.field is None:
+        if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+            return rank_curves(panel, data.ranked[panel.key], look)
         return _metric_curves(panel, data, look)
     return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look)
 
@@ -137,6 +143,50 @@ def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
     if not smooth:
         return [redone, Curve(bins, style, "", value)]
     return [redone, Curve(smooth, style, "~", average), Curve(bins, "shadow", "", value, is_shadow=True)]
+
+
+# --- the ranks
+
+
+def is_by_rank(panel: Panel, data: ChartData | None, settings: ChartSettings) -> bool:
+    """Whether a chart shows each rank."""
+    return data is not None and panel.key in settings.by_rank and panel.key in data.rank_names
+
+
+def _by_rank_words(panel: Panel, data: ChartData, look: Look) -> str:
+    if not is_by_rank(panel, data, look.settings):
+        return ""
+    found = data.ranked.get(panel.key)
+    return " by rank" + (", samples" if found is not None and found.is_sampled else "")
+
+
+def rank_curves(panel: Panel, found: RankCurves, look: Look) -> list[Curve]:
+    """A curve for each rank, those that hold the others up in front of all. Of many ranks only the lowest, the highest
+    and the slow ones have a name and a colour."""
+    values = {each.rank: each.last for each in found.curves}
+    if look.cursor is not None:
+        at = values_at([each.bins for each in found.curves], look.cursor)
+        values = {each.rank: value.value for each, value in zip(found.curves, at, strict=True)}
+    named = set(values)
+    notes: dict[int, str] = {}
+    if len(values) > MOST_RANK_LINES:
+        known = {rank: value for rank, value in values.items() if value is not None}
+        if known:
+            notes[min(known, key=lambda rank: known[rank])] = " lowest"
+            notes[max(known, key=lambda rank: known[rank])] = " highest"
+        named = {*notes, *look.slow_ranks}
+    drawn = []
+    for number, each in enumerate(sorted(found.curves, key=lambda each: (each.rank in named, each.rank))):
+        is_slow = each.rank in look.slow_ranks
+        bins = within(each.bins, look.window)
+        if each.rank not in named:
+            drawn.append(Curve(bins, "shadow"))
+            continue
+        note = f" slow{notes.get(each.rank, '')}" if is_slow else notes.get(each.rank, "")
+        style = "warn" if is_slow else f"series.{(panel.colour + number) % MOST_RANK_LINES}"
+        drawn.append(Curve(bins, style, f"r{each.rank}{note}", values[each.rank]))
+    drawn.sort(key=lambda curve: curve.style == "warn")
+    return drawn
 
 
 def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:

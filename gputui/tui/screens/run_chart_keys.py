@@ -55,6 +55,18 @@ class RunChartKeys(ActionScreen):
         self.charts.turn_log_x()
         self._set_charts(self.charts.settings)
 
+    def do_by_rank(self) -> None:
+        why_not = self.charts.why_not_by_rank(self.rank_count)
+        if why_not is not None:
+            self.gputui.say(why_not)
+        elif (focus := self.charts.focus) is not None:
+            self._set_charts(self.charts.settings.with_ranks(focus.key))
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks of the run have told anything."""
+        raise NotImplementedError
+
     def do_layout(self) -> None:
         self._set_charts(self.charts.settings.with_next_layout())
 

@@ -14,7 +14,7 @@ from gputui.store.views import GpuView
 from gputui.tui.chart_files import ChartFile, chart_file
 from gputui.tui.chart_settings import ChartSettings
 from gputui.tui.editing import LineEdit
-from gputui.tui.render.charts import GUTTER, Look, extent_of, grid_lines, next_marker
+from gputui.tui.render.charts import GUTTER, Look, extent_of, grid_lines, is_by_rank, next_marker
 from gputui.tui.render.charts_head import chart_head, filter_head
 from gputui.tui.render.columns import fit_line
 from gputui.tui.render.panels import USUAL, Panel, Panels, Place, panels, places
@@ -68,10 +68,11 @@ class RunCharts:
             self.cursor if self._is_on_axis else None,
             self._focus if is_focused and len(self._visible) > 1 else None,
             {gpu.uuid: gpu.index for gpu in gpus},
+            frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
         )
         self._look = look
         shown = {panel.key for panel in self._visible}
-        looked_at = (look.settings, look.window, look.cursor, look.focus, self.edit, self._visible)
+        looked_at = (look.settings, look.window, look.cursor, look.focus, look.slow_ranks, self.edit, self._visible)
         self.pane.show_when(
             (width, height, page.run.gpus, looked_at, data.request),
             (
@@ -79,6 +80,7 @@ class RunCharts:
                 data.markers,
                 data.hardware,
                 *(data.curves[name] for name in data.curves if name in shown),
+                *data.ranked.values(),
             ),
             lambda: self._lines(data, look, width, height),
             height=height,
@@ -121,6 +123,7 @@ class RunCharts:
             smoothing=self.settings.smoothing,
             hardware=tuple(fields),
             is_log=self.settings.is_log_x,
+            ranked=tuple(panel.key for panel in self._visible if is_by_rank(panel, self._data, self.settings)),
         )
 
     def _lines(self, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
@@ -148,6 +151,23 @@ class RunCharts:
     def focus(self) -> Panel | None:
         """The chart that keys act on."""
         return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
+
+    def why_not_by_rank(self, ranks: int) -> str | None:
+        """Why the chart in focus cannot be told apart by rank; None where it can."""
+        panel = self.focus
+        if panel is None or self._data is None:
+            return "There is no chart yet."
+        if panel.field is not None:
+            return "Charts of the hardware show each GPU already."
+        if ranks < 2:
+            return "This run has one rank, and its curve is what you see."
+        if panel.key not in self._data.rank_names:
+            return f"Only one rank tells {panel.title}; others tell {self._ranked_words()}."
+        return None
+
+    def _ranked_words(self) -> str:
+        names = [name for name in self._data.names if name in self._data.rank_names] if self._data is not None else []
+        return ", ".join(names[:4]) or "nothing of their own"
 
     @property
     def head_text(self) -> str:

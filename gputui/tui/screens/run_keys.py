@@ -47,6 +47,10 @@ class RunKeys(RunChartKeys):
         return page if page is not None and page.run.run_id == self.run_id else None
 
     @property
+    def rank_count(self) -> int:
+        return len(self.page.progress.ranks) if self.page else 0
+
+    @property
     def run_in_question(self) -> RunView | None:
         return self.page.run if self.page else None
 

@@ -1,0 +1,141 @@
+"""One metric of every rank beside the others: read from the lines themselves, for only rank 0's are reduced."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+
+import orjson
+
+from gputui.charts.envelope import Bin, Buckets
+from gputui.curves import reading
+from gputui.curves.axis import AxisMap
+from gputui.curves.bins import new_buckets
+from gputui.curves.model import ChartRequest, RankCurve, RankCurves
+from gputui.curves.reading import Place
+from gputui.curves.smooth import is_set, smooth_bins
+from gputui.store.metric_queries import as_float
+
+LINES_AT_ONCE = 24_000
+"""About so many lines are looked at when a chart is opened, some 100 ms; of a longer run, parts of its stretches."""
+
+_LINES = (
+    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
+    "AND (generation, byte_offset) < (?, ?) AND rank IS NOT NULL AND step IS NOT NULL "
+    "ORDER BY generation, byte_offset LIMIT ?"
+)
+
+RankLine = tuple[int, int, int, float | None, str]
+"""Rank, attempt, step, moment in UTC unix seconds, and the line as it is stored."""
+
+
+class RankReader:
+    """The curves of the ranks of one run, followed as it grows."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._asked: tuple[object, ...] | None = None
+        self._until: dict[int, Place] = {}
+        self._buckets: dict[str, dict[int, Buckets]] = {}
+        self._attempts: dict[tuple[str, int], int] = {}
+        self._is_sampled = False
+        self._answer: tuple[ChartRequest, Mapping[str, RankCurves]] | None = None
+
+    def begin_anew(self) -> None:
+        """Where lines lie on the axis has changed."""
+        self._asked = None
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        names: Mapping[str, str],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+    ) -> Mapping[str, RankCurves]:
+        """The ranks of each metric of ``names``: as it was asked for, and as it was written. What a later attempt did
+        again is left out. Raises sqlite3.Error."""
+        asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
+        until, _ = reading.sources(connection, self._run_id)
+        if asked != self._asked or until.keys() != self._until.keys():
+            self._asked, self._until, self._answer = asked, until, None
+            self._buckets = {name: {} for name in names.values()}
+            self._attempts = {}
+            lines = self._from_the_beginning(connection, axis_map, cuts, request)
+        elif until != self._until:
+            lines = _between(connection, self._until, until)
+            self._until, self._answer = until, None
+        elif self._answer is not None and self._answer[0] == request:
+            return self._answer[1]
+        else:
+            lines = iter(())
+        for line in lines:
+            self._take(line, axis_map, cuts, request)
+        curves = {each: self._curves(name, request) for each, name in names.items()}
+        self._answer = (request, curves)
+        return curves
+
+    def _from_the_beginning(
+        self, connection: sqlite3.Connection, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
+    ) -> Iterator[RankLine]:
+        found = reading.layout(connection, self._run_id)
+        parts = reading.parts(found.stretches, axis_map, request.window, cuts)
+        stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
+        of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
+        ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1
+        wanted = sum(stretch.line_count for stretch in stretches) * ranks
+        self._is_sampled = wanted > LINES_AT_ONCE
+        limit = -1
+        if self._is_sampled:
+            # Each looked into for so many lines that every rank is among them twice.
+            stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
+            limit = max(2 * ranks, LINES_AT_ONCE // len(stretches))
+        for stretch in stretches:
+            yield from connection.execute(_LINES, (stretch.source_id, *stretch.begin, *stretch.end, limit))
+        for source_id, begin, end in found.unreduced():
+            yield from connection.execute(_LINES, (source_id, *begin, *end, -1))
+
+    def _take(
+        self,
+        line: RankLine,
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+    ) -> None:
+        rank, attempt, step, at, data = line
+        if step >= cuts.get(attempt, math.inf):
+            return
+        x = axis_map.place(attempt, step, at)
+        if x is None or (request.window is not None and not request.window[0] <= x <= request.window[1]):
+            return
+        values = orjson.loads(data)
+        for name, of_rank in self._buckets.items():
+            value = as_float(values.get(name))
+            if value is None:
+                continue
+            buckets = of_rank.get(rank)
+            if buckets is None:
+                buckets = of_rank[rank] = new_buckets(request)
+            if self._attempts.setdefault((name, rank), attempt) != attempt:
+                self._attempts[name, rank] = attempt
+                buckets.append(x, None)
+            buckets.append(x, value)
+
+    def _curves(self, name: str, request: ChartRequest) -> RankCurves:
+        wants_smooth = request.smoothing > 0 and not is_set(name)
+        start, end = request.window or (-math.inf, math.inf)
+        curves = []
+        for rank, buckets in sorted(self._buckets[name].items()):
+            bins: Sequence[Bin] = buckets.bins(max(2, request.bins), start, end)
+            bins = smooth_bins(bins, request.smoothing) if wants_smooth else bins
+            curves.append(RankCurve(rank, tuple(bins), buckets.last_value))
+        return RankCurves(tuple(curves), self._is_sampled)
+
+
+def _between(
+    connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
+) -> Iterator[RankLine]:
+    for source_id, end in until.items():
+        if since[source_id] != end:
+            yield from connection.execute(_LINES, (source_id, *since[source_id], *end, -1))
