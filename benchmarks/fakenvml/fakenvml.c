@@ -17,6 +17,9 @@
  *   scramble                                process lists with rows laid out otherwise, as some drivers did
  *   v1_memory                               no second version of the memory call
  *   xid GPU CODE SERIAL                     one event each time SERIAL is new
+ *   path GPU GPU LEVEL                      nvmlGpuTopologyLevel_t between two GPUs, 10 (one switch) to 50 (two CPUs);
+ *                                           50 where no line says so
+ *   nvlink GPU GPU                          joined by NVLink | no_p2p: no PCIe peer access at all
  *
  * FAKE_NVML_COUNTERS names a directory: each process keeps <pid>.calls there, mapped, as records of
  * { char name[56]; uint64 calls; }, ended by an empty name.
@@ -60,6 +63,8 @@ static struct {
     Process processes[MAX_PROCESSES];
     Rule rules[MAX_RULES], hangs[MAX_RULES];
     struct { int code; unsigned serial; } xid[MAX_GPUS];
+    unsigned char path[MAX_GPUS][MAX_GPUS], nvlink[MAX_GPUS][MAX_GPUS];
+    int no_p2p;
 } config;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -128,6 +133,11 @@ static void read_line(const char *line)
     else if (sscanf(line, "lost %u", &a) == 1 && a < MAX_GPUS) config.lost[a] = 1;
     else if (sscanf(line, "absent %u", &a) == 1 && a < MAX_GPUS) config.absent[a] = 1;
     else if (sscanf(line, "xid %u %u %u", &a, &b, &c) == 3 && a < MAX_GPUS) { config.xid[a].code = (int)b; config.xid[a].serial = c; }
+    else if (sscanf(line, "path %u %u %u", &a, &b, &c) == 3 && a < MAX_GPUS && b < MAX_GPUS)
+        config.path[a][b] = config.path[b][a] = (unsigned char)c;
+    else if (sscanf(line, "nvlink %u %u", &a, &b) == 2 && a < MAX_GPUS && b < MAX_GPUS)
+        config.nvlink[a][b] = config.nvlink[b][a] = 1;
+    else if (!strcmp(word, "no_p2p")) config.no_p2p = 1;
     else if (!strcmp(word, "scramble")) config.scramble = 1;
     else if (!strcmp(word, "v1_memory")) config.v1_memory = 1;
 }
@@ -472,6 +482,31 @@ int nvmlDeviceGetFieldValues(Device *d, int count, Field *fields)
         default: field->code = NOT_SUPPORTED;
         }
     }
+    return OK;
+}
+
+/* ---- topology ---- */
+
+int nvmlDeviceGetTopologyCommonAncestor(Device *d, Device *other, unsigned *out)
+{
+    ENTER(d);
+    *out = config.path[d->index][other->index] ? config.path[d->index][other->index] : 50;
+    return OK;
+}
+int nvmlDeviceGetP2PStatus(Device *d, Device *other, unsigned kind, unsigned *out)
+{
+    ENTER(d);
+    int linked = config.nvlink[d->index][other->index]; /* kind 2 asks for NVLink; 0 is OK, 1 "chipset not supported" */
+    *out = kind == 2 ? !linked : !(linked || !config.no_p2p);
+    return OK;
+}
+int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *out)
+{
+    ENTER(d);
+    unsigned links = 0;
+    for (int i = 0; i < MAX_GPUS; i++) links += config.nvlink[d->index][i];
+    if (link >= links) return NOT_SUPPORTED;
+    *out = 1;
     return OK;
 }
 

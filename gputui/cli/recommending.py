@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, print_json, say
+from gputui.doctor.gpu_reading import read_gpus
+from gputui.gpu.model import GpuFacts
+from gputui.gpu.topology import Pair
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.problems import shorten
 from gputui.profiles.recommend import recommend, usable
@@ -15,6 +18,8 @@ from gputui.profiles.sizes import parse_size
 from gputui.store import queries
 from gputui.store.quarantine import quarantined
 from gputui.store.views import GpuView
+
+TOPOLOGY_SECONDS = 5.0
 
 
 def print_recommended(
@@ -29,10 +34,15 @@ def print_recommended(
         memory_bytes = parse_size(memory)
         if memory_bytes is None:
             fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", EXIT_USAGE)
-    situation = situation_of(queries.agent(connection), gpus, quarantined(connection))
+    agent = queries.agent(connection)
+    situation = situation_of(agent, gpus, quarantined(connection))
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
-    chosen = recommend(count, situation, memory_bytes)
+    pairs: tuple[Pair, ...] = ()
+    if count > 1 and agent is not None and agent.source == "nvml":
+        # Only the driver knows it, and in a process of its own it may hang.
+        pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
+    chosen = recommend(count, situation, memory_bytes, pairs)
     if chosen is None:
         fail(_refusal(situation, count, memory_bytes), EXIT_REFUSED)
     value = ",".join(gpu.uuid for gpu in chosen)
@@ -47,6 +57,7 @@ def print_recommended(
                 {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "free_bytes": _free_bytes(free[gpu.uuid])}
                 for gpu in chosen
             ],
+            "links": _links(chosen, pairs),
         }
     )
 
@@ -61,6 +72,16 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
             reasons.append(f"GPU {gpu.index} {clean(reason)}")
     told = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
     return f"{had} of {count} GPUs can be had now" + (f": {told}" if told else "; this machine shows no GPU")
+
+
+def _links(chosen: Sequence[GpuFacts], pairs: Sequence[Pair]) -> list[dict[str, object]]:
+    """How those chosen reach each other, as far as the driver says."""
+    indices = {gpu.index for gpu in chosen}
+    return [
+        {"gpus": [pair.first, pair.second], "path": pair.way, "p2p": pair.p2p}
+        for pair in pairs
+        if {pair.first, pair.second} <= indices
+    ]
 
 
 def _free_bytes(gpu: GpuView) -> int | None:

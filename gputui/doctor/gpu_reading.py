@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, Inventory
+from gputui.gpu.topology import PATHS, Pair
 from gputui.host.child import ChildError, run_child
 
 DEADLINE_SECONDS = 15.0
@@ -25,18 +26,6 @@ DEADLINE_SECONDS = 15.0
 _P2P_READ = 0
 _P2P_NVLINK = 2
 _NVLINKS_MAX = 36
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """How two GPUs reach each other: ``p2p`` whether one reads the other's memory directly, ``nvlink`` whether over
-    NVLink, ``path`` what lies between them otherwise; None is unknown."""
-
-    first: int
-    second: int
-    p2p: bool | None = None
-    nvlink: bool | None = None
-    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +142,15 @@ def active_links(nvml: Any, handle: Any) -> int | None:
 
 def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
     """What the driver says of two GPUs; ``first`` and ``second`` are their indices."""
-    paths = {
-        nvml.NVML_TOPOLOGY_INTERNAL: "one board",
-        nvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
-        nvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
-        nvml.NVML_TOPOLOGY_HOSTBRIDGE: "the host bridge",
-        nvml.NVML_TOPOLOGY_NODE: "one CPU",
-        nvml.NVML_TOPOLOGY_SYSTEM: "two CPUs",
-    }
+    levels = (
+        nvml.NVML_TOPOLOGY_INTERNAL,
+        nvml.NVML_TOPOLOGY_SINGLE,
+        nvml.NVML_TOPOLOGY_MULTIPLE,
+        nvml.NVML_TOPOLOGY_HOSTBRIDGE,
+        nvml.NVML_TOPOLOGY_NODE,
+        nvml.NVML_TOPOLOGY_SYSTEM,
+    )
+    paths = dict(zip(levels, PATHS[1:], strict=True))
     path = None
     with contextlib.suppress(nvml.NVMLError):
         path = paths.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gputui.gpu.model import GpuFacts
+from gputui.gpu.topology import Pair, nearest
 from gputui.profiles.gpu_checks import GpuSituation
 
 
@@ -17,10 +20,13 @@ def usable(situation: GpuSituation, memory_bytes: int | None = None) -> list[Gpu
     return sorted(free, key=lambda gpu: (situation.worry(gpu) is not None, -_free_gibibytes(situation, gpu), gpu.index))
 
 
-def recommend(count: int, situation: GpuSituation, memory_bytes: int | None = None) -> tuple[GpuFacts, ...] | None:
+def recommend(
+    count: int, situation: GpuSituation, memory_bytes: int | None = None, pairs: Sequence[Pair] = ()
+) -> tuple[GpuFacts, ...] | None:
     """The best ``count`` GPUs in the order of their indices; None where fewer can be had now.
 
-    Of equally good ones, those of one model are kept together: ranks wait for the slowest GPU.
+    Those of one model are kept together, for ranks wait for the slowest GPU; then those that reach each other fastest,
+    as far as ``pairs`` tell. A GPU with something to worry about is taken only where there are not enough others.
     """
     best = usable(situation, memory_bytes)
     if count < 1 or len(best) < count:
@@ -29,7 +35,11 @@ def recommend(count: int, situation: GpuSituation, memory_bytes: int | None = No
     for gpu in best:
         of_model.setdefault(gpu.name, []).append(gpu)
     together = next((gpus for gpus in of_model.values() if len(gpus) >= count), best)
-    return tuple(sorted(together[:count], key=lambda gpu: gpu.index))
+    calm = [gpu for gpu in together if situation.worry(gpu) is None]
+    # As many that one worries about as are missing, the others by topology around them.
+    offered = calm if len(calm) >= count else together[:count]
+    chosen = set(nearest([gpu.index for gpu in offered], count, pairs))
+    return tuple(sorted((gpu for gpu in offered if gpu.index in chosen), key=lambda gpu: gpu.index))
 
 
 def _free_gibibytes(situation: GpuSituation, gpu: GpuFacts) -> int:

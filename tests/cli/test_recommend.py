@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fakenvml.build import FakeNvml
+from tests.gpu.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.machine import Machine
 
 
@@ -29,3 +31,24 @@ def test_free_gpus_as_a_value_for_other_scripts(machine: Machine) -> None:
     assert "0 of 1 GPUs can be had now: GPU 0 has 80 GiB, not 90 GiB" in said
     assert "expected a size such as 16GiB" in machine.gputui("gpus", "--recommend", "1", "--memory", "lots", code=2)
     assert "--memory goes with --recommend" in machine.gputui("gpus", "--memory", "1GiB", code=2)
+
+
+def test_those_that_reach_each_other_fastest(machine: Machine, fake_nvml: FakeNvml) -> None:  # noqa: F811
+    """Four GPUs on two CPUs, asked through the real binding: 0-1 on one PCIe switch, 2-3 with NVLink."""
+    lines = ["gpus 4", "load 0", "path 0 1 10", "path 2 3 40", "nvlink 2 3"]
+    fake_nvml.configure(lines)
+    found = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in found["gpus"]] == [2, 3]
+    assert found["links"] == [{"gpus": [2, 3], "path": "NVLink", "p2p": True}]
+    assert found["cuda_visible_devices"] == ",".join(gpu["uuid"] for gpu in found["gpus"])
+    fake_nvml.configure(lines[:-1])
+    found = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1] and found["links"][0]["path"] == "one PCIe switch"
+    fake_nvml.configure(
+        ["gpus 4", "load 0", "unsupported nvmlDeviceGetTopologyCommonAncestor", "hang nvmlDeviceGetP2PStatus 30"]
+    )
+    found = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1] and found["links"] == [], (
+        "a driver that hangs is not waited for"
+    )
+    fake_nvml.configure(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.gpu.topology import Pair
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.recommend import recommend, usable
 
@@ -44,3 +45,16 @@ def test_those_of_one_model_stay_together() -> None:
     assert indices(GpuSituation(mixed), 2) == [1, 2]
     assert indices(GpuSituation(mixed), 1) == [0]
     assert indices(GpuSituation(mixed), 4) == [0, 1, 2, 3]
+
+
+def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
+    pairs = [Pair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
+    situation = GpuSituation(GPUS, used(1, 20))
+
+    def chosen(situation: GpuSituation, count: int) -> list[int]:
+        return [gpu.index for gpu in recommend(count, situation, 10 * GIB, pairs) or ()]
+
+    assert chosen(situation, 2) == [1, 3], "NVLink counts for more than memory that nobody asked for"
+    assert chosen(situation, 1) == [0]
+    worried = GpuSituation(GPUS, slow={"GPU-3": GpuSlowSample("GPU-3", row_remap_pending=True)})
+    assert chosen(worried, 2) == [0, 1] and chosen(worried, 4) == [0, 1, 2, 3]

@@ -1,0 +1,78 @@
+"""How GPUs reach each other; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+# From near to far; what lies between two GPUs as nvidia-smi topo -m has it (NV#, -, PIX, PXB, PHB, NODE, SYS).
+PATHS = (
+    "NVLink",
+    "one board",
+    "one PCIe switch",
+    "several PCIe switches",
+    "the host bridge",
+    "one CPU",
+    "two CPUs",
+)
+# Without peer access every byte goes through the host's memory: worse than any path with it, but two CPUs.
+_WITHOUT_P2P = PATHS.index("one CPU")
+# Of what is not known, nothing good is expected.
+_UNKNOWN = len(PATHS)
+# Beyond so many choices, groups are grown from each GPU instead of all being looked at.
+MOST_GROUPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How two GPUs, by their indices, reach each other: ``p2p`` whether one reads the other's memory directly,
+    ``nvlink`` whether over NVLink, ``path`` what lies between them otherwise (of `PATHS`); None is unknown."""
+
+    first: int
+    second: int
+    p2p: bool | None = None
+    nvlink: bool | None = None
+    path: str | None = None
+
+    @property
+    def way(self) -> str | None:
+        """The best way between them, of `PATHS`."""
+        return PATHS[0] if self.nvlink else self.path
+
+    @property
+    def distance(self) -> int:
+        """The less the better."""
+        if self.way not in PATHS:
+            return _UNKNOWN
+        distance = PATHS.index(self.way)
+        return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
+
+
+def nearest(indices: Sequence[int], count: int, pairs: Iterable[Pair]) -> tuple[int, ...]:
+    """The ``count`` of these GPUs whose farthest two are nearest to each other, then those that are nearest in all; of
+    equal ones, those that come first in ``indices``. Nothing is asked of one GPU, or where no pair is known."""
+    distances = {frozenset((pair.first, pair.second)): pair.distance for pair in pairs}
+    if count < 2 or count >= len(indices) or not distances:
+        return tuple(indices[:count])
+    groups: Iterable[tuple[int, ...]]
+    if comb(len(indices), count) <= MOST_GROUPS:
+        groups = combinations(indices, count)
+    else:
+        groups = (_grown(start, indices, count, distances) for start in indices)
+    places = {index: place for place, index in enumerate(indices)}
+    return min(groups, key=lambda group: (*_spread(group, distances), sum(places[index] for index in group)))
+
+
+def _grown(start: int, indices: Sequence[int], count: int, distances: Mapping[frozenset[int], int]) -> tuple[int, ...]:
+    group: tuple[int, ...] = (start,)
+    while len(group) < count:
+        left = [index for index in indices if index not in group]
+        group += (min(left, key=lambda index: _spread((*group, index), distances)),)
+    return group
+
+
+def _spread(group: Sequence[int], distances: Mapping[frozenset[int], int]) -> tuple[int, int]:
+    found = [distances.get(frozenset(two), _UNKNOWN) for two in combinations(group, 2)]
+    return max(found, default=0), sum(found)

@@ -1,0 +1,52 @@
+"""Which GPUs are near to each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from gputui.gpu import topology
+from gputui.gpu.topology import PATHS, Pair, nearest
+
+EIGHT = tuple(range(8))
+
+
+def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4) -> list[Pair]:
+    """As many GPUs, ``of_cpu`` on each CPU, some of them with NVLink between."""
+    return [
+        Pair(one, other, True, (one, other) in nvlinks, "one CPU" if one // of_cpu == other // of_cpu else "two CPUs")
+        for one, other in combinations(range(count), 2)
+    ]
+
+
+def test_the_way_between_two() -> None:
+    assert Pair(0, 1, nvlink=True, path="two CPUs").way == "NVLink"
+    assert [Pair(0, 1, p2p=True, path=path).distance for path in PATHS] == list(range(len(PATHS)))
+    assert Pair(0, 1).distance > Pair(0, 1, p2p=True, path="two CPUs").distance
+    assert Pair(0, 1, p2p=False, path="one PCIe switch").distance == Pair(0, 1, p2p=True, path="one CPU").distance
+
+
+@pytest.mark.parametrize(
+    ("count", "indices", "expected"),
+    [
+        (2, EIGHT, (2, 7)),  # the only two with NVLink
+        (3, (1, 3, 4, 5, 6), (4, 5, 6)),  # of one CPU, the first three of it
+        (4, EIGHT, (0, 1, 2, 3)),
+        (4, (0, 1, 2, 5, 6), (0, 1, 2, 5)),  # across two CPUs in any case
+        (1, (5, 3), (5,)),
+        (2, (3, 1), (3, 1)),
+    ],
+)
+def test_the_nearest(count: int, indices: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert nearest(indices, count, pairs(8, nvlinks=((2, 7),))) == expected
+
+
+def test_nothing_known_changes_nothing() -> None:
+    assert nearest((4, 0, 2), 2, []) == (4, 0)
+
+
+def test_of_many_gpus_groups_are_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = pairs(16, nvlinks=((12, 13), (12, 14), (13, 14)))
+    monkeypatch.setattr(topology, "MOST_GROUPS", 10)
+    assert nearest(tuple(range(16)), 3, known) == (12, 13, 14)
