@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,8 +16,11 @@ from gputui.runs.command import format_value
 from gputui.tui.page_reading import launched_params
 from gputui.tui.snapshot import RunRow
 
-MOST_RUNS = 6
+MOST_CURVES = 6
 """Curves beyond this cannot be told apart; there are as many colours."""
+
+MOST_RUNS = 24
+"""Rows of the table; each run's curve is read, drawn or not."""
 
 SortKey = Literal["chosen", "best", "last", "step", "hours"]
 SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
@@ -25,40 +28,61 @@ SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the page is looked at. ``hidden`` runs stay in the table; ``group`` is a parameter's name; the
-    ``cursor`` stands on a run, whatever the order."""
+    """How the page is looked at. ``drawn`` are the runs that have a curve, each at the place of its colour, None where
+    a colour is free; the others stay in the table. ``group`` is a parameter's name; the ``cursor`` stands on a run,
+    whatever the order."""
 
     run_ids: tuple[str, ...]
     metric: str | None = None
     sort: SortKey = "chosen"
     is_reversed: bool = False
     group: str | None = None
-    hidden: frozenset[str] = frozenset()
+    drawn: tuple[str | None, ...] = ()
     cursor: str | None = None
+
+    @classmethod
+    def of(cls, run_ids: Sequence[str], metric: str | None = None) -> Comparison:
+        """The first runs have curves, as many as there are colours."""
+        first = tuple(run_ids[:MOST_CURVES])
+        return cls(tuple(run_ids), metric, drawn=first + (None,) * (MOST_CURVES - len(first)))
+
+    @property
+    def curve_count(self) -> int:
+        """How many runs have a curve."""
+        return sum(run_id is not None for run_id in self.drawn)
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The runs without a curve."""
+        return frozenset(self.run_ids) - frozenset(self.drawn)
 
     def sorted_next(self) -> Comparison:
         """The next order."""
         return replace(self, sort=SORT_KEYS[(SORT_KEYS.index(self.sort) + 1) % len(SORT_KEYS)])
 
     def toggled(self, run_id: str) -> Comparison:
-        """A run shown or hidden."""
-        return replace(self, hidden=self.hidden ^ {run_id})
+        """A run's curve hidden, or shown in a colour that is free; where none is, nothing changes."""
+        if run_id in self.drawn:
+            return replace(self, drawn=tuple(None if each == run_id else each for each in self.drawn))
+        if None not in self.drawn:
+            return self
+        free = self.drawn.index(None)
+        return replace(self, drawn=(*self.drawn[:free], run_id, *self.drawn[free + 1 :]))
 
     def without(self, run_id: str) -> Comparison:
         """One run less."""
         left = tuple(each for each in self.run_ids if each != run_id)
-        return replace(self, run_ids=left, hidden=self.hidden - {run_id})
+        return replace(self, run_ids=left, drawn=tuple(None if each == run_id else each for each in self.drawn))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run in the table. ``colour`` is its curve's, whatever the order; ``params`` are those in which the runs differ,
-    as text; ``best`` is the best value of the metric and ``best_x`` where on the axis it was. ``seconds`` is how long
-    the run took until now."""
+    """A run in the table. ``colour`` is its curve's, whatever the order, None where it has none; ``params`` are those
+    in which the runs differ, as text; ``best`` is the best value of the metric and ``best_x`` where on the axis it was.
+    ``seconds`` is how long the run took until now."""
 
     row: RunRow
-    colour: int
-    is_hidden: bool
+    colour: int | None
     params: Mapping[str, str] = field(default_factory=dict)
     last: float | None = None
     best: float | None = None
@@ -88,8 +112,9 @@ def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:
-    """The launch parameters in which runs differ, each with its value per run as text; None where a run has none."""
-    launched = [launched_params(row.run) for row in rows]
+    """The launch parameters in which runs differ, each with its value per run as text; None where a run has none. Those
+    within others are named with a dot between."""
+    launched = [dict(_flat(launched_params(row.run))) for row in rows]
     names = dict.fromkeys(name for params in launched for name in params)
     found = {}
     for name in names:
@@ -116,8 +141,7 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
         runs.append(
             ComparedRun(
                 row,
-                comparison.run_ids.index(run_id) % MOST_RUNS,
-                run_id in comparison.hidden,
+                comparison.drawn.index(run_id) if run_id in comparison.drawn else None,
                 own,
                 curve.last if curve is not None else None,
                 best,
@@ -187,6 +211,14 @@ def _best(bins: Sequence[Bin], is_more: bool) -> tuple[float | None, float | Non
         if value is not None and (best is None or (value > best if is_more else value < best)):
             best, place = value, each.last_x
     return best, place
+
+
+def _flat(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in params.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 def _text(value: object) -> str:

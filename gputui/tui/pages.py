@@ -92,15 +92,15 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
     def compare(self, run: RunView | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
         that is open already and has ``run`` in it stays as it is."""
-        from gputui.tui.comparing import MOST_RUNS
+        from gputui.tui.comparing import MOST_CURVES, MOST_RUNS
         from gputui.tui.screens.compare import CompareScreen
 
         chosen = tuple(marked)
         if len(chosen) < 2 and run is not None:
             alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
-            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))
+            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
         if len(chosen) > MOST_RUNS:
-            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs; more curves cannot be told apart.")
+            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
         chosen = chosen[:MOST_RUNS]
         page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self.chart_memory.usual))
         page.show_runs(chosen, run.run_id if run is not None else None)

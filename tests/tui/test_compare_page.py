@@ -93,6 +93,23 @@ async def test_order_group_hide_and_leave_out(app: GputuiApp) -> None:
         assert len(page.comparison.run_ids) == 2 and not page.comparison.hidden
 
 
+async def test_a_sweep_of_many_runs(app: GputuiApp, filler: Filler) -> None:
+    for number in range(4, 13):
+        filler.run(f"sweep-{number}", "succeeded", name="sweep", params={"lr": number / 10}, ended_ago=99.0)
+    async with app.run_test(size=(120, 36)) as pilot:
+        app.feed.refresh()  # type: ignore[attr-defined]
+        await pilot.pause()
+        await pilot.press(*["space"] * 12)  # each marks a run and goes on to the next
+        page = await opened(app, pilot)
+        assert "12 runs, 6 shown" in text(app, "head")
+        assert all(f"sweep-{number} " in text(app, "runs") for number in range(1, 13))
+        await pilot.press("end", "space")
+        assert "hide one first" in text(app, "message") and page.comparison.curve_count == 6
+        last = page.comparison.cursor
+        await pilot.press("home", "space", "end", "space")
+        assert last in page.comparison.drawn and page.comparison.curve_count == 6
+
+
 async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         page = await opened(app, pilot)

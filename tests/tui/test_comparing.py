@@ -49,7 +49,7 @@ ROWS = [
     row("c", None, lr=0.1, batch=32, note=None, extra=True),
 ]
 DATA = {"a": measured("loss", 3.0, 0.5, 1.0), "b": measured("loss", 2.0, 1.5, 0.9), "c": measured("loss")}
-ALL = Comparison(("a", "b", "c"), "loss")
+ALL = Comparison.of(("a", "b", "c"), "loss")
 
 
 def ids(comparison: Comparison) -> list[str]:
@@ -105,11 +105,29 @@ def test_a_run_keeps_its_colour_in_any_order() -> None:
 
 
 def test_hiding_and_leaving_out() -> None:
-    assert [run.is_hidden for run in in_order(compare(ROWS, DATA, ALL.toggled("b"), 0.0))] == [False, True, False]
+    colours = [run.colour for run in in_order(compare(ROWS, DATA, ALL.toggled("b"), 0.0))]
+    assert colours == [0, None, 2]
     assert ALL.toggled("b").toggled("b") == ALL
     left = ALL.toggled("c").without("c")
-    assert left == Comparison(("a", "b"), "loss")
+    assert left == Comparison.of(("a", "b"), "loss")
     assert ids(replace(ALL, run_ids=("b", "gone"))) == ["b"]
+
+
+def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
+    names = [f"run-{number}" for number in range(9)]
+    comparison = Comparison.of(names)
+    assert comparison.hidden == set(names[6:]) and comparison.curve_count == 6
+    assert comparison.toggled("run-8") == comparison  # no colour is free
+    changed = comparison.toggled("run-2").toggled("run-8")
+    assert changed.drawn[2] == "run-8" and changed.hidden == {"run-2", "run-6", "run-7"}
+    assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
+    runs = in_order(compare([row(name) for name in names], {}, changed, 0.0))
+    assert [run.colour for run in runs] == [0, 1, None, 3, 4, 5, None, None, 2]
+
+
+def test_parameters_within_others_are_told_by_themselves() -> None:
+    rows = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
+    assert differing(rows) == {"model.depth": ("2", "4")}
 
 
 @pytest.mark.parametrize("name", ["val/accuracy", "samples_per_s", "F1", "eval_bleu", "mfu"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gputui.charts.cells import clip_middle
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -41,6 +42,7 @@ class CompareLook:
 def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
     """What is compared, and how."""
     runs = "1 run" if len(comparison.run_ids) == 1 else f"{len(comparison.run_ids)} runs"
+    runs += f", {comparison.curve_count} shown" if comparison.hidden else ""
     parts: list[list[Span]] = [
         [(" Compare ", "title"), (runs, "text")],
         [(" · ", "dim"), (clean(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
@@ -71,25 +73,25 @@ def overlay_lines(
 ) -> list[Line]:
     """The metric of every run that is not hidden, over each other; the run under the cursor on top."""
     metric = comparison.metric
-    shown = [run for run in runs if not run.is_hidden]
-    shown.sort(key=lambda run: run.row.run.run_id == comparison.cursor)
+    shown = [(run, run.colour) for run in runs if run.colour is not None]
+    shown.sort(key=lambda each: each[0].row.run.run_id == comparison.cursor)
     curves: list[Curve] = []
     problem = None
-    for run in shown:
+    for run, colour in shown:
         found = data.get(run.row.run.run_id)
         curve = found.curves.get(metric) if found is not None and metric is not None else None
         if curve is None or not curve.bins:
             problem = curve.problem if curve is not None else problem
             continue
         bins, smooth = within(curve.bins, look.window), within(curve.smooth, look.window)
-        style = f"series.{run.colour}"
+        style = f"series.{colour}"
         value = curve.last
         if look.cursor is not None:
             [at] = values_at([smooth or bins], look.cursor)
             value = at.value
         if smooth:
             curves.append(Curve(bins, "shadow", is_shadow=True))
-        curves.append(Curve(smooth or bins, style, _MARKS[run.colour % len(_MARKS)], value))
+        curves.append(Curve(smooth or bins, style, _MARKS[colour], value))
     start, end = look.window or (None, None)
     is_time = look.axis in ("time", "trained")
     where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
@@ -103,8 +105,15 @@ def overlay_lines(
         y_axis=YAxis("log" if look.is_log else "linear"),
         cursor=look.cursor,
         least_gutter=GUTTER,
-        empty_text=problem or ("all runs are hidden" if runs and not shown else "none of the runs measured it"),
+        empty_text=problem or _why_empty(shown, data, metric),
     )  # fmt: skip
+
+
+def _why_empty(shown: Sequence[object], data: Mapping[str, ChartData], metric: str | None) -> str:
+    if not shown:
+        return "all runs are hidden"
+    is_read = metric is None or any(metric in each.request.names for each in data.values())
+    return "none of the runs measured it" if data and is_read else "reading…"
 
 
 def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
@@ -122,7 +131,7 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
             )
         else:
             mark: Span = ("▸ " if item.row.run.run_id == comparison.cursor else "  ", "cursor")
-            lines.append([mark, *row_line(placed, item, width - 2, "dim" if item.is_hidden else None)])
+            lines.append([mark, *row_line(placed, item, width - 2, "dim" if item.colour is None else None)])
     if not lines:
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
     room = max(1, height - HEAD_LINES)
@@ -163,13 +172,13 @@ def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
     best = "most" if is_more_better(metric) else "least"
     columns: list[Column[ComparedRun]] = [
         Column("", 1, _mark),
-        Column("run", 16, lambda run, _: [(clean(run.row.run.run_id), "text")], grow=2, most=40),
+        Column("run", 16, _name, grow=2, most=40),
         Column(best, 9, lambda run, _: [(metric_value(run.best), "accent")], align=">"),
         Column("at", 8, _best_place, align=">", importance=3),
         Column("last", 9, lambda run, _: [(metric_value(run.last), "text")], align=">", importance=1),
         Column("step", 9, _step, align=">", importance=2),
         Column("state", 12, _state, importance=4),
-        Column("took", 9, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
+        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
     ]
     names = next((tuple(run.params) for group in groups for run in group.runs), ())
     for number, name in enumerate(names):
@@ -184,9 +193,13 @@ def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[Co
 
 
 def _mark(run: ComparedRun, _: int) -> list[Span]:
-    if run.is_hidden:
+    if run.colour is None:
         return [("·", "dim")]
-    return [(_MARKS[run.colour % len(_MARKS)], f"series.{run.colour}")]
+    return [(_MARKS[run.colour], f"series.{run.colour}")]
+
+
+def _name(run: ComparedRun, width: int) -> list[Span]:
+    return [(clip_middle(clean(run.row.run.run_id), width), "text")]
 
 
 def _best_place(run: ComparedRun, _: int) -> list[Span]:

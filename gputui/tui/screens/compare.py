@@ -17,7 +17,16 @@ from gputui.curves.names import filter_names
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
 from gputui.tui.chart_settings import ChartSettings
-from gputui.tui.comparing import ComparedRun, Comparison, Group, compare, group_next, in_order, metric_names
+from gputui.tui.comparing import (
+    MOST_CURVES,
+    ComparedRun,
+    Comparison,
+    Group,
+    compare,
+    group_next,
+    in_order,
+    metric_names,
+)
 from gputui.tui.editing import LineEdit
 from gputui.tui.overview_focus import moved
 from gputui.tui.reading import Interest
@@ -41,7 +50,7 @@ class CompareScreen(CompareChartKeys):
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("compare")
 
     def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
-        super().__init__(Comparison(tuple(run_ids)), settings or ChartSettings())
+        super().__init__(Comparison.of(run_ids), settings or ChartSettings())
         self.head = Pane(id="head")
         self.chart = SlowPane(id="charts")
         self.runs = Pane(id="runs")
@@ -71,7 +80,7 @@ class CompareScreen(CompareChartKeys):
     def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
         """Put the cursor on a run; where it is not among those compared, compare these instead."""
         if cursor is not None and cursor not in self.comparison.run_ids:
-            self.comparison = Comparison(tuple(run_ids), self.comparison.metric)
+            self.comparison = Comparison.of(run_ids, self.comparison.metric)
         if cursor is not None:
             self.comparison = replace(self.comparison, cursor=cursor)
 
@@ -163,8 +172,14 @@ class CompareScreen(CompareChartKeys):
 
     def do_hide(self) -> None:
         run = self.run_in_question
-        if run is not None:
-            self.comparison = self.comparison.toggled(run.run_id)
+        if run is None:
+            return
+        toggled = self.comparison.toggled(run.run_id)
+        if toggled == self.comparison:
+            self.gputui.say(
+                f"{MOST_CURVES} curves are shown, and more cannot be told apart; hide one first.", "warning"
+            )
+        self.comparison = toggled
 
     def do_leave_out(self) -> None:
         run = self.run_in_question
