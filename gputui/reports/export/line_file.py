@@ -21,12 +21,19 @@ class LineFile:
 
     def refuse_taken(self) -> None:
         """Raises ExportError where something is there already."""
+        self.refuse_other_than_files()
+        if self.path.exists() and self.path.stat().st_size > 0:
+            raise ExportError(f"{self.path} exists already; move it away or choose another place")
+
+    def refuse_other_than_files(self) -> None:
+        """Raises ExportError where a folder is there, or a device: to replace one would harm the machine."""
         try:
-            is_taken = self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+            is_other = self.path.exists() and not self.path.is_file()
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        if is_taken:
-            raise ExportError(f"{self.path} exists already; move it away or choose another place")
+        if is_other:
+            what = "a folder" if self.path.is_dir() else "no file"
+            raise ExportError(f"{self.path} is {what}; choose another place")
 
     def open(self) -> int:
         """Make it, or open what is there. Returns its size in bytes."""

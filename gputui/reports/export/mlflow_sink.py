@@ -24,6 +24,7 @@ _MOST_METRICS, _MOST_PARAMS, _MOST_TEXT = 1000, 100, 5000
 # What MLflow takes in names; it refuses a whole batch for one other character, which becomes an underscore.
 _ODD = re.compile(r"[^\w./ :-]", re.ASCII)
 _STORY_SENTENCES = 100
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -134,17 +135,26 @@ class MlflowSink:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
+        """What MLflow and the libraries below it raise, which may be anything."""
         try:
             yield
-        except self._error as error:
-            words = redact_text(" ".join(str(error).split()))[:300]
-            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {words}") from error
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {_in_words(error)}") from error
 
 
 def without_login(uri: str) -> str:
     """The address without name and password."""
     scheme, mark, rest = uri.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def _in_words(error: Exception) -> str:
+    """An error in one line; of a long one about the network its cause alone."""
+    text = redact_text(" ".join(f"{error}".split())) or type(error).__name__
+    cause = _SYSTEM_ERROR.search(text)
+    return text[:300] if cause is None else cause.group(1)
 
 
 def _name(name: str) -> str:

@@ -32,7 +32,9 @@ def export(connection: sqlite3.Connection, subject: Subject, name: Format, targe
             sink.refuse_taken()
         return _write_all(connection, sink, subject.run.run_id, Path(target))
     path = Path(target)
-    if not replace:
+    if replace:
+        LineFile(path).refuse_other_than_files()
+    else:
         LineFile(path).refuse_taken()
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

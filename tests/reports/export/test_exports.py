@@ -126,6 +126,8 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"holds net-1 already, as run \w+"):
         write(filler, "mlflow", uri)
     follow_mlflow(filler, uri, run.info.run_id)
+    with pytest.raises(ExportError, match=r"MLflow refuses nothing://h: (?!.*hunter2)"):
+        write(filler, "mlflow", "nothing://ada:hunter2@h")
 
 
 def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:
@@ -189,6 +191,10 @@ def test_a_place_that_cannot_be_written_leaves_nothing(form: Format, filler: Fil
         write(filler, form, tmp_path / "old")
     assert (tmp_path / "old").read_text() == "as it was"
     assert write(filler, form, tmp_path / "old", replace=True) > 0
+    for place, what in ((tmp_path, "a folder"), (Path("/dev/null"), "no file")):
+        with pytest.raises(ExportError, match=f"{place} is {what}"):
+            write(filler, form, place, replace=True)
+    assert Path("/dev/null").is_char_device()
     assert (tmp_path / "old").read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1
 
 
