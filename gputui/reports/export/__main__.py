@@ -55,7 +55,7 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
     """Follow a run to its end: an exit code, and what went wrong, in one line."""
     workspace = Workspace(profiles=state, state=state)
     run_dir = workspace.run_dir(run_id)
-    shown = name
+    shown: str = name
     try:
         spec = read_spec(run_dir / SPEC_FILE)
         template = spec.sinks.get(name)
@@ -63,7 +63,7 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
             return FAILED, f"the run's profile has no sink {name}"
         os.environ.update({key: value for key, value in spec.env.items() if key.startswith(_PASSED_ON)})
         target = target_of(template, spec.params, run_id=run_id, run_dir=str(run_dir))
-        target = absolute_target(name, target, Path("/"))
+        target = shown = absolute_target(name, target, Path("/"))
         Follower(workspace.database, Target(run_id, run_dir, name, target), guard=signal.alarm).run()
     except FollowedElsewhereError:
         return ELSEWHERE, ""
