@@ -14,7 +14,12 @@ from gputui.runs.spec import RunSpec, Scalar
 def secrets_of(spec: RunSpec) -> set[str]:
     """The texts of a specification that must appear nowhere else: its script may print them in its last words, and
     placeholders put them behind harmless names."""
-    argvs = [spec.program, spec.args or (), () if spec.checkpoints is None else spec.checkpoints.resume]
+    argvs = [
+        tuple(spec.sinks.values()),
+        spec.program,
+        spec.args or (),
+        () if spec.checkpoints is None else spec.checkpoints.resume,
+    ]
     notify = spec.recovery.get("notify")
     command = notify.get("command") if isinstance(notify, Mapping) else None
     if isinstance(command, list | tuple):

@@ -42,7 +42,12 @@ ENVIRONMENT = {
 PARAMETERS = {"api_key": "parameter-key-6", "token": "parameter-token-7", "hub_token": "parameter-hub-token-8"}
 # Behind an option's name, after = and as a word of its own, in addresses, and behind harmless names.
 OPTIONS = {"--api-key=": "option-key-9", "--token ": "option-token-10", "--password ": "option-password-11"}
-IN_ADDRESSES = {"ENDPOINT": "address-password-12", "option": "address-password-13", "parameter": "address-password-14"}
+IN_ADDRESSES = {
+    "ENDPOINT": "address-password-12",
+    "option": "address-password-13",
+    "parameter": "address-password-14",
+    "sink": "address-password-20",
+}
 # By their look alone: nobody named them.
 BY_LOOK = (
     "ghp_" + "a1B2" * 9,
@@ -83,6 +88,7 @@ args: >-
   planted.txt --auth {{api_key}} --api-key={key} --token {token} --password {password}
   --at https://me:{address}@example.org/ --from {{source}}
 metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+sinks: {{jsonl: , tensorboard: , mlflow: "http://me:{sink}@127.0.0.1:1"}}
 recovery:
   policy: standard
   notify: {{webhook: "{hook}", command: [{python}, {tell}, --api-key, {key}]}}
@@ -130,6 +136,7 @@ def plant(machine: Machine, hook: str) -> str:
     )
     parameters = {**PARAMETERS, "source": f"postgres://me:{IN_ADDRESSES['parameter']}@db/x"}
     environment = {**ENVIRONMENT, "ENDPOINT": f"https://me:{IN_ADDRESSES['ENDPOINT']}@example.org/"}
+    environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     text = PROFILE.format(
         python=sys.executable,
         params=json.dumps(parameters),
@@ -138,6 +145,7 @@ def plant(machine: Machine, hook: str) -> str:
         token=OPTIONS["--token "],
         password=OPTIONS["--password "],
         address=IN_ADDRESSES["option"],
+        sink=IN_ADDRESSES["sink"],
         hook=hook,
         tell=folder / "tell.py",
     )
@@ -200,6 +208,8 @@ def test_planted_secrets_come_out_nowhere(
     (run_dir / "go").touch()
     machine.wait_for("blabs-1", "failed")
     wait_until(lambda: not machine.rows("SELECT 1 FROM notices WHERE sent_at IS NULL"), what="the messages")
+    wait_until(lambda: machine.rows("SELECT 1 FROM events WHERE message LIKE 'sink mlflow: %'"), what="its refusal")
+    wait_until(lambda: b"gputui.end" in (run_dir / "sinks/metrics.jsonl").read_bytes(), what="the sinks")
     for words in ("show blabs-1 --json", "explain blabs-1"):
         say(*words.split(), code=None)
     out = machine.folder / "out"
@@ -221,6 +231,7 @@ def test_planted_secrets_come_out_nowhere(
             found[str(path.relative_to(machine.folder))] = path.read_bytes()
     # It is all there and looked at, and the script did get its secrets.
     assert any(name.endswith("gputui.db") for name in found)
+    assert any("sinks/tensorboard/events" in name for name in found)
     assert any("incidents/1/logs" in name for name in found) and told and found["command"]
     assert b"[redacted]" in found["explain blabs-1"] and b"[redacted]" in found["webhook"]
     assert not leaks_in(found)
