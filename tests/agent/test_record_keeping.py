@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from gputui.agent.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.host.model import HostSample
-from gputui.store import hardware_spans, past_hardware, queries, rollups, timeline
+from gputui.store import gpu_queries, hardware_spans, past_hardware, queries, rollups, samples, timeline
 from gputui.store.database import open_writer
 from gputui.store.retention import Retention
 from gputui.store.room import room
@@ -61,7 +63,10 @@ class Machine:
             GpuSample(f"GPU-{i}", utilization_percent=utilization, power_watts=power + i, temperature_celsius=60.0)
             for i in range(self.gpus)
         )
-        slow = tuple(GpuSlowSample(f"GPU-{i}", energy_joules=joules) for i in range(self.gpus))
+        slow = tuple(
+            GpuSlowSample(f"GPU-{i}", energy_joules=joules, memory_temperature_celsius=70.0 + i)
+            for i in range(self.gpus)
+        )
         self.recorder.take([FastTick(self.now, fast), SlowTick(self.now, slow), HostSample(self.now, cpu_percent=10.0)])
 
     def pass_time(self, seconds: float) -> None:
@@ -220,45 +225,126 @@ def test_settings_that_are_wrong_change_nothing_and_are_told(machine: Machine) -
 
 @pytest.fixture
 def year(workspace: Workspace) -> Iterator[Machine]:
-    """Eight GPUs for a year, sampled every four hours; what tidies behind them has its turn once a day."""
-    made = Machine(workspace, gpus=8, step=14400.0)
+    """Eight GPUs for a year, sampled every eight hours, and every fifth day once a minute for a while; what tidies
+    behind them has its turn once a day."""
+    made = Machine(workspace, gpus=8, step=28800.0)
     made.connection.execute("PRAGMA synchronous = OFF")
     for day in range(365):
-        for _ in range(6):
-            made.sample(utilization=float(day % 100), joules=600.0 * (made.boot - 1000.0))
-            made.pass_time(14400.0)
+        for ticks, seconds in ((1, 28800.0), (1, 28800.0), (1, 28800.0) if day % 5 else (10, 2880.0)):
+            for tick in range(ticks):
+                made.sample(utilization=float(day % 100), joules=600.0 * (made.boot - 1000.0))
+                made.pass_time(seconds if ticks == 1 else 60.0 if tick < ticks - 1 else 28800.0 - 60.0 * tick)
         made.tidy()
-    made.pass_time(10 * HOUR)
+    made.pass_time(20 * HOUR)
     made.tidy()
     yield made
     made.connection.close()
+
+
+TICKS = 3 * 365 + 9 * 73
 
 
 def test_a_year(year: Machine) -> None:
     end = START + 365 * DAY
     (oldest_raw,) = year.rows("SELECT min(at) FROM gpu_samples")[0]
     (oldest_minute,) = year.rows("SELECT min(at) FROM gpu_minutes")[0]
-    assert oldest_raw == pytest.approx(end - 7 * DAY, abs=12 * HOUR)
-    assert oldest_minute == pytest.approx(end - 90 * DAY, abs=12 * HOUR)
-    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 6 * 365, 8 * 6 * 365)]
-    (joules,) = year.rows("SELECT sum(energy_joules) FROM gpu_hours WHERE gpu_id = 1")[0]
-    assert joules == pytest.approx(600.0 * 6 * HOUR * 365, rel=1e-3)
-
-    found = rollups.gpu_history(year.connection, START, end, 365)
-    assert len(found) == 8
-    assert [round(value or 0) for value in found["GPU-3"].utilization_percent] == [day % 100 for day in range(365)]
+    assert oldest_raw == pytest.approx(year.now - 7 * DAY, abs=12 * HOUR)
+    assert oldest_minute == pytest.approx(year.now - 90 * DAY, abs=24 * HOUR)
+    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_hours") == [(8 * 3 * 365, 8 * TICKS)]
+    assert year.rows("SELECT count(*), sum(sample_count) FROM gpu_days") == [(8 * 365, 8 * TICKS)]
+    (joules,) = year.rows("SELECT sum(energy_joules) FROM gpu_days WHERE gpu_id = 1")[0]
+    assert joules == pytest.approx(600.0 * 3 * HOUR * 365, rel=1e-3)
+    # What was sampled often enough is in packs, one for each source, and pruned with the rest.
+    packs = year.rows("SELECT sample_count, count(*), min(at) FROM gpu_sample_packs GROUP BY sample_count")
+    assert [pack[:2] for pack in packs] == [(10, 8)]
+    assert oldest_raw <= packs[0][2]  # type: ignore[operator]
 
     # What the screen asks goes on from the samples to what is left of them.
     history = queries.gpu_history(year.connection, end - 100 * DAY, end, 100, "GPU-0")["GPU-0"]
     assert None not in history.utilization_percent
-    then = past_hardware.gpus(year.connection, START + 30.5 * DAY + 60.0, {})
+    host_history = queries.host_history(year.connection, end - 100 * DAY, end, 100)
+    assert host_history.cpu_percent == (10.0,) * 100
+    warmth = gpu_queries.memory_temperature_history(year.connection, "GPU-3", end - 300 * DAY, end, 100)
+    assert warmth == pytest.approx([73.0] * 100)
+    then = past_hardware.gpus(year.connection, START + 30 * DAY + 8 * HOUR + 60.0, {})
     assert [gpu.utilization_percent for gpu in then] == [30.0] * 8
     assert timeline.gap_at(year.connection, START + 200 * DAY + 60.0) is None
     number = int((START + 50 * DAY) // (10 * DAY))
     (span,) = hardware_spans.gpu_spans(year.connection, "GPU-1", ["power_watts"], 10 * DAY, number, number, DAY)
     assert span.values[0][1:] == (301.0, 301.0, 301.0)
-    host = queries.host(year.connection, START + 30.5 * DAY + 60.0)
+    host = queries.host(year.connection, START + 30 * DAY + 8 * HOUR + 60.0)
     assert host is not None and (host.cpu_percent, host.load_1m) == (10.0, None)
+
+    # A year of eight GPUs is answered from days, of which there are 3 000, and not from 70 000 hours.
+    worked: list[int] = []
+    asked: list[str] = []
+    year.connection.set_progress_handler(lambda: worked.append(1) and None, 1000)  # type: ignore[func-returns-value]
+    year.connection.set_trace_callback(asked.append)
+    found = rollups.gpu_history(year.connection, START, end, 365)
+    year.connection.set_progress_handler(None, 0)
+    year.connection.set_trace_callback(None)
+    assert sum("gpu_days" in query for query in asked) == 8 and not any("gpu_hours" in query for query in asked)
+    assert len(worked) < 150 * len(found) * 365 / 1000
+    assert len(found) == 8
+    assert [round(value or 0) for value in found["GPU-3"].utilization_percent] == [day % 100 for day in range(365)]
+
+
+def test_hours_are_put_together_in_slices(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    some = samples.some
+
+    def counted(*args: Any) -> Any:
+        rows, until = some(*args)
+        read.append(len(rows))
+        return rows, until
+
+    monkeypatch.setattr(samples, "some", counted)
+    monkeypatch.setattr("gputui.agent.rollups.ROWS_AT_ONCE", 250)
+    noise = random.Random(3)
+    values = []
+    for second in range(3700):
+        values.append(round(noise.uniform(0, 700), 3))
+        machine.sample(utilization=float(second % 100), power=values[-1], joules=300.0 * second)
+        machine.pass_time(1.0)
+        assert second % 300 or machine.recorder.flush()
+    machine.tidy()
+    hour = sorted(values[:3600])
+    assert 200 < max(read) <= 250
+    assert machine.rows(
+        "SELECT sample_count, power_watts_mean, power_watts_min, power_watts_max, power_watts_p95 FROM gpu_hours"
+    ) == [(3600, pytest.approx(sum(hour) / 3600, abs=0.005), hour[0], hour[-1], hour[math.ceil(0.95 * 3600) - 1])]
+    assert machine.rows("SELECT count(*), min(sample_count), max(sample_count) FROM gpu_minutes") == [(61, 60, 60)]
+    assert machine.rows("SELECT sample_count FROM host_hours") == [(3600,)]
+
+
+def test_an_hour_that_is_half_put_together_when_the_clock_is_set_back_counts_every_sample(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputui.agent.rollups.ROWS_AT_ONCE", 1000)
+    ticking = iter(range(100_000))
+    for second in range(3661):
+        machine.sample()
+        machine.pass_time(1.0)
+        assert second % 300 or machine.recorder.flush()
+    assert machine.recorder.flush()
+    keeping = machine.keeping.rollups
+    keeping.turn(machine.now - 100.0, 1.0)
+    keeping.clock = lambda: float(next(ticking))
+    while machine.rows("SELECT count(*) FROM host_hours") == [(0,)]:
+        keeping.turn(machine.now, next(ticking) + 2.0)
+    keeping.turn(machine.now, next(ticking) + 2.0)
+    assert machine.rows("SELECT count(*) FROM gpu_hours") == [(0,)] and keeping.is_behind
+    machine.now -= 1800.5
+    for second in range(1900):
+        machine.sample()
+        machine.pass_time(1.0)
+        assert second % 300 or machine.recorder.flush()
+    machine.tidy()
+    while keeping.is_behind:
+        keeping.turn(machine.now, next(ticking) + 2.0)
+    assert machine.rows("SELECT sample_count FROM gpu_hours WHERE at = ?", START) == machine.rows(
+        "SELECT count(*) FROM gpu_samples WHERE at >= ? AND at < ?", START, START + HOUR
+    )
 
 
 def test_a_turn_ends_when_its_time_is_over_and_the_next_goes_on(workspace: Workspace) -> None:

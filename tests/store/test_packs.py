@@ -1,0 +1,56 @@
+"""Columns of samples as text and back."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputui.store import packs
+from gputui.store.packs import Column
+
+VALUES = st.lists(st.one_of(st.none(), st.integers(-(2**40), 2**40)), min_size=1, max_size=packs.MOST_SAMPLES)
+NEAR = st.lists(st.one_of(st.none(), st.integers(-5, 40_000)), min_size=1, max_size=packs.MOST_SAMPLES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=NEAR, scale=st.sampled_from([1, 15, 2 << 20]), data=st.data())
+def test_values_come_back_exactly(values: list[int | None], scale: int, data: st.DataObject) -> None:
+    scaled = [None if value is None else value * scale for value in values]
+    column = packs.encode(scaled)
+    count = len(values)
+    assert packs.decode(column, count, 0, count) == scaled
+    begin = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(begin, count))
+    part = scaled[begin:end]
+    assert packs.decode(column, count, begin, end) == part
+    known = [value for value in part if value is not None]
+    assert packs.sums(column, count, [(begin, end)]) == [(sum(known), len(known))]
+    if column.codes is not None:
+        assert len(column.codes) in (1, count, 2 * count)
+        column.codes.encode("utf-8")  # no character is half a pair
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=VALUES)
+def test_values_far_apart_come_back_to_a_billionth_of_their_span(values: list[int | None]) -> None:
+    found = packs.decode(packs.encode(values), len(values), 0, len(values))
+    known = [value for value in values if value is not None]
+    span = max(known) - min(known) if known else 0
+    for value, back in zip(values, found, strict=True):
+        assert (value is None) == (back is None)
+        assert value is None or back is None or abs(value - back) <= span / 2**30 + 0.5
+
+
+def test_what_does_not_change_takes_no_room() -> None:
+    assert packs.encode([7] * 100) == Column(7 - 0, 0, "!")
+    assert packs.encode([None] * 100) == Column(None, None, None)
+    assert packs.encode([90, 91, 95, None]).codes == '!"& '
+
+
+@settings(max_examples=60, deadline=None)
+@given(late=st.lists(st.integers(0, 90_000), min_size=1, max_size=packs.MOST_SAMPLES, unique=True))
+def test_times_come_back(late: list[int]) -> None:
+    times = [1_790_000_000_000 + place * 100 + at for place, at in enumerate(sorted(late))]
+    packed, count = packs.encode_times(times), len(times)
+    assert packs.decode_times(packed, count, 0, count) == times
+    assert [packs.time_at(packed, count, place) for place in range(count)] == times
