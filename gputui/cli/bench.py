@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 
 if TYPE_CHECKING:
     from gputui.reports.summary.losses import ScaledRun, ScalingRow
+    from gputui.runs.spec import RunSpec
 
 
 @click.group("bench")
@@ -41,14 +43,19 @@ def scaling(
         fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", EXIT_USAGE)
     option = "--gpus" if gpus is not None else "--processes"
     counts = _counts(option, gpus or processes or "")
-    runs = [_measure(session, profile, changes, count, on_gpus=gpus is not None, quiet=as_json) for count in counts]
+    specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
+    what = "GPUs" if gpus is not None else "processes"
+    runs = [_measure(session, spec, count, what, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
     from gputui.reports.summary.losses import scaling_rows
 
     rows = scaling_rows(runs)
     if as_json:
         print_json([row.to_json() for row in rows])
     else:
-        _print(rows, "GPUs" if gpus is not None else "processes")
+        _print(rows, what)
+        if gpus is None:
+            cores = len(os.sched_getaffinity(0))
+            say(f"these were processes that share {cores} core{'s' if cores > 1 else ''}: it says nothing of GPUs")
 
 
 def _counts(option: str, text: str) -> list[int]:
@@ -59,30 +66,38 @@ def _counts(option: str, text: str) -> list[int]:
     return counts
 
 
-def _measure(
-    session: Session, name: str, changes: tuple[str, ...], count: int, *, on_gpus: bool, quiet: bool
-) -> ScaledRun:
-    """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
+def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[int], *, on_gpus: bool) -> list[RunSpec]:
+    """What is launched for each number; ends the command where one of them could never run, before the first does."""
     from gputui.cli import resolving
     from gputui.cli.gpus import wait_for_gpus
+
+    session.need_agent()
+    if on_gpus:
+        with closing(session.reader()) as connection:
+            gpus, problem = wait_for_gpus(connection)
+        if len(gpus) < counts[-1]:
+            seen = f"this machine shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else problem
+            hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
+            fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", EXIT_REFUSED)
+    chosen = resolving.load_profile(session, name)
+    situation = resolving.gpu_situation(session)
+    specs = [resolving.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
+    if specs[0].launcher != "torchrun":
+        text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); torchrun can start several"
+        fail(text, EXIT_USAGE)
+    return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
+
+
+def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> ScaledRun:
+    """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
     from gputui.cli.run import submit, wait_until_over
     from gputui.reports.summary.losses import ScaledRun
     from gputui.reports.summary.reading import read_facts
     from gputui.store import queries
 
-    session.need_agent()
-    if on_gpus:
-        with closing(session.reader()) as connection:
-            wait_for_gpus(connection)
-    chosen = resolving.load_profile(session, name)
-    spec = resolving.resolve_spec(chosen, changes, str(count) if on_gpus else "0", resolving.gpu_situation(session))
-    if not on_gpus:
-        spec = replace(spec, nproc=count)
-    if spec.launcher != "torchrun":
-        fail(f"{spec.name} starts one process only (launcher: {spec.launcher}); torchrun can start several", EXIT_USAGE)
     run_id = submit(session, spec, f"{spec.name}-x{count}")
     if not quiet:
-        say(f"{run_id}: {count} {'GPU' if on_gpus else 'process'}{('s' if on_gpus else 'es') if count > 1 else ''}")
+        say(f"{run_id}: {count} {what}" if count > 1 else f"{run_id}: 1 {'GPU' if what == 'GPUs' else 'process'}")
     if wait_until_over(session, run_id, as_json=False, is_told=not quiet) != EXIT_OK:
         fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
     with closing(session.reader()) as connection:
@@ -126,6 +141,9 @@ def _print(rows: list[ScalingRow], what: str) -> None:
     for line in columns(head, table):
         say(line)
     last = rows[-1]
+    if last.extra_other_seconds is None:
+        say("where it is lost is not known: the runs told no step_time, comm_time or data_time")
+        return
     lost = [
         (seconds, words)
         for seconds, words in (

@@ -59,3 +59,10 @@ def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     assert "torchrun can start several" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
     assert "at least two different numbers" in machine.gputui("bench", "scaling", path, "--gpus", "2", code=2)
     assert "say --gpus 1,2,4" in machine.gputui("bench", "scaling", path, code=2)
+
+
+def test_what_this_machine_does_not_have_is_said_before_anything_is_launched(machine: Machine) -> None:
+    path = profile(machine)
+    machine.workspace.scenario.write_text("gpus: 2\n")
+    assert "--gpus 4: this machine shows 2 GPUs" in machine.gputui("bench", "scaling", path, "--gpus", "1,4", code=3)
+    assert machine.json("ps") == []

@@ -139,7 +139,7 @@ class RunFacts:
     """All that a report needs of one run. ``launched`` are the launch's parameters, secrets in them redacted already;
     ``like`` tells which runs may be compared with each other for how they scale: same profile, same parameters but for
     those in which the number of GPUs shows. ``lost`` is None where nothing failed. ``thresholds`` are those of its
-    profile for quality gates, by their names."""
+    profile for quality gates, by their names. ``process_count`` is how many processes it has without GPUs, else 0."""
 
     run_id: str
     name: str
@@ -159,3 +159,4 @@ class RunFacts:
     measured: Measured = field(default_factory=Measured)
     gpus: GpuUse = field(default_factory=GpuUse)
     pictures: Sequence[Drawing] = ()
+    process_count: int = 0

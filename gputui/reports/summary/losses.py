@@ -56,8 +56,8 @@ def scaling_rows(runs: Sequence[ScaledRun]) -> list[ScalingRow]:
 def _row(run: ScaledRun, base: ScaledRun) -> ScalingRow:
     speed, base_speed = _speed(run.measured), _speed(base.measured)
     speed_up = speed / base_speed if speed is not None and base_speed else None
-    comm, data, step = _parts(run.measured)
-    base_comm, base_data, base_step = _parts(base.measured)
+    comm, data, step = _parts(run)
+    base_comm, base_data, base_step = _parts(base)
     extra = None if step is None or base_step is None else step - base_step
     extra_comm = None if comm is None or base_comm is None else comm - base_comm
     extra_data = None if data is None or base_data is None else data - base_data
@@ -65,7 +65,7 @@ def _row(run: ScaledRun, base: ScaledRun) -> ScalingRow:
     return ScalingRow(
         run.run_id, run.ranks, speed, speed_up,
         None if speed_up is None else speed_up * base.ranks / run.ranks,
-        step, run.measured.comm_share, run.measured.data_share, extra_comm, extra_data, rest,
+        step, _comm_share(run), run.measured.data_share, extra_comm, extra_data, rest,
     )  # fmt: skip
 
 
@@ -74,11 +74,17 @@ def _speed(measured: Measured) -> float | None:
     return found if found else None
 
 
-def _parts(measured: Measured) -> tuple[float | None, float | None, float | None]:
+def _comm_share(run: ScaledRun) -> float | None:
+    """One rank has nobody to wait for, and mostly tells nothing of it."""
+    return 0.0 if run.measured.comm_share is None and run.ranks == 1 else run.measured.comm_share
+
+
+def _parts(run: ScaledRun) -> tuple[float | None, float | None, float | None]:
     """Seconds of a step in collectives, waiting for data, and in all."""
+    measured, comm_share = run.measured, _comm_share(run)
     step = None if measured.step_seconds is None else measured.step_seconds.p50
     if step is None:
         return None, None, None
-    comm = None if measured.comm_share is None else measured.comm_share * step
+    comm = None if comm_share is None else comm_share * step
     data = None if measured.data_share is None else measured.data_share * step
     return comm, data, step

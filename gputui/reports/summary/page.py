@@ -73,13 +73,21 @@ def _together(report: Report) -> list[str]:
     for group in report.scalings:
         rows = [
             (
-                point.run_id, str(point.gpu_count), f"{metric_value(point.speed)} {group.unit}",
+                point.run_id, str(point.ranks), f"{metric_value(point.speed)} {group.unit}",
                 f"{point.speed_up:.2f}", f"{100 * point.efficiency:.1f} %", _share(point.comm_share),
                 _share(point.data_share),
             )
             for point in group.points
         ]  # fmt: skip
-        heads = ("run", "GPUs", "speed", "speed-up", "efficiency", "communication", "waiting for data")
+        heads = (
+            "run",
+            "GPUs" if group.has_gpus else "processes",
+            "speed",
+            "speed-up",
+            "efficiency",
+            "communication",
+            "waiting for data",
+        )
         parts += [f"<h2>How {_text(group.profile)} scales</h2>", _table(heads, rows)]
     return parts
 

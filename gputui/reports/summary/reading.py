@@ -82,6 +82,7 @@ def read_facts(
         measured=measured(metric_queries.lines(connection, run.run_id), attempts, expected),
         gpus=_gpu_use(connection, attempts, now),
         pictures=_pictures(connection, run) if with_pictures else (),
+        process_count=_processes(run),
     )
 
 
@@ -94,6 +95,12 @@ def launched_params(run: RunView) -> Mapping[str, Any]:
 def _thresholds(run: RunView) -> Mapping[str, float]:
     spec = _spec(run)
     return {} if spec is None else spec.gates
+
+
+def _processes(run: RunView) -> int:
+    """Of a run that asks for no GPU."""
+    spec = _spec(run)
+    return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
 
 
 def _spec(run: RunView) -> RunSpec | None:

@@ -1,4 +1,4 @@
-"""How runs that differ only in their number of GPUs scale: ``scalability_report.json``. Pure."""
+"""How runs that differ only in their number of GPUs, or of CPU processes, scale: ``scalability_report.json``. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Unit = Literal["samples/s", "tokens/s"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run in a group: how fast it was, how many times as fast as the one with the fewest GPUs, and what share of an
-    even gain that is (1 is perfect)."""
+    """A run in a group: how fast it was, how many times as fast as the one with the fewest ranks (GPUs, or processes
+    where it has none), and what share of an even gain that is (1 is perfect)."""
 
     run_id: str
-    gpu_count: int
+    ranks: int
     speed: float
     speed_up: float
     efficiency: float
@@ -28,20 +28,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Runs of one profile with the same parameters, a run for each number of GPUs, fewest first. ``unit`` is what is
+    """Runs of one profile with the same parameters, a run for each number of ranks, fewest first. ``unit`` is what is
     counted, samples or tokens a second: how large a step is may differ."""
 
     profile: str
     unit: Unit
     points: tuple[Point, ...]
+    has_gpus: bool = True
 
 
 def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
-    """The groups in which there are at least two numbers of GPUs; of several runs with as many the newest counts."""
-    groups: dict[str, list[RunFacts]] = {}
+    """The groups in which there are at least two numbers of ranks; of several runs with as many the newest counts."""
+    groups: dict[tuple[str, bool], list[RunFacts]] = {}
     for run in runs:
-        if run.gpu_count > 0:
-            groups.setdefault(run.like, []).append(run)
+        if _ranks(run) > 0:
+            groups.setdefault((run.like, run.gpu_count > 0), []).append(run)
     found = []
     for group in groups.values():
         units: tuple[Unit, ...] = ("samples/s", "tokens/s")
@@ -56,7 +57,7 @@ def _scaling(group: Sequence[RunFacts], unit: Unit) -> Scaling | None:
         measured = run.measured
         speed = measured.samples_per_second if unit == "samples/s" else measured.tokens_per_second
         if speed is not None and speed > 0:
-            newest[run.gpu_count] = (run, speed)
+            newest[_ranks(run)] = (run, speed)
     if len(newest) < 2:
         return None
     least = min(newest)
@@ -68,12 +69,19 @@ def _scaling(group: Sequence[RunFacts], unit: Unit) -> Scaling | None:
         )
         for count, (run, speed) in sorted(newest.items())
     ]  # fmt: skip
-    return Scaling(group[0].profile, unit, tuple(points))
+    return Scaling(group[0].profile, unit, tuple(points), group[0].gpu_count > 0)
+
+
+def _ranks(run: RunFacts) -> int:
+    return run.gpu_count or run.process_count
 
 
 def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
-    """The efficiency of a run in its group; None for the one that the others are compared with."""
+    """The efficiency of a run on GPUs in its group; None for the one that the others are compared with. Processes that
+    share the processors of one machine are not expected to gain evenly."""
     for group in groups:
+        if not group.has_gpus:
+            continue
         for point in group.points[1:]:
             if point.run_id == run_id:
                 return point.efficiency
@@ -90,7 +98,8 @@ def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
                 "runs": [
                     {
                         "run_id": point.run_id,
-                        "gpus": point.gpu_count,
+                        "gpus": point.ranks if group.has_gpus else 0,
+                        "processes": None if group.has_gpus else point.ranks,
                         "speed": number(point.speed),
                         "speed_up": number(point.speed_up),
                         "efficiency": number(point.efficiency),

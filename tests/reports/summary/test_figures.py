@@ -9,7 +9,7 @@ import pytest
 
 from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Lost, spread
-from gputui.reports.summary.scalability import efficiency_of, scalings
+from gputui.reports.summary.scalability import efficiency_of, scalability_shape, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.metric_queries import StoredLine
 from gputui.store.run_costs import RunCost
@@ -129,3 +129,14 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
     ]  # fmt: skip
     assert efficiency_of("four", [group]) == 0.75
     assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
+
+
+def test_processes_on_the_cpu_are_compared_with_each_other_and_judged_by_no_gate() -> None:
+    runs = [fast("cpu1", 0, 10.0, process_count=1), fast("cpu2", 0, 12.0, process_count=2), fast("one", 1, 100.0)]
+    [group] = scalings(runs)
+    assert not group.has_gpus and [(p.run_id, p.ranks, p.efficiency) for p in group.points] == [
+        ("cpu1", 1, 1.0), ("cpu2", 2, 0.6),
+    ]  # fmt: skip
+    assert efficiency_of("cpu2", [group]) is None
+    [shape] = scalability_shape([group])["groups"]
+    assert [(run["gpus"], run["processes"]) for run in shape["runs"]] == [(0, 1), (0, 2)]

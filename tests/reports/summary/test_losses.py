@@ -15,11 +15,12 @@ def told(step: float, speed: float | None, comm: float | None = None, data: floa
 def test_speed_up_efficiency_and_where_time_went() -> None:
     rows = scaling_rows([
         ScaledRun("x4", 4, told(0.16, 250.0, comm=0.25, data=0.05)),
-        ScaledRun("x1", 1, told(0.10, 100.0, comm=0.0, data=0.05)),
+        ScaledRun("x1", 1, told(0.10, 100.0, data=0.05)),
     ])  # fmt: skip
     assert [row.run_id for row in rows] == ["x1", "x4"]
     first, last = rows
     assert (first.speed_up, first.efficiency, first.extra_other_seconds) == (1.0, 1.0, 0.0)
+    assert first.comm_share == 0.0, "one rank waits for nobody, though it tells nothing of it"
     assert (last.speed_up, last.efficiency) == (2.5, 0.625)
     assert last.extra_comm_seconds == pytest.approx(0.04)
     assert last.extra_data_seconds == pytest.approx(0.003)
