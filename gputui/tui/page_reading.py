@@ -11,10 +11,37 @@ from gputui.config import Workspace
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.spec import RunSpec, SpecError
+from gputui.store import queries
 from gputui.store.step_times import StepTimes
 from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView
 from gputui.tui.checkpoint_list import CheckpointReader
 from gputui.tui.snapshot import CheckpointList
+
+
+class StoryReader:
+    """The incidents and decisions of the run whose page is open. Rows are only ever added, and a decision with its
+    outcome stays as it is: what was read is kept, and the rest of the table is read on."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._incidents: tuple[IncidentView, ...] = ()
+        self._decisions: tuple[DecisionView, ...] = ()
+
+    def read(
+        self, connection: sqlite3.Connection, run: RunView
+    ) -> tuple[tuple[IncidentView, ...], tuple[DecisionView, ...]]:
+        """All of them, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._incidents, self._decisions = (), ()
+        last = self._incidents[-1].incident_id if self._incidents else 0
+        self._incidents += tuple(queries.incidents(connection, run.run_id, after_id=last))
+        settled = next((place for place, each in enumerate(self._decisions) if each.outcome is None),
+                       len(self._decisions))  # fmt: skip
+        kept = self._decisions[:settled]
+        last = kept[-1].decision_id if kept else 0
+        self._decisions = (*kept, *queries.decisions(connection, run.run_id, after_id=last))
+        return self._incidents, self._decisions
 
 
 class IncidentCostReader:

@@ -15,7 +15,7 @@ from gputui.tui.alert_reading import read_alerts
 from gputui.tui.disk_room import full_disk_words
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
-from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, launched_params
+from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, StoryReader, launched_params
 from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
@@ -83,6 +83,7 @@ class SnapshotReader:
         """Whether the last snapshot left something out that the next one will hold."""
         self._resolved: tuple[Moment, float] | None = None
         self._log = LogReader()
+        self._story = StoryReader()
         self._incident_costs = IncidentCostReader()
         self._checkpoints = RunCheckpoints(workspace)
         self._curves = CurveReader()
@@ -257,8 +258,7 @@ class SnapshotReader:
         progress = self._progress(connection, run)
         tracker = self._trackers[run.run_id]
         attempts = tuple(queries.attempts(connection, run.run_id))
-        incidents = tuple(queries.incidents(connection, run.run_id))
-        decisions = tuple(queries.decisions(connection, run.run_id))
+        incidents, decisions = self._story.read(connection, run)
         request = interest.charts
         return RunPage(
             run=run,

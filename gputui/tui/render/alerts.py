@@ -155,6 +155,8 @@ def _lasted(shown: _Shown, width: int) -> list[Span]:
     end = shown.now if alert.cleared_at is None else alert.cleared_at
     seconds = max(0.0, end - alert.raised_at)
     # Whole minutes do not change with every second.
+    if seconds < 10:
+        return [("<10 s", "dim")]
     return [(duration(seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10), "dim")]
 
 
