@@ -13,6 +13,7 @@ from gputui.store import envelopes, metric_intake, queries
 from gputui.store.views import GpuHistory, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.disk_room import full_disk_words
+from gputui.tui.idle_reading import IdleReader
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
 from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, StoryReader, launched_params
@@ -91,6 +92,7 @@ class SnapshotReader:
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes = ProcessReader(workspace)
+        self._idle = IdleReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """One consistent moment of the store. Raises sqlite3.Error."""
@@ -120,6 +122,7 @@ class SnapshotReader:
                 if interest.gpu_uuid is None
                 else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
                 processes=self.processes.read(gpus) if interest.processes else None,
+                idle_since=self._idle.read(connection, gpus, now) if interest.processes else {},
                 trouble=full_disk_words(self._workspace.state, agent, now),
             )
         finally:

@@ -231,8 +231,10 @@ class Past:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One moment of everything. ``at`` is UTC unix seconds: the present, or the moment that ``past`` tells about.
-    ``compared`` are the charts of several runs, by run. ``trouble`` is a sentence about the database when it cannot be
-    read; what was read before stays in place then."""
+    ``compared`` are the charts of several runs, by run. ``idle_since`` is told while the page of processes is open:
+    since when (UTC unix seconds) a process has held memory of a GPU that computes nothing, by the GPU's UUID and the
+    PID. ``trouble`` is a sentence about the database when it cannot be read; what was read before stays in place
+    then."""
 
     at: float
     agent: AgentView | None = None
@@ -247,6 +249,7 @@ class Snapshot:
     machine: MachineState = field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
     processes: ProcessSet | None = None
+    idle_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
     alerts: AlertsState = field(default_factory=AlertsState)
     trouble: str | None = None
     past: Past | None = None

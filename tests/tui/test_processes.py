@@ -27,7 +27,7 @@ from gputui.tui.screens.run_page import RunScreen
 from gputui.tui.screens.sheet import SheetScreen
 from gputui.tui.screens.signals import SignalScreen
 from gputui.tui.snapshot import ProcessSet, Snapshot
-from tests.tui import many_processes
+from tests.tui import filling, many_processes
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import GIB, NOW, Filler
 from tests.tui.test_render import read, text_of, widths
@@ -358,3 +358,31 @@ def until_there() -> Callable[[int], None]:
             time.sleep(0.005)
 
     return wait
+
+
+async def test_for_how_long_a_process_has_held_memory_for_nothing(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    stranger = {"pid": 777, "user": "alice", "command": "python sweep.py", "memory_bytes": 22 * GIB, "kind": "C"}
+    filler.connection.execute(
+        "INSERT INTO gpu_process_sets (at, gpu_id, processes) SELECT ?, gpu_id, ? FROM gpus WHERE uuid = ?",
+        (NOW - 9000, json.dumps([stranger]), filling.uuid(5)),
+    )
+    filler.connection.execute(
+        "UPDATE gpu_sample_rows SET utilization_percent = 0 WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?)",
+        (filling.uuid(5),),
+    )
+    filler.sample(5, at=NOW - 7300, utilization=40.0, memory_gib=22.1)
+    filler.sample(5, at=NOW - 7200, utilization=0.0, memory_gib=22.1)
+    app = make_app()
+    many_processes.give(app.feed)
+    async with app.run_test(size=LARGE) as pilot:
+        page = await open_page(pilot, app)
+        row = next(line for line in text(app, "body").splitlines() if " 777 " in line)
+        assert "[idle 2 h 00] python sweep.py" in row
+        assert text(app, "body").count("[idle") == 1  # the others compute
+        await pilot.press("slash", *"idle", "enter")
+        await pilot.pause()
+        assert page.row_in_question is not None and page.row_in_question.pid == 777
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "idle         2 h 00: it holds memory of GPUs that compute nothing" in text(app, "sheet")

@@ -15,6 +15,9 @@ from gputui.tui.snapshot import Snapshot
 Grouping = Literal["", "gpu", "run"]
 GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 
+IDLE_SECONDS = 300.0
+"""A process that holds memory of a GPU at 0 % for so long is told to be idle."""
+
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
 
@@ -22,7 +25,8 @@ Key = tuple[int, int | None]
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
     """One process, on one GPU, several or none. ``start_ticks`` is None where the PID is not visible on this machine;
-    ``tree`` is what stands before its command in the tree."""
+    ``idle_seconds`` is for how long it has held memory of GPUs that compute nothing; ``tree`` is what stands before its
+    command in the tree."""
 
     pid: int
     start_ticks: int | None
@@ -37,7 +41,13 @@ class ProcessRow:
     cpu_percent: float | None = None
     memory_bytes: int | None = None
     state: str | None = None
+    idle_seconds: float | None = None
     tree: str = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has held memory for nothing for long enough to be told."""
+        return self.idle_seconds is not None and self.idle_seconds >= IDLE_SECONDS
 
     @property
     def key(self) -> Key:
@@ -98,14 +108,21 @@ def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
     """All processes of a snapshot: those on the GPUs, each once, and what else our runs have on this machine."""
     hosts = dict(snapshot.processes.hosts) if snapshot.processes is not None else {}
     held: dict[Key, list[tuple[int, ProcessView]]] = {}
+    idle: dict[Key, list[float | None]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes or ():
-            held.setdefault((process.pid, process.start_ticks), []).append((gpu.index, process))
+            key = (process.pid, process.start_ticks)
+            held.setdefault(key, []).append((gpu.index, process))
+            idle.setdefault(key, []).append(snapshot.idle_since.get((gpu.uuid, process.pid)))
     rows = []
     for (pid, ticks), places in held.items():
         host = hosts.get(pid)
         is_same = host is not None and host.start_ticks == ticks
-        rows.append(_row(pid, ticks, places, hosts.pop(pid) if is_same else None))
+        row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
+        since = [at for at in idle[pid, ticks] if at is not None]
+        # One GPU that computes is reason enough to be there.
+        is_idle = len(since) == len(places) and not row.sm_percent
+        rows.append(replace(row, idle_seconds=snapshot.at - max(since)) if is_idle else row)
     return [*rows, *(_row(host.pid, host.start_ticks, (), host) for host in hosts.values())]
 
 
@@ -167,7 +184,8 @@ def _matching(rows: Iterable[ProcessRow], filter_text: str) -> list[ProcessRow]:
 def _haystack(row: ProcessRow) -> str:
     rank = "" if row.rank is None else f"r{row.rank}"
     gpus = " ".join(f"gpu{index}" for index in row.gpus)
-    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus}".lower()
+    idle = "idle" if row.is_idle else ""
+    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}".lower()
 
 
 def _sorted(

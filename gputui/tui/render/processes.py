@@ -7,13 +7,19 @@ from typing import NamedTuple
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
-from gputui.charts.units import UNKNOWN, bytes_text, percent
+from gputui.charts.units import UNKNOWN, bytes_text, duration, percent
+from gputui.store.gpu_idle import LOOK_BACK_SECONDS
 from gputui.tui.render.columns import Column, fit_line, head_line, place, row_line, styled_rule
 from gputui.tui.render.process_rows import Group, ProcessRow, TableState, order_named
 from gputui.tui.render.words import numbers
 from gputui.tui.snapshot import Snapshot
 
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
+
+
+def idle_words(seconds: float) -> str:
+    """For how long; samples are looked through for a day."""
+    return "over a day" if seconds >= 0.99 * LOOK_BACK_SECONDS else duration(60 * (seconds // 60))
 
 
 class _Shown(NamedTuple):
@@ -85,6 +91,12 @@ def detail_texts(row: ProcessRow) -> list[str]:
         ("GPUs", numbers(row.gpus) if row.gpus else "none"),
         ("GPU memory", bytes_text(row.gpu_memory_bytes)),
         ("SM", UNKNOWN if row.sm_percent is None else percent(row.sm_percent)),
+        (
+            "idle",
+            UNKNOWN
+            if row.idle_seconds is None
+            else f"{idle_words(row.idle_seconds)}: it holds memory of GPUs that compute nothing",
+        ),
         ("CPU", UNKNOWN if row.cpu_percent is None else f"{percent(row.cpu_percent)} of a core"),
         ("RAM", f"{bytes_text(row.memory_bytes)} that it shares with nobody"),
         ("state", _STATES.get(row.state or "", "runs or sleeps") if row.state else UNKNOWN),
@@ -172,6 +184,8 @@ def _command(shown: _Shown, width: int) -> list[Span]:
     parts: list[Span] = [(row.tree, "dim")]
     if word:
         parts.append((f"[{word}] ", "warn"))
+    if row.idle_seconds is not None and row.is_idle:
+        parts.append((f"[idle {idle_words(row.idle_seconds)}] ", "warn"))
     if row.start_ticks is None:
         parts.append(("[unseen] ", "dim"))
     return [*parts, (row.command or UNKNOWN, "text")]
