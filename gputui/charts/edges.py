@@ -70,6 +70,8 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
         ticks = (log_time_ticks if isinstance(scale, LogScale) else time_ticks)(scale.low, scale.high, most)
         return ticks, time_labels(ticks)
     ticks = (log_ticks if isinstance(scale, LogScale) else linear_ticks)(scale.low, scale.high, most)
+    if axis.kind == "count":
+        ticks = [tick for tick in ticks if tick == round(tick)]
     return ticks, tick_labels(ticks)
 
 

@@ -8,6 +8,9 @@ from gputui.charts.axes import AxisKind, LogScale, Scale
 from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 
+XKind = Literal["number", "count", "time"]
+"""What an x axis is of: numbers, whole numbers only, or seconds."""
+
 Line = list[Span]
 """One line of a chart: pieces of text with the keys of their styles."""
 
@@ -48,7 +51,7 @@ class XAxis:
     name: str = ""
     start: float | None = None
     end: float | None = None
-    kind: Literal["number", "time"] = "number"
+    kind: XKind = "number"
     scale: AxisKind = "linear"
 
     def words(self, scale: Scale) -> str:

@@ -13,7 +13,7 @@ from gputui.curves.model import Axis, ChartData, ChartMarker, Curve, HardwareCur
 COLOURS = 6
 
 X_AXES: Mapping[Axis, XAxis] = {
-    "step": XAxis("step"),
+    "step": XAxis("step", kind="count"),
     "time": XAxis("time since the start", kind="time"),
     "trained": XAxis("time of training", kind="time"),
     "epoch": XAxis("epoch"),

@@ -8,8 +8,11 @@ from gputui.charts.envelope import Bin
 from gputui.charts.smoothing import DebiasedEma
 
 _SET = frozenset(
-    {"lr", "learning_rate", "epoch", "step", "samples", "tokens", "loss_scale", "weight_decay", "momentum"}
-)
+    {
+        "lr", "learning_rate", "epoch", "step", "samples", "tokens", "loss_scale", "weight_decay", "momentum",
+        "batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters",
+    }
+)  # fmt: skip
 
 
 def is_set(name: str) -> bool:

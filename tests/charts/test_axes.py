@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from gputui.charts import axes
 from gputui.charts import ticks as axis_ticks
+from gputui.charts.axes import LinearScale
+from gputui.charts.edges import x_ticks
 from gputui.charts.envelope import reduce
+from gputui.charts.parts import XAxis
 
 SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each: (each[0], each[0] + each[1]))
 POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))
@@ -111,3 +114,10 @@ def test_logarithmic_times_are_those_of_a_clock() -> None:
     assert axis_ticks.time_labels(axis_ticks.log_time_ticks(60, 90_000, 7)) == ["1m", "10m", "1h", "10h", "1d"]
     assert axis_ticks.log_time_ticks(0.01, 0.5, 6) == axis_ticks.log_ticks(0.01, 0.5, 6)
     assert axis_ticks.log_time_ticks(0.0, 10.0, 6) == []
+
+
+def test_steps_have_ticks_at_whole_numbers_only() -> None:
+    few, fraction = LinearScale(0.0, 3.0), LinearScale(0.0, 0.9)
+    assert x_ticks(fraction, XAxis("epoch"), 2)[0] == [0.0, 0.5]
+    assert x_ticks(few, XAxis("step", kind="count"), 8) == ([0.0, 1.0, 2.0, 3.0], ["0", "1", "2", "3"])
+    assert x_ticks(fraction, XAxis("step", kind="count"), 8)[0] == [0.0]

@@ -284,7 +284,7 @@ def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
 
 
 MARKERS = (
-    ChartMarker(2.0, "checkpoint", "ckpt", text="checkpoint of step 2"),
+    ChartMarker(3.0, "checkpoint", "ckpt", text="checkpoint of step 3"),
     ChartMarker(5.0, "restart", "↻1", attempt=2),
     ChartMarker(5.1, "incident", "cuda oom", at=NOW, text="CUDA ran out of memory on rank 1"),
 )
@@ -300,7 +300,7 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
                                100)])[0]  # fmt: skip
     assert head == " │ step 5 · ✗ CUDA ran out of memory on rank 1 03:12:44 · ↻1"
     assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
-    assert next_marker(MARKERS, 2.0, 1) is MARKERS[1] and next_marker(MARKERS, 2.0, -1) is None
+    assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
 
 
@@ -397,3 +397,9 @@ def test_of_many_ranks_those_that_stand_out_are_named() -> None:
     few = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves[:3]), look)
     assert [curve.label for curve in few] == ["r0", "r1", "r2"]
     assert len({curve.style for curve in few}) == 3
+
+
+def test_what_is_set_once_stands_behind_what_is_measured() -> None:
+    names = ("world_size", "batch_size", "seconds", "loss", "accuracy")
+    shown = [panel.key for panel in panels(names, ChartSettings(), has_gpus=False).shown]
+    assert shown == ["loss", "accuracy", "host/cpu", "host/memory", "seconds", "world_size", "batch_size"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gputui.charts.axes import AxisKind
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin
+from gputui.charts.parts import XKind
 from gputui.charts.units import bytes_text, celsius, gibibytes
 from gputui.charts.viewport import Extent
 from gputui.curves.crosshair import values_at
@@ -27,6 +28,7 @@ MOST_RANK_LINES = 6
 """More ranks than this are drawn in one colour, but those that stand out."""
 
 AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
+AXIS_KINDS: Mapping[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
 MARKER_STYLES: Mapping[MarkerKind, str] = {
     "start": "dim",
     "restart": "marker",
@@ -107,9 +109,9 @@ def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
 
 
 def x_axis(data: ChartData, look: Look) -> XAxis:
-    is_time = data.frame.axis in ("time", "trained")
+    axis = data.frame.axis
     scale: AxisKind = "log" if look.settings.is_log_x else "linear"
-    return XAxis(AXIS_NAMES[data.frame.axis], *look.window, "time" if is_time else "number", scale)
+    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
 
 
 def y_axis(panel: Panel, look: Look) -> YAxis:

@@ -14,7 +14,7 @@ from gputui.curves.crosshair import values_at
 from gputui.curves.direction import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
 from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words
-from gputui.tui.render.charts import AXIS_NAMES, GUTTER, within
+from gputui.tui.render.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, within
 from gputui.tui.render.charts_head import place_words
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule
 from gputui.tui.render.words import run_sign, run_state_text
@@ -93,14 +93,13 @@ def overlay_lines(
             curves.append(Curve(bins, "shadow", is_shadow=True))
         curves.append(Curve(smooth or bins, style, _MARKS[colour], value))
     start, end = look.window or (None, None)
-    is_time = look.axis in ("time", "trained")
     where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
     return chart(
         curves,
         width=width,
         height=height,
         title=f" {clean(metric or '')}{where}",
-        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, "time" if is_time else "number",
+        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
                      "log" if look.is_log_x else "linear"),
         y_axis=YAxis("log" if look.is_log else "linear"),
         cursor=look.cursor,

@@ -26,6 +26,9 @@ USUAL = (*LEADING, *THROUGHPUT, "lr", "grad_norm")
 """What training scripts tell most often, the most telling first; asked for before a run's names are known."""
 
 _FIRST = (*LEADING, *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
+_OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
+"""What lines about events say beside, such as how long a checkpoint took: rarely looked at."""
+
 _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
@@ -89,8 +92,9 @@ def _ordered(keys: Sequence[str]) -> list[str]:
     rest = [key for key in known if key not in first]
     return [
         *first,
-        *(key for key in rest if key not in HARDWARE and not is_set(key)),
+        *(key for key in rest if key not in HARDWARE and not is_set(key) and key not in _OF_EVENTS),
         *(key for key in rest if key in HARDWARE),
+        *(key for key in rest if key in _OF_EVENTS),
         *(key for key in rest if key not in HARDWARE and is_set(key)),
     ]
 
