@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import curves, death, figures, ingest, latency, moments, peers, record, start, table, tui
+from benchmarks import curves, death, figures, ingest, latency, moments, peers, record, record_sizes, start, table, tui
 from benchmarks.alone import end_tidily
 from benchmarks.fakenvml.build import BuildError
 from benchmarks.processes import machine_load
@@ -24,6 +24,7 @@ from benchmarks.trainer import parts
 
 BENCHMARKS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "record": record.measure,
+    "disk": record_sizes.measure,
     "tui": tui.measure,
     "start": start.measure,
     "ingest": ingest.measure,

@@ -34,6 +34,11 @@ TURN_SECONDS = 1.0
 CLOSING_SECONDS = 420.0
 
 
+def measure() -> dict[str, Any]:
+    """What eight GPUs leave at 1 Hz, and a question over a year of them."""
+    return {**bytes_on_disk(8, 1.0), **year_query()}
+
+
 def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
     """Bytes a day of samples and of minutes, per GPU and of the whole machine, from ``seconds`` of samples, which are
     whole hours. Before they become packs, they take ``newest_bytes`` more: an hour and a little is there so."""
@@ -70,7 +75,7 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
         "raw_bytes_per_gpu_day": packed / days / gpus,
         "newest_bytes": newest,
         "minute_bytes_per_gpu_day": minutes / days / gpus,
-        "longest_tidying_seconds": max(turns),
+        "longest_turn_seconds": max(turns),
         "tidying_cpu_percent": 100 * sum(turns) / (seconds + CLOSING_SECONDS),
     }
 
