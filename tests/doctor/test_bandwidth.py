@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from gputui.config import Workspace
+from gputui.doctor import examine
 from gputui.doctor.bandwidth import Bandwidth, decode, free_gpus, judge_bandwidth, measure, pcie_bytes_per_second
+from gputui.doctor.examine import Interpreter
 from gputui.doctor.gpu_reading import GpuReading, Pair
 from gputui.gpu.model import GpuFacts, GpuSample
 
@@ -83,6 +86,19 @@ def test_an_interpreter_that_cannot_measure(tmp_path: Path) -> None:
         script.chmod(0o700)
     assert measure(str(broken), os.environ, None) == "ended without figures: RuntimeError: no NCCL here"
     assert measure(str(hung), os.environ, None, deadline_seconds=0.2) == "did not answer within 0.2 s"
+
+
+def test_what_cannot_be_measured_is_skipped_and_says_why(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = Interpreter("/env/python", {}, str(tmp_path))
+    answer = {"python": "3.11.7", "torch": None, "cuda": None, "nccl": None, "elastic": False}
+    busy = replace(FREE, samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=90.0) for gpu in FACTS})
+    monkeypatch.setattr(examine, "read_gpus", lambda _scenario: busy)
+    for python, words in ((answer, "has no torch"), ({**answer, "torch": "2.9.0", "elastic": True}, "no GPU is free")):
+        monkeypatch.setattr(examine, "ask", lambda *_, python=python: python)
+        last = examine.examine(workspace, interpreter, 0.0, bandwidth=True)[-1]
+        assert (last.name, last.status) == ("bandwidth", "skip") and words in last.detail
 
 
 @pytest.mark.slow

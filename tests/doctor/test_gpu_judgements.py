@@ -100,6 +100,7 @@ def test_topologies() -> None:
     uneven = judge_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
     assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
     assert judge_topology(replace(FIT, pairs=(Pair(0, 1),))).status == "skip"
+    assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
 
 ANSWER = {"python": "3.12.1", "torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "elastic": True}
@@ -128,6 +129,13 @@ def test_nccl_and_an_interpreter_that_does_not_answer() -> None:
     assert judge_interpreter("/env/python", {**ANSWER, "nccl": None}, FIT)[2].status == "skip"
     (dead,) = judge_interpreter("/env/python", "did not answer within 20 s", FIT)
     assert dead.status == "fail" and "did not answer within 20 s" in dead.detail
+
+
+def test_what_nobody_knows_is_not_judged() -> None:
+    assert judge_topology(replace(FIT, pairs=(Pair(0, 1),))).status == "skip"
+    assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
+    unknown = judge_interpreter("/env/python", ANSWER, replace(FIT, cuda=None))[1]
+    assert unknown.status == "pass" and "the driver supports" not in unknown.detail
 
 
 def test_a_driver_that_hangs_is_left_behind(fake_nvml: FakeNvml) -> None:
