@@ -65,12 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
     late = [item for item in items if directory(item) in LATE]
     late.sort(key=lambda item: (item.get_closest_marker("slow") is not None, LATE.index(directory(item))))
-    early = [item for item in items if directory(item) not in LATE]
-    items[:] = early + late
+    items[:] = [item for item in items if directory(item) not in LATE] + late
     if hasattr(config, "workerinput"):
-        # Of several workers some wait for processes while others compute.
-        late.reverse()
-        place = {item: index / len(several) for several in (early, late) for index, item in enumerate(several)}
+        # Of several workers some wait for processes while others compute, and none comes to a long test at the end.
+        several: dict[str, list[pytest.Item]] = {}
+        for item in reversed(items):
+            several.setdefault(directory(item), []).append(item)
+        place = {item: index / len(of_one) for of_one in several.values() for index, item in enumerate(of_one)}
         items.sort(key=lambda item: place[item])
 
 

@@ -21,7 +21,7 @@ from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
-from gputui.store.database import open_writer
+from tests.stores import open_store
 from tests.tui.filling import GIB, Filler
 
 NOW = 1_795_230_764.0
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.workspace: Workspace = locate(folder / "home", {})
         self.workspace.create()
-        self.connection: sqlite3.Connection = open_writer(self.workspace.database)
+        self.connection: sqlite3.Connection = open_store(self.workspace.database)
         self.now = 1000.0
         self.living: list[AttemptRecord] = []
         self.start()

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.agent.forgetting import EVERY_SECONDS, ROWS_AT_ONCE, Forgetting
 from gputui.config import Workspace
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 DAY = 86400.0
 NOW = 400 * DAY
@@ -18,7 +18,7 @@ NOW = 400 * DAY
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    with closing(open_writer(workspace.database)) as made:
+    with closing(open_store(workspace.database)) as made:
         made.execute(
             "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
             "VALUES ('there-1', 1, 'there', 'p', 'succeeded', '{}', '{}', 0)"

@@ -10,14 +10,14 @@ import pytest
 from gputui.agent.gpu_trouble import sightings
 from gputui.gpu.xid_classes import XID_CLASSES, XidClass
 from gputui.recovery.hardware import Sighting
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 DOCS = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text("utf-8")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> sqlite3.Connection:
-    connection = open_writer(tmp_path / "gputui.db")
+    connection = open_store(tmp_path / "gputui.db")
     for number, uuid in enumerate(("GPU-a", "GPU-b")):
         connection.execute(
             "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, ?, 'x', 0, 0)",

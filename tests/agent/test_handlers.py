@@ -22,8 +22,8 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import alerts, commands, queue
-from gputui.store.database import open_writer
 from tests.conftest import wait_until
+from tests.stores import open_store
 
 NOW = 1_790_000_000.0
 SPEC = RunSpec(
@@ -54,7 +54,7 @@ def make(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
 
 @pytest.fixture
 def supervisor(workspace: Workspace) -> Iterator[Supervisor]:
-    connection = open_writer(workspace.database)
+    connection = open_store(workspace.database)
     yield make(workspace, connection)
     connection.close()
 

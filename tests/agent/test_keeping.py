@@ -16,7 +16,7 @@ from gputui.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord, LogTail
 from gputui.recovery.policy import Plan
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 END = 1_790_000_000.0
 TOKEN = "hf_" + "a1B2" * 8
@@ -26,7 +26,7 @@ TOKEN = "hf_" + "a1B2" * 8
 def keepsake(workspace: Workspace) -> Keepsake:
     run_dir = workspace.run_dir("job-1")
     run_dir.mkdir()
-    with closing(open_writer(workspace.database)) as connection:
+    with closing(open_store(workspace.database)) as connection:
         for place in range(2):
             connection.execute(
                 "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) "

@@ -10,7 +10,7 @@ from gputui.agent.log_bounds import LOOK_SECONDS, LogBounds
 from gputui.agent.log_quota import Quota, gap, trim, trim_all
 from gputui.config import Workspace
 from gputui.runs.logs import read_window, tail_text
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 MIB = 1 << 20
 QUOTA = Quota(limit_bytes=8 * MIB, head_bytes=MIB, tail_bytes=2 * MIB)
@@ -77,7 +77,7 @@ def test_where_it_cannot_be_done_that_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path, workspace: Workspace) -> None:
-    connection = open_writer(workspace.database)
+    connection = open_store(workspace.database)
     (tmp_path / "output.log").write_bytes(b"x" * 9 * MIB)
     bounds = LogBounds(connection, lambda: 1.0, QUOTA)
     place = ("job-1", 2, tmp_path)

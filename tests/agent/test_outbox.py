@@ -19,7 +19,7 @@ from gputui.runs import notices
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import alerts, queries
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 # Appends its last argument to a file; fails while there is a file that says so.
 SCRIPT = """
@@ -73,7 +73,7 @@ def office(workspace: Workspace, tmp_path: Path) -> Iterator[Office]:
     folder = workspace.run_dir("r")
     folder.mkdir(parents=True)
     (folder / SPEC_FILE).write_text(json.dumps(spec.to_json()))
-    with closing(open_writer(workspace.database)) as connection:
+    with closing(open_store(workspace.database)) as connection:
         connection.execute(
             "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
             "VALUES ('r', 1, 'r', 'r', 'failed', '{}', '{}', 0)"

@@ -17,9 +17,9 @@ from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.host.model import HostSample
 from gputui.store import gpu_queries, hardware_spans, past_hardware, queries, rollups, samples, timeline
-from gputui.store.database import open_writer
 from gputui.store.retention import Retention
 from gputui.store.room import room
+from tests.stores import open_store
 
 START = 1_790_035_200.0
 """A full hour."""
@@ -39,7 +39,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.workspace.create()
-        self.connection = open_writer(self.workspace.database)
+        self.connection = open_store(self.workspace.database)
         self.begin()
 
     def begin(self) -> None:

@@ -30,7 +30,7 @@ from gputui.gpu.model import (
 from gputui.host.model import HostSample
 from gputui.runs.identity import read_stat
 from gputui.store import queries
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 NOW = 1_790_000_000.0
 FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i in range(2))
@@ -38,7 +38,7 @@ FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_writer(workspace.database)
+    made = open_store(workspace.database)
     made.execute(
         "INSERT INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at) "
         "VALUES (1, 1, 1, 'b', '0', ?, ?)",

@@ -10,15 +10,15 @@ import pytest
 
 from gputui.agent.run_energy import settle
 from gputui.config import Workspace
-from gputui.store.database import open_writer
 from gputui.store.run_costs import run_cost
+from tests.stores import open_store
 
 START = 1_790_000_000.0
 
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_writer(workspace.database)
+    made = open_store(workspace.database)
     for index in (0, 1):
         made.execute(
             "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",

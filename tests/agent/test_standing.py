@@ -13,15 +13,15 @@ from gputui.agent.scheduling import GpuStanding
 from gputui.agent.standing import standings
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
-from gputui.store.database import open_writer
 from gputui.store.quarantine import quarantine
+from tests.stores import open_store
 
 NOW = 1_790_000_000.0
 
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    with closing(open_writer(workspace.database)) as made:
+    with closing(open_store(workspace.database)) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import queries
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 
 class Clock:
@@ -49,7 +49,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_writer(workspace.database)
+    made = open_store(workspace.database)
     yield made
     made.close()
 

@@ -18,8 +18,8 @@ from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
 from gputui.runs.readings import Reading
 from gputui.runs.repository import AttemptRecord
-from gputui.store.database import open_writer
 from gputui.store.watch_queries import WatchedLine, newest_lines
+from tests.stores import open_store
 
 NOW = 1_000_000.0
 RECORD = AttemptRecord(
@@ -42,7 +42,7 @@ RECORD = AttemptRecord(
 
 @pytest.fixture
 def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_writer(workspace.database)
+    made = open_store(workspace.database)
     made.execute(
         "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
         "VALUES ('r', 1, 'r', 'r', 'running', '{}', '{}', 0)"

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from gputui.alerts.rules import RULES
 from gputui.cli.main import command as gputui
 from gputui.store import alerts
-from gputui.store.database import open_writer
 from tests.cli.test_bad_input import refused
 from tests.machine import Machine
+from tests.stores import open_store
 from tests.tui.filling import Filler
 
 DISK = {
@@ -58,7 +58,7 @@ def listed(machine: Machine) -> dict[int, dict[str, object]]:
 def fill(machine: Machine) -> None:
     """Two alerts that an agent finds as they are: the machine keeps to both of their rules."""
     machine.workspace.alerts.write_text("disk: {above_percent: 0, for: 0}\n")
-    connection = open_writer(machine.workspace.database)
+    connection = open_store(machine.workspace.database)
     alerts.raise_alert(connection, DISK)
     alerts.raise_alert(connection, HOT)
     connection.close()

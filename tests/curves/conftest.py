@@ -14,7 +14,8 @@ from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store import queries
-from gputui.store.database import open_reader, open_writer
+from gputui.store.database import open_reader
+from tests.stores import open_store
 
 RUN = "run-1"
 BEGAN_AT = 1_700_000_000.0
@@ -25,7 +26,7 @@ class Story:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "gputui.db"
-        self.connection = open_writer(self.path)
+        self.connection = open_store(self.path)
         self.connection.execute(
             "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
             "VALUES (?, 1, 'run', 'p', 'running', '{}', '{}', 0)",

@@ -16,7 +16,7 @@ from gputui.doctor.scrubbing import Scrubber
 from gputui.profiles.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
 ENVIRONMENT = {"HF_TOKEN": HF, "GPUTUI_API_KEY": "plain-words-key", "NCCL_DEBUG": "INFO", "DB_PASSWORD": "hunter22"}
@@ -41,7 +41,7 @@ def home(tmp_path: Path) -> Workspace:
         args=("--password", OPTION),
     )
     write_spec(run / SPEC_FILE, spec)
-    with closing(open_writer(workspace.database)) as connection:
+    with closing(open_store(workspace.database)) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute(
             "INSERT INTO incidents (run_id, attempt, at, kind, summary, evidence, fingerprint) "

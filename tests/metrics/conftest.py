@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gputui.metrics.ingest import MetricsIngest
-from gputui.store.database import migrations, open_writer
+from gputui.store.database import migrations
+from tests.stores import open_store
 
 RUN = "run-1"
 NOW = 1_700_000_000.0
@@ -24,7 +25,7 @@ class Bench:
         self, folder: Path, *, kind: str = "jsonl", name: str = "metrics.jsonl", in_memory: bool = False, **spec: Any
     ) -> None:
         self.folder = folder
-        self.connection = _in_memory() if in_memory else open_writer(folder / "gputui.db")
+        self.connection = _in_memory() if in_memory else open_store(folder / "gputui.db")
         self.add_run(RUN, spec)
         self.file = folder / name
         self.ingest = MetricsIngest(self.connection, clock=lambda: NOW)

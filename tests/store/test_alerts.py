@@ -12,7 +12,8 @@ import pytest
 from gputui.config import Workspace
 from gputui.runs import notices
 from gputui.store import alerts
-from gputui.store.database import migrations, open_writer
+from gputui.store.database import migrations
+from tests.stores import open_store
 
 BASE: dict[str, Any] = {
     "rule": "gpu_hot", "severity": "warning", "subject_kind": "gpu", "subject_id": "GPU-a", "subject_name": "GPU 0",
@@ -23,7 +24,7 @@ BASE: dict[str, Any] = {
 
 @pytest.fixture
 def store(workspace: Workspace) -> sqlite3.Connection:
-    return open_writer(workspace.database)
+    return open_store(workspace.database)
 
 
 def test_what_lasts_is_there_once(store: sqlite3.Connection) -> None:
@@ -94,6 +95,6 @@ def test_messages_of_a_store_before_alerts_stay_owed(tmp_path: Path) -> None:
             "INSERT INTO notices (run_id, attempt, at, way, message, due_at) VALUES ('r-1', 2, 5, 'command', '{}', 5)"
         )
         old.commit()
-    with closing(open_writer(path)) as connection:
+    with closing(open_store(path)) as connection:
         (owed,) = notices.due(connection, 10.0)
         assert (owed.run_id, owed.attempt, owed.alert_id, owed.way) == ("r-1", 2, None, "command")

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.config import Workspace
-from gputui.store.database import open_writer
 from gputui.store.step_times import StepTimes
+from tests.stores import open_store
 
 
 @pytest.fixture
 def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    connection = open_writer(workspace.database)
+    connection = open_store(workspace.database)
     connection.execute(
         "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
         "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', 0)"

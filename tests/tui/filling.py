@@ -21,7 +21,7 @@ from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.storing import store_batch
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import quarantine, queue
-from gputui.store.database import open_writer
+from tests.stores import open_store
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 GIB = 2**30
@@ -37,7 +37,7 @@ class Filler:
     def __init__(self, workspace: Workspace, now: float = NOW) -> None:
         workspace.create()
         self.workspace = workspace
-        self.connection: sqlite3.Connection = open_writer(workspace.database)
+        self.connection: sqlite3.Connection = open_store(workspace.database)
         self.now = now
         self.random = random.Random(8)
         self.sequence = 0
@@ -430,11 +430,13 @@ class Filler:
     def history(self, seconds: int = 600, every: int = 5) -> None:
         """Samples of all GPUs and the host over the last ``seconds``."""
         count = self.connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
+        self.connection.execute("BEGIN")
         for ago in range(seconds, 0, -every):
             for index in range(count):
                 wave = 50 + 45 * math.sin(ago / 37 + index)
                 self.sample(index, at=self.now - ago, utilization=round(wave), memory_gib=40.0, temperature=60.0)
             self.host(self.now - ago)
+        self.connection.execute("COMMIT")
 
     def overnight(self) -> None:
         """Eight GPUs, two runs that train, one that waits, one that failed, a lost GPU, a stranger."""
