@@ -63,16 +63,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = together(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    late = [item for item in items if directory(item) in LATE]
-    late.sort(key=lambda item: (item.get_closest_marker("slow") is not None, LATE.index(directory(item))))
-    items[:] = [item for item in items if directory(item) not in LATE] + late
     if hasattr(config, "workerinput"):
-        # Of several workers some wait for processes while others compute, and none comes to a long test at the end.
-        several: dict[str, list[pytest.Item]] = {}
-        for item in reversed(items):
-            several.setdefault(directory(item), []).append(item)
-        place = {item: index / len(of_one) for of_one in several.values() for index, item in enumerate(of_one)}
-        items.sort(key=lambda item: place[item])
+        spread(items)
+        return
+
+    def lateness(item: pytest.Item) -> tuple[bool, int]:
+        place = directory(item)
+        return item.get_closest_marker("slow") is not None, LATE.index(place) if place in LATE else -1
+
+    items.sort(key=lateness)
+
+
+def spread(items: list[pytest.Item]) -> None:
+    """For several workers, of which some wait for processes while others compute: something of each directory at any
+    time, the long ones (faults/test_watching.py) not at the end."""
+    several: dict[str, list[pytest.Item]] = {}
+    for item in reversed(items):
+        several.setdefault(directory(item), []).append(item)
+    place = {item: index / len(of_one) for of_one in several.values() for index, item in enumerate(of_one)}
+    items.sort(key=lambda item: place[item])
 
 
 def directory(item: pytest.Item) -> str:
