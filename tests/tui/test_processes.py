@@ -378,11 +378,11 @@ async def test_for_how_long_a_process_has_held_memory_for_nothing(filler: Filler
     async with app.run_test(size=LARGE) as pilot:
         page = await open_page(pilot, app)
         row = next(line for line in text(app, "body").splitlines() if " 777 " in line)
-        assert "[idle 2 h 00] python sweep.py" in row
+        assert "[idle 2 h] [unseen] python sweep.py" in row
         assert text(app, "body").count("[idle") == 1  # the others compute
         await pilot.press("slash", *"idle", "enter")
         await pilot.pause()
         assert page.row_in_question is not None and page.row_in_question.pid == 777
         await pilot.press("enter")
         await pilot.pause()
-        assert "idle         2 h 00: it holds memory of GPUs that compute nothing" in text(app, "sheet")
+        assert "idle 2 h 00: it holds memory of GPUs that compute nothing" in " ".join(text(app, "sheet").split())

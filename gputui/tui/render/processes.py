@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
-from gputui.charts.units import UNKNOWN, bytes_text, duration, percent
+from gputui.charts.units import UNKNOWN, age, bytes_text, duration, percent
 from gputui.store.gpu_idle import LOOK_BACK_SECONDS
 from gputui.tui.render.columns import Column, fit_line, head_line, place, row_line, styled_rule
 from gputui.tui.render.process_rows import Group, ProcessRow, TableState, order_named
@@ -185,7 +185,7 @@ def _command(shown: _Shown, width: int) -> list[Span]:
     if word:
         parts.append((f"[{word}] ", "warn"))
     if row.idle_seconds is not None and row.is_idle:
-        parts.append((f"[idle {idle_words(row.idle_seconds)}] ", "warn"))
+        parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
     if row.start_ticks is None:
         parts.append(("[unseen] ", "dim"))
     return [*parts, (row.command or UNKNOWN, "text")]
