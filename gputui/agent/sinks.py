@@ -16,10 +16,11 @@ from pathlib import Path
 from gputui.agent.sink_processes import SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
 from gputui.config import Workspace
-from gputui.reports.export.kinds import Format, is_format, target_of
+from gputui.reports.export.kinds import Format, is_format
 from gputui.reports.export.making import absolute_target, key_of
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs import repository
+from gputui.runs.places import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
@@ -116,7 +117,7 @@ class Sinks:
         for name in names:
             if (run_id, name) in self.sinks or not is_format(name) or name not in spec.sinks:
                 continue
-            target = target_of(spec.sinks[name], spec.params, run_id=run_id, run_dir=str(run_dir))
+            target = sink_target(spec.sinks[name], spec.params, run_id=run_id, run_dir=str(run_dir))
             key = key_of(name, run_id, row[1], absolute_target(name, target, Path("/")))
             sink = _Sink(run_id, name, MemoryPlace.of(run_dir, name, key))
             if not self._is_complete(sink):

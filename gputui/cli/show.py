@@ -11,6 +11,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
+from gputui.runs.places import sinks_of
 from gputui.store import json_shapes, metric_intake, queries
 from gputui.store.run_costs import RunCost, run_cost
 from gputui.store.step_times import StepTimes
@@ -35,7 +36,8 @@ def command(session: Session, run: str, as_json: bool) -> None:
     together = cost.total(costs.values())
     if as_json:
         sums = None if together is None else together.sum_json()
-        print_json(json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken))
+        shape = json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken)
+        print_json({**shape, "sinks": sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))})
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
@@ -45,6 +47,9 @@ def command(session: Session, run: str, as_json: bool) -> None:
         say(f"metrics     {trouble}")
     if taken.gpu_hours:
         say("took        " + taken_words(taken))
+    sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+    for position, (name, target) in enumerate(sinks.items()):
+        say(f"{'sinks' if position == 0 else '':12}{name} → {target}")
     if view.waiting_for:
         say(f"waiting     {view.waiting_for}")
     causes = {incident.attempt: incident.summary for incident in incidents}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from gputui.profiles.checks import CheckResult
 from gputui.profiles.nearest import nearest
-from gputui.reports.export.kinds import FORMATS, is_format, is_uri, missing_package, target_of
-from gputui.runs.command import substitute, values_for
+from gputui.reports.export.kinds import FORMATS, is_format, is_uri, missing_package
+from gputui.runs.places import sink_target
 from gputui.runs.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
         if is_uri(name):
             continue
         # The run's own folder is made with the run.
-        target = Path(target_of(template, spec.params, run_id="RUN", run_dir=str(state)))
+        target = Path(sink_target(template, spec.params, run_id="RUN", run_dir=str(state)))
         folder = target.parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
@@ -78,5 +78,7 @@ def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
 
 def shown_sinks(spec: RunSpec, *, run_id: str, run_dir: str) -> list[str]:
     """Each sink and where it writes, for a person."""
-    values = {**values_for(spec.params, run_dir, None), RUN_ID: run_id}
-    return [f"{name} → {substitute(template, values)}" for name, template in spec.sinks.items()]
+    return [
+        f"{name} → {sink_target(template, spec.params, run_id=run_id, run_dir=run_dir)}"
+        for name, template in spec.sinks.items()
+    ]

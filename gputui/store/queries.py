@@ -367,12 +367,19 @@ def events(
     return [EventView(*row) for row in rows]
 
 
-def sink_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
-    """What was said of a run's sinks, oldest first."""
+def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
+    """The number of a run's newest event, 0 where it has none."""
+    return int(
+        connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()[0]
+    )
+
+
+def sink_events(connection: sqlite3.Connection, run_id: str, *, after_id: int = 0) -> list[EventView]:
+    """What was said of a run's sinks, oldest first, or what was since an event."""
     rows = connection.execute(
         "SELECT event_id, at, severity, subject, run_id, attempt, message FROM events WHERE run_id = ? "
-        "AND substr(message, 1, 5) = 'sink ' ORDER BY event_id",
-        (run_id,),
+        "AND event_id > ? AND substr(message, 1, 5) = 'sink ' ORDER BY event_id",
+        (run_id, after_id),
     ).fetchall()
     return [EventView(*row) for row in rows]
 

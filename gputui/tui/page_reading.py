@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gputui.config import Workspace
 from gputui.recovery.cost import Cost, costs
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.places import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import queries
 from gputui.store.step_times import StepTimes
-from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView
+from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
 from gputui.tui.checkpoint_list import CheckpointReader
 from gputui.tui.snapshot import CheckpointList
 
@@ -42,6 +42,27 @@ class StoryReader:
         last = kept[-1].decision_id if kept else 0
         self._decisions = (*kept, *queries.decisions(connection, run.run_id, after_id=last))
         return self._incidents, self._decisions
+
+
+class SinkReader:
+    """The sinks of the run whose page is open, and what was said of them."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._names: tuple[str, ...] = ()
+        self._events: tuple[EventView, ...] = ()
+        self._seen_id = 0
+
+    def read(self, connection: sqlite3.Connection, run: RunView) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
+        """Names, and all that was said, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._names, self._events, self._seen_id = sink_names(run), (), 0
+        if self._names:
+            newest = queries.newest_event_id(connection, run.run_id)
+            self._events += tuple(queries.sink_events(connection, run.run_id, after_id=self._seen_id))
+            self._seen_id = newest
+        return self._names, self._events
 
 
 class IncidentCostReader:
@@ -105,3 +126,8 @@ def launched_params(run: RunView) -> Mapping[str, object]:
     except (ValueError, AttributeError):
         return {}
     return params if isinstance(params, dict) else {}
+
+
+def sink_names(run: RunView) -> tuple[str, ...]:
+    """The forms in which the run's metrics also go elsewhere."""
+    return tuple(sinks_of(run.spec_json, run.run_id, Path()))

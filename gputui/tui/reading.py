@@ -16,7 +16,7 @@ from gputui.tui.disk_room import full_disk_words
 from gputui.tui.idle_reading import IdleReader
 from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
-from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, StoryReader, launched_params
+from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, SinkReader, StoryReader, launched_params
 from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
@@ -87,6 +87,7 @@ class SnapshotReader:
         self._story = StoryReader()
         self._incident_costs = IncidentCostReader()
         self._checkpoints = RunCheckpoints(workspace)
+        self._sinks = SinkReader()
         self._curves = CurveReader()
         self._past_page: PastPageReader | None = None
         self._costs = CostReader()
@@ -262,6 +263,7 @@ class SnapshotReader:
         tracker = self._trackers[run.run_id]
         attempts = tuple(queries.attempts(connection, run.run_id))
         incidents, decisions = self._story.read(connection, run)
+        sinks, sink_events = self._sinks.read(connection, run)
         request = interest.charts
         return RunPage(
             run=run,
@@ -276,7 +278,8 @@ class SnapshotReader:
             costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
             intake=metric_intake.intake(connection, run.run_id),
-            sinks=tuple(queries.sink_events(connection, run.run_id)),
+            sinks=sinks,
+            sink_events=sink_events,
         )
 
     def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:

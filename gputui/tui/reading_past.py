@@ -11,7 +11,7 @@ from gputui.curves.past import Standing, cut
 from gputui.store import past_hardware, past_metrics, past_runs, queries, timeline
 from gputui.store.views import AgentView, GpuView, RunView
 from gputui.tui.machine_reading import past_machine_state
-from gputui.tui.page_reading import IncidentCostReader, launched_params
+from gputui.tui.page_reading import IncidentCostReader, launched_params, sink_names
 from gputui.tui.past_log import past_tail
 from gputui.tui.past_progress import past_progress
 from gputui.tui.reading_curves import CurveReader
@@ -136,7 +136,8 @@ class PastPageReader:
             charts=None if request is None else cut(self._charts(connection, run_id, at, now, request), where),
             costs=self._costs.read(connection, run_id, where.attempts, incidents, decisions),
             checkpoints=None if listed is None else listed.written_by(at),
-            sinks=tuple(past_runs.sink_events(connection, run_id, at)),
+            sinks=sink_names(run),
+            sink_events=tuple(past_runs.sink_events(connection, run_id, at)),
         )
 
     def _charts(

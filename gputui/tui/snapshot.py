@@ -189,7 +189,7 @@ class RunPage:
     """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
     ``intake`` is what became of its metrics lines, None where that is not known (a past moment).
     ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place;
-    ``sinks`` is what was said of those that write its metrics elsewhere."""
+    ``sinks`` are those that write its metrics elsewhere, ``sink_events`` what was said of them."""
 
     run: RunView
     launched: Mapping[str, object]
@@ -203,7 +203,8 @@ class RunPage:
     costs: Mapping[int, Cost] = field(default_factory=dict)
     checkpoints: CheckpointList | None = None
     intake: Intake | None = None
-    sinks: tuple[EventView, ...] = ()
+    sinks: tuple[str, ...] = ()
+    sink_events: tuple[EventView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

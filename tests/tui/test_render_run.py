@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from gputui.tui.render.ranks import ranks_lines
 from gputui.tui.render.run_page import from_top, gpu_words, run_head
 from gputui.tui.render.run_sections import Sections, section_lines, side_heights
 from gputui.tui.render.timeline import cost_lines, timeline_lines
-from gputui.tui.snapshot import Checkpoint, CheckpointList, RankRow, RunPage, Snapshot
+from gputui.tui.snapshot import Checkpoint, CheckpointList, Moment, RankRow, RunPage, Snapshot
 from gputui.tui.tracking import rank_rows
 from tests.tui.filling import NOW, Filler
 
@@ -403,3 +404,30 @@ def test_what_is_set_once_stands_behind_what_is_measured() -> None:
     names = ("world_size", "batch_size", "seconds", "loss", "accuracy")
     shown = [panel.key for panel in panels(names, ChartSettings(), has_gpus=False).shown]
     assert shown == ["loss", "accuracy", "host/cpu", "host/memory", "seconds", "world_size", "batch_size"]
+
+
+def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
+    """Where metrics also go, and what was said of that, at its time; a past moment knows no more than it did then."""
+    filler.overnight()
+    spec = json.loads(filler.connection.execute("SELECT spec FROM runs WHERE run_id = 'vit-b16-1'").fetchone()[0])
+    spec["sinks"] = {"jsonl": "{run_dir}/x", "mlflow": "http://127.0.0.1:1"}
+    filler.connection.execute("UPDATE runs SET spec = ? WHERE run_id = 'vit-b16-1'", (json.dumps(spec),))
+    for ago, severity, message in (
+        (300, "warning", "sink mlflow: no answer; the run goes on, and this is tried again"),
+        (100, "info", "sink mlflow: is written again; nothing is missing"),
+    ):
+        filler.connection.execute(
+            "INSERT INTO events (at, severity, run_id, message) VALUES (?, ?, 'vit-b16-1', ?)",
+            (NOW - ago, severity, message),
+        )
+    reader = SnapshotReader(filler.workspace)
+    now = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1"))
+    assert now.page is not None
+    lines = timeline_lines(now.page, now.gpus, NOW, 80)
+    text = text_of(lines)
+    assert any("→ sinks: jsonl, mlflow" in line for line in text)
+    told = [index for index, line in enumerate(text) if " sink mlflow: " in line]
+    assert [lines[index][1][1] for index in told] == ["warn", "dim"]
+    then = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1", moment=Moment(NOW - 200)))
+    assert then.page is not None
+    assert [event.message[:23] for event in then.page.sink_events] == ["sink mlflow: no answer;"]

@@ -17,11 +17,12 @@ from typing import cast
 from gputui.config import Workspace
 from gputui.redaction import redact_text
 from gputui.reports.export.following import Follower, Target
-from gputui.reports.export.kinds import FORMATS, Format, target_of
+from gputui.reports.export.kinds import FORMATS, Format
 from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.making import absolute_target
 from gputui.reports.export.memory import FollowedElsewhereError
 from gputui.reports.export.sink import ExportError
+from gputui.runs.places import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError
@@ -62,7 +63,7 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         if template is None:
             return FAILED, f"the run's profile has no sink {name}"
         os.environ.update({key: value for key, value in spec.env.items() if key.startswith(_PASSED_ON)})
-        target = target_of(template, spec.params, run_id=run_id, run_dir=str(run_dir))
+        target = sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir))
         target = shown = absolute_target(name, target, Path("/"))
         Follower(workspace.database, Target(run_id, run_dir, name, target), guard=signal.alarm).run()
     except FollowedElsewhereError:

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-from gputui.runs.command import substitute, values_for
-from gputui.runs.spec import Scalar
-
 Format = Literal["csv", "jsonl", "parquet", "tensorboard", "mlflow", "wandb"]
 
 
@@ -56,8 +53,3 @@ def missing_package(name: str, target: str) -> str | None:
         if importlib.util.find_spec(package) is None:
             return f"this needs the package {package}: pip install 'gputui[{facts.extra}]'"
     return None
-
-
-def target_of(template: str, params: Mapping[str, Scalar], *, run_id: str, run_dir: str) -> str:
-    """Where a profile's sink writes for one run."""
-    return substitute(template, {**values_for(params, run_dir, None), "run_id": run_id})

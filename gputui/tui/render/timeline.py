@@ -30,11 +30,11 @@ def timeline_lines(
     ``with_evidence`` adds why an incident was taken for what it was.
     """
     told: list[_Told] = [
-        (page.run.created_at, "dim", "queued", []),
+        (page.run.created_at, "dim", "queued", [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []),
         *(_start_of(attempt, gpus) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, with_evidence=with_evidence),
-        *((event.at, _SINK_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.sinks),
+        *((event.at, _SINK_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.sink_events),
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)
