@@ -88,3 +88,19 @@ async def test_a_place_in_the_queue(app: GputuiApp, filler: Filler, profile: Pat
         [(_, _, args)] = asked(filler)
         spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
         assert spec["priority"] == -7
+
+
+async def test_memory_that_somebody_unseen_holds_is_not_free(
+    filler: Filler,
+    make_app: MakeApp,
+    profile: Path,  # noqa: F811
+) -> None:
+    filler.agent()
+    filler.gpus(3)
+    for index, memory in enumerate((0.4, 60.0, 60.0)):
+        filler.sample(index, memory_gib=memory)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        assert "free 0 with 80 GiB or more · 1 2 no visible process" in text(app, "launch")

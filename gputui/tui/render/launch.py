@@ -14,6 +14,7 @@ from gputui.store.views import GpuView
 from gputui.tui.launch_form import GPUS, Field, Form
 from gputui.tui.launching import Plan
 from gputui.tui.render.columns import between, fit_line, fitting, rule, wrap
+from gputui.tui.render.gpu_words import is_free
 from gputui.tui.render.words import clock
 
 _MARKS = {"pass": ("✓", "good"), "warn": ("▲", "warn"), "fail": ("✗", "bad"), "skip": ("–", "dim")}
@@ -118,15 +119,16 @@ def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
     """Which GPUs are free and who has the others."""
     if not gpus:
         return None
-    free = [gpu for gpu in gpus if gpu.state == "ok" and holder_of(gpu) is None]
+    free = [gpu for gpu in gpus if gpu.state == "ok" and is_free(gpu)]
     parts: list[list[Span]] = [[("    free ", "dim"), (" ".join(str(gpu.index) for gpu in free) or "none", "good")]]
     if free:
         least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
         parts.append([(f" with {gibibytes(least, 0)} GiB or more", "dim")])
     held: dict[str, list[int]] = {}
     for gpu in gpus:
-        holder = "lost" if gpu.state == "lost" else holder_of(gpu)
-        if holder is not None:
+        if gpu not in free:
+            state = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
+            holder = holder_of(gpu) or "no visible process" if state == "ok" else state
             held.setdefault(holder, []).append(gpu.index)
     for holder, indices in held.items():
         parts.append([(" · ", "dim"), (" ".join(map(str, indices)), "text"), (f" {holder}", "dim")])
