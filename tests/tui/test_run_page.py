@@ -318,6 +318,18 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         assert "LOG rank 0" in text(app, "log")
 
 
+async def test_behind_a_long_progress_bar_older_lines_are_read(app: GputuiApp, workspace: Workspace) -> None:
+    bar = "".join(f"\r{number:>6}/20000 |{'#' * 20}|" for number in range(20_000))
+    write_log(workspace, 0, "".join(f"line {number}\n" for number in range(50)) + bar)
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter", "3")
+        feed_of(app).refresh()
+        await pilot.pause()
+        shown = text(app, "log").splitlines()
+        assert "19999/20000" in shown[-1]
+        assert shown[-2].strip() == "line 49" and len(shown) > 15
+
+
 async def test_the_log_is_searched_and_cut_to_what_is_grave(app: GputuiApp, workspace: Workspace) -> None:
     body = "".join(f"line {n}\n" + (f"WARNING loader {n} is slow\n" if n % 100 == 0 else "") for n in range(400))
     write_log(workspace, 0, body + "Traceback (most recent call last):\n  File 'x'\nValueError: no\nlast line\n")

@@ -22,6 +22,9 @@ class RunLog:
     def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool) -> None:
         """Draw what is known."""
         self.view.update(tail, height - 1)
+        if tail.lines and len(tail.lines) < height - 1 and not tail.is_whole:
+            # Progress bars take much of a file and few lines: older ones fill the pane.
+            self.is_deep = True
         lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
         self.pane.show(lines, height=height)
 
