@@ -16,6 +16,7 @@ from types import TracebackType
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.store.database import is_outdated
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
@@ -62,7 +63,8 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
 
 
 def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> AgentIdentity:
-    """The running agent, started first when there is none.
+    """The running agent, started first when there is none. One of an older gputui, which knows nothing of what this
+    one keeps, makes room for a new one: runs outlive it.
 
     Raises AgentUnreachableError when it does not come up in time or ends at once.
     """
@@ -71,7 +73,14 @@ def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT
     while True:
         identity = read_identity(workspace)
         if identity is not None and identity.ready:
-            return identity
+            if not is_outdated(workspace.database):
+                return identity
+            if identity.recording:
+                raise AgentUnreachableError(
+                    f"gputui --record of an older version runs (pid {identity.process.pid}); end it and start it again"
+                )
+            stop_agent(workspace)
+            continue
         if identity is None and process is None:
             process = spawn_agent(workspace)
         if process is not None and process.poll() not in (None, 0):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 
@@ -23,6 +24,10 @@ class StoreError(Exception):
 
 class StoreMissingError(StoreError):
     """Nothing has been recorded in this home yet."""
+
+
+class StoreOutdatedError(StoreMissingError):
+    """The file was written by an older gputui, and no agent of this one has brought it up to date."""
 
 
 class StoreCorruptError(StoreError):
@@ -95,6 +100,16 @@ def open_commander(path: Path) -> sqlite3.Connection:
     return _connect_existing(path)
 
 
+def is_outdated(path: Path) -> bool:
+    """Whether an older gputui made the database and no newer one has opened it for writing since; False where that
+    cannot be told."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+            return 0 < _version(connection) < migrations()[-1][0]
+    except sqlite3.Error:
+        return False
+
+
 def set_aside(path: Path, now: float) -> Path:
     """Move a corrupt database and its side files out of the way, keeping them, and return its new name."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
@@ -119,7 +134,10 @@ def _connect_existing(path: Path) -> sqlite3.Connection:
         raise _explain(error, path) from error
     try:
         _refuse_newer(connection, path)
-        if _version(connection) < migrations()[-1][0]:
+        version = _version(connection)
+        if 0 < version < migrations()[-1][0]:
+            raise StoreOutdatedError(f"{path} is of an older gputui; gputui agent start brings it up to date")
+        if version == 0:
             raise StoreMissingError(f"{path} is not set up for this gputui yet; gputui agent start does that")
     except sqlite3.Error as error:
         connection.close()

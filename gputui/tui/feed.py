@@ -17,7 +17,7 @@ from dataclasses import replace
 from gputui.config import Workspace
 from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
-from gputui.store.database import StoreError, StoreMissingError, open_reader
+from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.snapshot import Moment, Snapshot
 
@@ -159,6 +159,9 @@ class Feed:
                 self._past_read_at, self._trouble = clock, None
                 return True
             return self._pass_time(now, clock, self._trouble if is_news else None)
+        except StoreOutdatedError as error:
+            self._close()
+            return self._pass_time(now, clock, f"{error}.")
         except StoreMissingError:
             self._close()
             return self._pass_time(now, clock, None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ViewPresence, ensure_agent, read_identity
+from gputui.store.database import is_outdated
 
 LOOK_SECONDS = 10.0
 """The end of an agent is told by the kernel at once; so often is looked whether it is still the one of this place."""
@@ -17,6 +18,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 STARTING = "Starting the agent…"
+OLD = "The agent is of an older gputui; starting the new one…"
 GONE = "The agent is gone; starting it again…"
 
 
@@ -59,13 +61,14 @@ class AgentKeeper:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             identity = read_identity(self._workspace)
-            if identity is not None and identity.ready:
+            is_old = is_outdated(self._workspace.database)
+            if identity is not None and identity.ready and not is_old:
                 self._was_alive = True
                 pause = FIRST_PAUSE_SECONDS
                 self._say(None)
                 self._wait_for_end(identity.process.pid)
                 continue
-            self._say(GONE if self._was_alive else STARTING)
+            self._say(OLD if is_old and identity is not None else GONE if self._was_alive else STARTING)
             try:
                 ensure_agent(self._workspace)
             except AgentUnreachableError as error:

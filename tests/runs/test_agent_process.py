@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from gputui.config import Workspace
 from gputui.runs import agent_process
-from gputui.runs.agent_process import last_words
+from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, ensure_agent, last_words
+from gputui.runs.identity import ProcessIdentity
+from gputui.store.database import StoreOutdatedError, is_outdated, migrations, open_reader, open_writer
 
 
 def test_the_newest_line_of_its_log(workspace: Workspace) -> None:
@@ -23,3 +27,62 @@ def test_a_full_disk_is_told_whatever_its_log_says(workspace: Workspace, monkeyp
     full = SimpleNamespace(free=agent_process.LEAST_FREE_BYTES - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     assert last_words(workspace) == f"the disk of {workspace.state} is full; free some space"
+
+
+class OldAgent:
+    """An agent of an older gputui that serves the workspace, until it is asked to end and a new one is started."""
+
+    def __init__(self, workspace: Workspace, *, recording: bool = False) -> None:
+        open_writer(workspace.database).close()
+        self.pretend(workspace, migrations()[-1][0] - 1)
+        self.recording = recording
+        self.pids = [100]
+
+    def pretend(self, workspace: Workspace, version: int) -> None:
+        with closing(sqlite3.connect(workspace.database)) as connection:
+            connection.execute(f"PRAGMA user_version = {version}")
+
+    def read_identity(self, workspace: Workspace) -> AgentIdentity | None:
+        if not self.pids:
+            return None
+        return AgentIdentity(ProcessIdentity(self.pids[-1], 1, "boot"), "0", 0.0, recording=self.recording, ready=True)
+
+    def stop_agent(self, workspace: Workspace) -> bool:
+        self.pids.clear()
+        return True
+
+    def spawn_agent(self, workspace: Workspace) -> SimpleNamespace:
+        self.pretend(workspace, migrations()[-1][0])
+        self.pids.append(200)
+        return SimpleNamespace(poll=lambda: None)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("read_identity", "stop_agent", "spawn_agent"):
+            monkeypatch.setattr(agent_process, name, getattr(self, name))
+
+
+def test_an_agent_of_an_older_gputui_makes_room(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = OldAgent(workspace)
+    old.install(monkeypatch)
+    assert is_outdated(workspace.database)
+    with pytest.raises(StoreOutdatedError, match="older gputui; gputui agent start"):
+        open_reader(workspace.database)
+    assert ensure_agent(workspace).process.pid == 200
+    assert not is_outdated(workspace.database)
+    assert ensure_agent(workspace).process.pid == 200
+
+
+def test_a_recorder_of_an_older_gputui_is_left_to_its_user(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = OldAgent(workspace, recording=True)
+    old.install(monkeypatch)
+    with pytest.raises(AgentUnreachableError, match=r"pid 100\); end it"):
+        ensure_agent(workspace)
+    assert old.pids == [100]
+
+
+def test_what_is_missing_is_not_outdated(workspace: Workspace) -> None:
+    assert not is_outdated(workspace.database)
+    workspace.database.write_bytes(b"no database" * 100)
+    assert not is_outdated(workspace.database)
