@@ -84,7 +84,7 @@ class Packing:
         with transaction(self.connection):
             if is_mixed:
                 self._delete(series.packs, where, key, span)
-            self._delete(series.rows, where, key, (first, span[1]))
+            self._delete(series.rows, where, key, span if is_mixed else (first, span[1]))
             names = samples.pack_columns(series, list(series.columns))
             head, ids = ("at", ()) if series is HOST else ("gpu_id, at", (gpu_id,))
             self.connection.executemany(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from gputui.store import samples
+from gputui.store import packs, samples
+from gputui.store.packs import Column, Times
 from gputui.store.rollups import bounds
 from gputui.store.samples import GPU, HOST, HOST_ID, Series
+
+# From spans of this length on, and where less than half of each is looked at, packs are looked for span by span.
+MANY_PACKS_SECONDS = 500.0
+
+Values = tuple[int, float | None, float | None, float | None]
 
 
 class Span(NamedTuple):
@@ -20,7 +28,7 @@ class Span(NamedTuple):
     first_at: float
     last_at: float
     samples: int
-    values: Sequence[tuple[int, float | None, float | None, float | None]]
+    values: Sequence[Values]
 
 
 GPU_COLUMNS = frozenset(
@@ -141,28 +149,64 @@ def _packed_spans(
     connection: sqlite3.Connection, series: Series, columns: Sequence[str], named: Mapping[str, float]
 ) -> Iterator[Span]:
     """One for each pack that reaches into a span."""
+    seconds, looked_at, first, last = (named[name] for name in ("seconds", "looked_at", "first", "last"))
+    units = [samples.MILLI if series.columns[name] else 1 for name in columns]
+    seen: set[Times] = set()
+    for count, *pack in _packs_of_spans(connection, series, columns, named):
+        times = Times(*pack[:4])
+        if times in seen:
+            continue
+        seen.add(times)
+        numbers, parts, ends = _windows(times, count, seconds, looked_at, int(first), int(last))
+        told = [packs.told(Column(*pack[4 + 3 * n : 7 + 3 * n]), count, parts) for n in range(len(columns))]
+        for place, (number, (begin, end), (first_at, last_at)) in enumerate(zip(numbers, parts, ends, strict=True)):
+            values: list[Values] = [_values(one[place], unit) for one, unit in zip(told, units, strict=True)]
+            yield Span(number, first_at, last_at, end - begin, values)
+
+
+def _packs_of_spans(
+    connection: sqlite3.Connection, series: Series, columns: Sequence[str], named: Mapping[str, float]
+) -> sqlite3.Cursor:
+    """`pack_columns` of the packs that reach into a span; some of them more than once."""
+    seconds, gpu_id = named["seconds"], int(named["gpu_id"])
+    if seconds < MANY_PACKS_SECONDS or named["looked_at"] * 2 > seconds:
+        begin, end = named["first"] * seconds, (named["last"] + 1) * seconds
+        return samples.pack_rows(connection, series, gpu_id, columns, begin, end)
     source = _of_source(series.packs)
-    rows = connection.execute(
-        f"{_SPANS} SELECT n, {samples.pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
+    return connection.execute(
+        f"{_SPANS} SELECT {samples.pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
         f"ON {source} s.at < n * :seconds + :looked_at AND s.at >= "
         f"coalesce((SELECT max(at) FROM {series.packs} WHERE {source} at <= n * :seconds), n * :seconds)",
         named,
     )
-    for number, *pack in rows:
-        begin = number * named["seconds"]
-        piece = samples.part(series, columns, tuple(pack), begin, begin + named["looked_at"], {})
-        if piece.times:
-            values = [_told(column) for column in piece.columns]
-            yield Span(number, piece.times[0], piece.times[-1], len(piece.times), values)
+
+
+@lru_cache(maxsize=1024)
+def _windows(
+    times: Times, count: int, seconds: float, looked_at: float, first: int, last: int
+) -> tuple[list[int], list[tuple[int, int]], list[tuple[float, float]]]:
+    """Of the spans that a pack reaches into: their numbers, the places of their samples in it, and the times of the
+    first and the last of these. The GPUs of a machine are sampled at the same times."""
+    taken = [at / samples.MILLI for at in packs.decode_times(times, count, 0, count)]
+    numbers, parts, ends = [], [], []
+    for number in range(max(first, math.floor(taken[0] / seconds)), min(last, math.floor(taken[-1] / seconds)) + 1):
+        begin = bisect_left(taken, number * seconds)
+        end = bisect_left(taken, number * seconds + looked_at, begin)
+        if begin < end:
+            numbers.append(number)
+            parts.append((begin, end))
+            ends.append((taken[begin], taken[end - 1]))
+    return numbers, parts, ends
+
+
+def _values(told: packs.Told | None, unit: float) -> Values:
+    if told is None:
+        return 0, None, None, None
+    return told.known, told.low / unit, told.high / unit, told.total / unit / told.known
 
 
 def _of_source(table: str) -> str:
     return "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
-
-
-def _told(column: Sequence[float | None]) -> tuple[int, float | None, float | None, float | None]:
-    known = [value for value in column if value is not None]
-    return (len(known), min(known), max(known), sum(known) / len(known)) if known else (0, None, None, None)
 
 
 def _together(one: Span, other: Span) -> Span:

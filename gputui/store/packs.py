@@ -98,6 +98,36 @@ def sums(column: Column, count: int, parts: Iterable[tuple[int, int]]) -> list[t
     return [(base * (end - begin) + scale * (running[end] - running[begin]), end - begin) for begin, end in parts]
 
 
+class Told(NamedTuple):
+    """What some values of a column say: how many are known, and of those the least, the most and the sum."""
+
+    known: int
+    low: int
+    high: int
+    total: int
+
+
+def told(column: Column, count: int, parts: Sequence[tuple[int, int]]) -> list[Told | None]:
+    """The values from number ``begin`` up to before ``end``, for each such pair; None where all are unknown."""
+    base, scale, codes = column
+    if base is None or scale is None or codes is None:
+        return [None for _ in parts]
+    if len(codes) == 1:
+        value = base + scale * ord(codes)
+        return [Told(end - begin, value, value, value * (end - begin)) for begin, end in parts]
+    if UNKNOWN in codes or len(codes) > count:
+        values = decode(column, count, 0, count)
+        known = [[value for value in values[begin:end] if value is not None] for begin, end in parts]
+        return [Told(len(some), min(some), max(some), sum(some)) if some else None for some in known]
+    numbers = _numbers(codes)
+    found: list[Told | None] = []
+    for begin, end in parts:
+        cut = numbers[begin:end]
+        size = end - begin
+        found.append(Told(size, base + scale * min(cut), base + scale * max(cut), base * size + scale * sum(cut)))
+    return found
+
+
 def encode_times(milliseconds: Sequence[int]) -> Times:
     """Of at least one time."""
     steps = len(milliseconds) - 1

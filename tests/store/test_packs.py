@@ -25,6 +25,9 @@ def test_values_come_back_exactly(values: list[int | None], scale: int, data: st
     assert packs.decode(column, count, begin, end) == part
     known = [value for value in part if value is not None]
     assert packs.sums(column, count, [(begin, end)]) == [(sum(known), len(known))]
+    if begin < end:
+        told = (len(known), min(known), max(known), sum(known)) if known else None
+        assert packs.told(column, count, [(begin, end)]) == [told]
     if column.codes is not None:
         assert len(column.codes) in (1, count, 2 * count)
         column.codes.encode("utf-8")  # no character is half a pair
