@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from gputui.charts.envelope import Bin
 from gputui.charts.safe_text import clean
@@ -22,8 +21,13 @@ MOST_CURVES = 6
 MOST_RUNS = 24
 """Rows of the table; each run's curve is read, drawn or not."""
 
-SortKey = Literal["chosen", "best", "last", "step", "hours"]
-SORT_KEYS: tuple[SortKey, ...] = ("chosen", "best", "last", "step", "hours")
+SORT_KEYS = ("chosen", "best", "last", "step", "hours")
+"""Orders that every comparison has; behind them come the parameters in which its runs differ."""
+
+
+_PARAM = "param:"
+UNSET = "–"
+"""Stands for a parameter that a run was launched without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Comparison:
 
     run_ids: tuple[str, ...]
     metric: str | None = None
-    sort: SortKey = "chosen"
+    sort: str = "chosen"
     is_reversed: bool = False
     group: str | None = None
     drawn: tuple[str | None, ...] = ()
@@ -56,9 +60,16 @@ class Comparison:
         """The runs without a curve."""
         return frozenset(self.run_ids) - frozenset(self.drawn)
 
-    def sorted_next(self) -> Comparison:
-        """The next order."""
-        return replace(self, sort=SORT_KEYS[(SORT_KEYS.index(self.sort) + 1) % len(SORT_KEYS)])
+    def sorted_next(self, params: Sequence[str] = ()) -> Comparison:
+        """The next order; ``params`` are those in which the runs differ."""
+        keys = [*SORT_KEYS, *(_PARAM + name for name in params)]
+        place = keys.index(self.sort) if self.sort in keys else -1
+        return replace(self, sort=keys[(place + 1) % len(keys)])
+
+    @property
+    def sort_param(self) -> str | None:
+        """The parameter that the runs are sorted by."""
+        return self.sort.removeprefix(_PARAM) if self.sort.startswith(_PARAM) else None
 
     def toggled(self, run_id: str) -> Comparison:
         """A run's curve hidden, or shown in a colour that is free; where none is, nothing changes."""
@@ -132,7 +143,7 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
     runs = []
     for number, row in enumerate(chosen):
         run_id = row.run.run_id
-        own = {name: values[number] or "–" for name, values in params.items()}
+        own = {name: values[number] or UNSET for name, values in params.items()}
         curve = None
         if comparison.metric is not None and run_id in data:
             curve = data[run_id].curves.get(comparison.metric)
@@ -166,6 +177,27 @@ def group_next(comparison: Comparison, rows: Sequence[RunRow]) -> Comparison:
     return replace(comparison, group=names[place] if place < len(names) else None)
 
 
+def param_texts(rows: Sequence[RunRow], comparison: Comparison) -> list[str]:
+    """Every parameter in which the runs differ: its values, and the runs that have each."""
+    by_id = {row.run.run_id: row for row in rows}
+    chosen = [run_id for run_id in comparison.run_ids if run_id in by_id]
+    texts: list[str] = []
+    for name, values in differing([by_id[run_id] for run_id in chosen]).items():
+        texts += [""] if texts else []
+        for value in dict.fromkeys(values):
+            who = [clean(run_id) for run_id, own in zip(chosen, values, strict=True) if own == value]
+            texts.append(f"{name} {value or UNSET} · {', '.join(who)}")
+    return texts or ["These runs were launched with the same parameters."]
+
+
+def best_of(groups: Sequence[Group], metric: str) -> float | None:
+    """The best value of all; None where fewer than two runs have one, and nothing is better than anything."""
+    values = [run.best for group in groups for run in group.runs if run.best is not None]
+    if len(values) < 2:
+        return None
+    return max(values) if is_more_better(metric) else min(values)
+
+
 def in_order(groups: Sequence[Group]) -> list[ComparedRun]:
     """All runs as they stand below each other."""
     return [run for group in groups for run in group.runs]
@@ -183,6 +215,8 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRu
     sort = comparison.sort
     if sort == "chosen":
         return runs[::-1] if comparison.is_reversed else runs
+    if comparison.sort_param is not None:
+        return _by_param(runs, comparison.sort_param, is_reversed=comparison.is_reversed)
     more_first = comparison.metric is not None and is_more_better(comparison.metric)
     if sort in ("step", "hours"):
         more_first = True
@@ -196,6 +230,21 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRu
     rest = [run for run in runs if not _is_finite(keys[run.row.run.run_id])]
     known.sort(key=lambda run: keys[run.row.run.run_id] or 0.0, reverse=more_first != comparison.is_reversed)
     return [*known, *rest]
+
+
+def _by_param(runs: list[ComparedRun], name: str, *, is_reversed: bool) -> list[ComparedRun]:
+    """Numbers by their size, before words; runs without the parameter last."""
+
+    def key(run: ComparedRun) -> tuple[bool, float, str]:
+        text = run.params[name]
+        try:
+            return False, float(text), ""
+        except ValueError:
+            return True, 0.0, text
+
+    known = [run for run in runs if run.params.get(name, UNSET) != UNSET]
+    rest = [run for run in runs if run.params.get(name, UNSET) == UNSET]
+    return [*sorted(known, key=key, reverse=is_reversed), *rest]
 
 
 def _is_finite(value: float | None) -> bool:

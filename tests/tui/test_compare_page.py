@@ -218,3 +218,22 @@ async def test_the_x_axis_is_logarithmic_for_all_runs(app: GputuiApp) -> None:
         page = compared(app)
         await pilot.press("right", "plus")
         assert page.cursor == 1.0 and page.extent is not None and page.viewport.window(page.extent)[0] == 1.0
+
+
+async def test_what_the_runs_differ_in_is_a_key_away_on_a_narrow_screen(app: GputuiApp) -> None:
+    async with app.run_test(size=(66, 24)) as pilot:
+        await opened(app, pilot)
+        table = text(app, "runs")
+        assert "2 more parameters: i" in table and "batch_size" not in table and table.count("★") == 1
+        await pilot.press("i")
+        await pilot.pause()
+        assert "batch_size 32 · sweep-3" in text(app, "sheet") and "batch_size 64" in text(app, "sheet")
+
+
+async def test_sorted_by_a_parameter(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.press("o", "o", "o", "o", "o")
+        assert page.comparison.sort_param == "lr" and "by lr" in text(app, "head")
+        places = [text(app, "runs").index(f"sweep-{number}") for number in (3, 2, 1)]
+        assert places == sorted(places)  # the smallest rate first

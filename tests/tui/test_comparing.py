@@ -13,12 +13,14 @@ from gputui.curves.model import ChartData, ChartRequest, Curve, Frame
 from gputui.store.views import RunView
 from gputui.tui.comparing import (
     Comparison,
+    best_of,
     best_words,
     compare,
     differing,
     group_next,
     in_order,
     metric_names,
+    param_texts,
 )
 from gputui.tui.snapshot import Progress, RunRow
 
@@ -77,7 +79,7 @@ def test_the_best_value_and_where_it_was() -> None:
     ("sort", "expected"), [("chosen", "abc"), ("best", "abc"), ("last", "bac"), ("step", "bac"), ("hours", "abc")]
 )
 def test_orders_with_what_is_unknown_last(sort: str, expected: str) -> None:
-    assert "".join(ids(replace(ALL, sort=sort))) == expected  # type: ignore[arg-type]
+    assert "".join(ids(replace(ALL, sort=sort))) == expected
 
 
 def test_reversed_what_is_unknown_stays_last() -> None:
@@ -146,3 +148,31 @@ def test_what_all_runs_measured_comes_first() -> None:
         "b": measured("loss", names=("lr", "loss", "val/loss")),
     }
     assert metric_names(data) == ("loss", "lr", "own", "val/loss")
+
+
+def test_sorted_by_what_they_differ_in() -> None:
+    names = tuple(differing(ROWS))
+    looked = replace(ALL, sort="hours")
+    seen = []
+    for _ in range(4):
+        looked = looked.sorted_next(names)
+        seen.append((looked.sort_param, "".join(ids(looked))))
+    assert seen == [("lr", "bac"), ("batch", "cab"), ("extra", "cab"), (None, "abc")]
+    by_rate = replace(ALL, sort="hours").sorted_next(names)
+    assert ids(replace(by_rate, is_reversed=True)) == ["a", "c", "b"]
+    # A parameter in which they no longer differ sorts nothing, and the next order is the first.
+    assert ids(replace(by_rate, sort="param:gone")) == ["a", "b", "c"]
+    assert replace(by_rate, sort="param:gone").sorted_next(names).sort == "chosen"
+
+
+def test_everything_that_they_differ_in() -> None:
+    assert param_texts(ROWS, ALL) == [
+        "lr 0.1 · a, c", "lr 0.01 · b", "", "batch 64 · a, b", "batch 32 · c", "", "extra – · a, b", "extra true · c",
+    ]  # fmt: skip
+    assert param_texts(ROWS[:1], ALL) == ["These runs were launched with the same parameters."]
+
+
+def test_the_best_of_all_is_better_than_another() -> None:
+    groups = compare(ROWS, DATA, ALL, 0.0)
+    assert best_of(groups, "loss") == 0.5
+    assert best_of(compare(ROWS, DATA, Comparison.of(("a", "c"), "loss"), 0.0), "loss") is None

@@ -24,8 +24,9 @@ COMPARE_ACTIONS: tuple[Action, ...] = (
     act("metric_find", "slash", "find", "Choose the metric by a part of its name", COMPARE),
     act("hide", "space", "hide", "Hide the run's curve, or show it again", COMPARE, needs_run),
     act("leave_out", "d delete", "leave out", "Take the run out of the comparison", COMPARE, needs_run, shown=False),
-    act("order", "o", "sort", "Sort by the best value, the last, steps, time; or as chosen", COMPARE),
+    act("order", "o", "sort", "Sort by the best value, the last, steps, time, a parameter; or as chosen", COMPARE),
     act("reverse", "O", "reverse", "The other way round", COMPARE, shown=False),
+    act("params", "i", "parameters", "All parameters in which the runs differ", COMPARE, needs_run, shown=False),
     act("group", "b", "group", "Group by a parameter in which the runs differ", COMPARE),
     # what changes a run
     act("clone", "N", "again", "Launch another run like this one, with changes", BOTH, changes_run, shown=False),

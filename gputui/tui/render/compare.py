@@ -13,7 +13,7 @@ from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
 from gputui.curves.direction import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
-from gputui.tui.comparing import ComparedRun, Comparison, Group, best_words
+from gputui.tui.comparing import ComparedRun, Comparison, Group, best_of, best_words
 from gputui.tui.render.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, within
 from gputui.tui.render.charts_head import place_words
 from gputui.tui.render.columns import Column, fit_line, fitting, head_line, place, row_line, rule
@@ -55,7 +55,7 @@ def compare_head(comparison: Comparison, look: CompareLook, number: int, width: 
         parts.append([(" · log x", "accent")])
     if look.is_log:
         parts.append([(" · log y", "accent")])
-    order = "" if comparison.sort == "chosen" else f" · by {comparison.sort}"
+    order = "" if comparison.sort == "chosen" else f" · by {clean(comparison.sort_param or comparison.sort)}"
     if order or comparison.is_reversed:
         parts.append([((order or " · ") + (" reversed" if comparison.is_reversed else ""), "dim")])
     if comparison.group is not None:
@@ -135,7 +135,12 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
     room = max(1, height - HEAD_LINES)
     top = _first_shown(items, comparison, room)
-    note = f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}" if len(lines) > room else ""
+    notes = [f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}"] if len(lines) > room else []
+    params = {name for group in groups for run in group.runs for name in run.params}
+    if left_out := params - {column.head for column, _ in placed}:
+        words = "parameter" if len(left_out) == 1 else "parameters"
+        notes.append(f"{len(left_out)} more {words}: i")
+    note = " · ".join(notes)
     head: Line = [("  ", "text"), *head_line(placed, width - 2)]
     return [rule("RUNS", width, note), head, *lines[top : top + room]][:height]
 
@@ -169,10 +174,11 @@ def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, r
 
 def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
     best = "most" if is_more_better(metric) else "least"
+    leading = best_of(groups, metric)
     columns: list[Column[ComparedRun]] = [
         Column("", 1, _mark),
         Column("run", 16, _name, grow=2, most=40),
-        Column(best, 9, lambda run, _: [(metric_value(run.best), "accent")], align=">"),
+        Column(best, 10, lambda run, _: _best(run, leading), align=">"),
         Column("at", 8, _best_place, align=">", importance=3),
         Column("last", 9, lambda run, _: [(metric_value(run.last), "text")], align=">", importance=1),
         Column("step", 9, _step, align=">", importance=2),
@@ -189,6 +195,11 @@ def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[Co
     widest = max(len(run.params.get(name, "")) for group in groups for run in group.runs)
     width = min(max(len(name), widest, 3), 18)
     return Column(name, width, lambda run, _: [(run.params.get(name, "–"), "text")], align=">", importance=importance)
+
+
+def _best(run: ComparedRun, leading: float | None) -> list[Span]:
+    is_leading = run.best is not None and run.best == leading
+    return [("★ " if is_leading else "", "good"), (metric_value(run.best), "good" if is_leading else "accent")]
 
 
 def _mark(run: ComparedRun, _: int) -> list[Span]:

@@ -26,6 +26,7 @@ from gputui.tui.comparing import (
     group_next,
     in_order,
     metric_names,
+    param_texts,
 )
 from gputui.tui.editing import LineEdit
 from gputui.tui.overview_focus import moved
@@ -36,6 +37,7 @@ from gputui.tui.render.compare import CompareLook, compare_head, overlay_lines, 
 from gputui.tui.render.moments import right_end
 from gputui.tui.screens.base import bindings_for
 from gputui.tui.screens.compare_chart_keys import CompareChartKeys
+from gputui.tui.screens.sheet import SheetScreen
 from gputui.tui.widgets.pane import Pane
 from gputui.tui.widgets.slow_pane import SlowPane
 
@@ -187,10 +189,16 @@ class CompareScreen(CompareChartKeys):
             self.comparison = self.comparison.without(run.run_id)
 
     def do_order(self) -> None:
-        self.comparison = self.comparison.sorted_next()
+        params = next((tuple(each.params) for each in self._shown), ())
+        self.comparison = self.comparison.sorted_next(params)
 
     def do_reverse(self) -> None:
         self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
+
+    def do_params(self) -> None:
+        """All that the runs differ in, however narrow the table is."""
+        texts = param_texts(self.snapshot.runs, self.comparison)
+        self.gputui.push_screen(SheetScreen("What the runs differ in", texts))
 
     def do_group(self) -> None:
         found = group_next(self.comparison, self.snapshot.runs)
