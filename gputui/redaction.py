@@ -69,16 +69,14 @@ _SCHEME = re.compile(
 )
 
 # Quoted, quoted within quotes, cut off, or up to where words end. What is hidden beyond the secret is no loss.
-_VALUE = (
-    r"(?P<value>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
-    r"|\\+[\"'][^\"'\\\n]*|[\"'][^\"'\n]*|[^\s\"',;&\\][^\s\"',;&]*)"
+_VALUE = re.compile(
+    r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
+    r"|\\+[\"'][^\"'\\\n]*|[\"'][^\"'\n]*|[^\s\"',;&\\][^\s\"',;&]*"
 )
 # name=value, name: value, "name": "value", environ["name"] = "value"
-_ASSIGNED = re.compile(
-    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,79}+)(?P<between>(?:\\*[\"'])?\]?\s{0,3}+[=:]\s{0,3}+)" + _VALUE
-)
+_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,79}+)(?P<between>(?:\\*[\"'])?\]?\s{0,3}+[=:]\s{0,3}+)")
 # --name value
-_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{1,79}+)(?P<between>[\"',]*+\s++)(?!-)" + _VALUE)
+_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{1,79}+)(?P<between>[\"',]*+\s++)(?!-)")
 
 
 class Redactor:
@@ -148,19 +146,28 @@ def redact_named(text: str, is_secret: Callable[[str, str, bool], bool]) -> str:
     ``is_secret`` is asked with the name, the value, and whether the name may be a word of a sentence (``name: value``).
     """
 
-    def replaced(found: re.Match[str]) -> str:
-        value, between = found["value"], found["between"]
-        bare = value.strip("\\\"'")
-        is_word = between.lstrip().startswith(":")
-        if not bare or bare.startswith(REDACTED[:-1]) or not is_secret(found["name"].lstrip("-"), bare, is_word):
-            return found[0]
-        opening = value[: len(value) - len(value.lstrip("\\\"'"))]
-        closing = value[-1] if opening in ("'", '"') and len(value) > 1 and value[-1] == opening else ""
-        return f"{found['name']}{between}{opening}{REDACTED}{closing}"
-
     if "=" in text or ":" in text:
-        text = _ASSIGNED.sub(replaced, text)
-    return _OPTION.sub(replaced, text) if "-" in text else text
+        text = _without_named(_ASSIGNED, text, is_secret)
+    return _without_named(_OPTION, text, is_secret) if "-" in text else text
+
+
+def _without_named(head: re.Pattern[str], text: str, is_secret: Callable[[str, str, bool], bool]) -> str:
+    """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it may be one
+    (``ValueError: password=x``)."""
+    pieces, done = [], 0
+    for found in head.finditer(text):
+        value = _VALUE.match(text, found.end()) if found.start() >= done else None
+        if value is None:
+            continue
+        bare = value[0].strip("\\\"'")
+        is_word = found["between"].lstrip().startswith(":")
+        if not bare or bare.startswith(REDACTED[:-1]) or not is_secret(found["name"].lstrip("-"), bare, is_word):
+            continue
+        opening = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))]
+        closing = opening if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening else ""
+        pieces += [text[done : value.start()], opening, REDACTED, closing]
+        done = value.end()
+    return "".join([*pieces, text[done:]]) if pieces else text
 
 
 def redact(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gputui.charts.safe_text import clean
+from gputui.redaction import REDACTED, redact_params
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
 from gputui.tui.editing import LineEdit
@@ -22,6 +23,8 @@ PRIORITY = "queue priority"
 
 MAX_PRIORITY = 1000
 
+HIDDEN = "••••••••"
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -36,7 +39,7 @@ class Preset:
 @dataclass(frozen=True, slots=True)
 class Field:
     """One line of the form. ``hint`` says what it takes; ``default`` is the profile's value as text, ``last`` that of
-    the newest run of the profile where it was another."""
+    the newest run of the profile where it was another. A secret is shown only while it is typed."""
 
     key: str
     label: str
@@ -44,6 +47,12 @@ class Field:
     hint: str
     is_parameter: bool = True
     last: str | None = None
+
+    def shown(self, text: str) -> str:
+        """A content of this field as it may be seen."""
+        if not self.is_parameter or not text:
+            return text
+        return HIDDEN if redact_params({self.key: text}) != {self.key: text} else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,8 @@ class Form:
         form = self
         for number, item in enumerate(self.fields):
             value = preset.params.get(item.key) if item.is_parameter else None
+            if isinstance(value, str) and REDACTED in value:
+                continue  # a secret is not stored: the profile's own stands
             if item.key == GPUS and preset.gpu_count is not None and str(preset.gpu_count) != _count_of(item.default):
                 value = preset.gpu_count
             if value is not None:
@@ -191,6 +202,8 @@ def _fields(entry: ProfileEntry, last: Mapping[str, object]) -> tuple[Field, ...
         hint = clean(parameter.help or parameter.expected)
         default = clean(format_value(parameter.default))
         before = clean(format_value(_scalar(last[name]))) if name in last else None
+        if before is not None and REDACTED in before:
+            before = None
         items.append(Field(name, clean(name), default, hint, last=before if before != default else None))
     items.append(Field(PRIORITY, "queue priority", "0", "a higher one starts earlier", is_parameter=False))
     return tuple(items)

@@ -189,6 +189,7 @@ def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
         ('{"client_secret": "a\\"b", "lr": 1}', f'{{"client_secret": "{REDACTED}", "lr": 1}}'),
         (r'"{\"hub_token\": \"abc\"}"', rf'"{{\"hub_token\": \"{REDACTED}\"}}"'),
         ("os.environ['WANDB_API_KEY'] = '0123abc'", f"os.environ['WANDB_API_KEY'] = '{REDACTED}'"),
+        ("ValueError: password=abc; note: api_key: abc", f"ValueError: password={REDACTED}; note: api_key: {REDACTED}"),
         ("HF_TOKEN=abc python train.py", f"HF_TOKEN={REDACTED} python train.py"),
         ("train.py --token abc --lr 0.1", f"train.py --token {REDACTED} --lr 0.1"),
         ('password: "torn', f'password: "{REDACTED}'),

@@ -75,6 +75,29 @@ async def test_a_run_like_an_earlier_one(app: GputuiApp, filler: Filler, profile
         assert form_of(app).form.text("steps") == "42"
 
 
+async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
+    app: GputuiApp,
+    filler: Filler,
+    profile: Path,  # noqa: F811
+) -> None:
+    profile.write_text(profile.read_text().replace("  lr: 0.5", "  lr: 0.5\n  hub_token: of-the-profile"))
+    filler.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await until(pilot, lambda: "hub_token" in form_of(app).form.edits)
+        await pilot.press("ctrl+r")
+        assert form_of(app).form.text("hub_token") == "of-the-profile", "what was redacted is no value"
+        assert "of-the-profile" not in text(app, "launch") and "••••" in text(app, "launch")
+        while (field := form_of(app).form.current) is None or field.key != "hub_token":
+            await pilot.press("down")
+        assert "of-the-profile" not in text(app, "launch")
+        await pilot.press(*"typed")
+        assert "typed" in text(app, "launch") and "was ••••" in text(app, "launch")
+        await pilot.press("down")
+        assert "typed" not in text(app, "launch")
+
+
 async def test_a_place_in_the_queue(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n")

@@ -98,17 +98,17 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
     ]  # fmt: skip
     changed = form.is_changed(item)
     if is_current and form.is_fresh and form.text(item.key):
-        text = clip(form.text(item.key), value_width)
+        text = clip(item.shown(form.text(item.key)), value_width)
         spans += [(text, "selected"), (" " * (value_width - cell_width(text)), "text")]
     elif is_current:
         spans += form.edits[item.key].spans(value_width)
     else:
-        text = clip(form.text(item.key), value_width)
+        text = clip(item.shown(form.text(item.key)), value_width)
         spans.append((text + " " * (value_width - cell_width(text)), "accent" if changed else "text"))
     if problem is not None:
         spans.append((f"  ✗ {problem}", "bad"))
     elif changed:
-        spans.append((f"  was {item.default or 'empty'}", "dim"))
+        spans.append((f"  was {item.shown(item.default) or 'empty'}", "dim"))
     else:
         last = f"last run {item.last or 'empty'} · " if item.last is not None else ""
         spans.append((f"  {last}{item.hint}", "dim"))
