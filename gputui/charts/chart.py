@@ -160,7 +160,11 @@ def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list
 
 def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
     """Labels by row of the plotting area."""
-    ticks, labels = value_ticks(scale, axis, min(_MOST_VALUE_TICKS, rows // 2 + 1))
+    most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
+    ticks, labels = value_ticks(scale, axis, most)
+    if len(ticks) < 2 and most < rows:
+        # One label tells no scale: rather labels that stand close.
+        ticks, labels = value_ticks(scale, axis, most + 1)
     canvas = Canvas(1, rows, BRAILLE)
     placed: dict[int, str] = {}
     for tick, label in zip(ticks, labels, strict=True):

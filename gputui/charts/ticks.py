@@ -23,7 +23,17 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`, both included."""
     if most < 1 or not high > low or not math.isfinite(high - low):
         return [low] if most >= 1 and low == high else []
-    for step in round_steps((high - low) / most):
+    ticks = _first_fitting(low, high, (high - low) / most, most)
+    if len(ticks) < 2 <= most:
+        # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
+        closer = _first_fitting(low, high, (high - low) / (most + 1), most)
+        return closer if len(closer) > len(ticks) else ticks
+    return ticks
+
+
+def _first_fitting(low: float, high: float, smallest: float, most: int) -> list[float]:
+    """Multiples of the first round step from `smallest` upwards that has no more than `most` of them."""
+    for step in round_steps(smallest):
         ticks = _multiples(low, high, step)
         if len(ticks) <= most:
             return ticks

@@ -337,3 +337,12 @@ def test_without_anything_above_zero_the_x_axis_is_linear_and_says_so() -> None:
     lines = chart([Curve(bins)], width=80, height=6, x_axis=XAxis("step", 0.0, 0.0, scale="log"))
     assert plain_text(lines[-1:]).endswith("step, linear: nothing above 0")
     assert any("⠀" < char <= "⣿" for char in plain_text(lines[:-1]))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 8])
+@pytest.mark.parametrize("reach", [1.0, 5.0, 21.0, 33.0, 70.0])
+def test_a_low_chart_around_zero_has_two_value_labels(rows: int, reach: float) -> None:
+    points: Series = [(float(x), reach * math.sin(x / 5)) for x in range(100)]
+    lines = chart([Curve(reduce(points, 60))], width=40, height=rows + 1, x_axis=XAxis("step"), glyphs=ASCII)
+    labelled = [line for line in plain_text(lines[:-1]).splitlines() if ASCII.value_tick in line[:8]]
+    assert len(labelled) >= 2
