@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from gputui.store.samples import HOST_ID
+from gputui.store.series import HOST_ID
 from gputui.store.summaries import DAY, GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Kept
 
 _WHOLE = frozenset({"memory_used_bytes", "disk_used_bytes"})

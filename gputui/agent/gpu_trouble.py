@@ -14,7 +14,7 @@ from gputui.recovery.hardware import Sighting, observations
 from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
-from gputui.store import samples
+from gputui.store import samples, series
 
 LOOK_SECONDS = 2.0
 # The sampler's own start may lie between an event and the attempt's first row.
@@ -53,7 +53,7 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
     counted: int | None = None
     failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
-    for at, errors, remap_failed in samples.between(connection, samples.SLOW, gpu_id, columns, since, until):
+    for at, errors, remap_failed in samples.between(connection, series.SLOW, gpu_id, columns, since, until):
         if errors is not None:
             # The first value is what had been counted before this attempt; a smaller one is a driver that began anew.
             if counted is not None and errors > counted:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from gputui.runs.repository import transaction
 from gputui.store import packs, samples
 from gputui.store.packs import BLOCK_SECONDS, MOST_SAMPLES
-from gputui.store.samples import CONDITION, GPU, HOST, HOST_ID, MILLI, SLOW, Row, Series
+from gputui.store.samples import Row
+from gputui.store.series import CONDITION, GPU, HOST, HOST_ID, MILLI, SLOW, Series, known_conditions, pack_columns
 
 LEAST_SAMPLES = 8
 # Five packs: such a slice takes about 4 ms.
@@ -85,7 +86,7 @@ class Packing:
             if is_mixed:
                 self._delete(series.packs, where, key, span)
             self._delete(series.rows, where, key, span if is_mixed else (first, span[1]))
-            names = samples.pack_columns(series, list(series.columns))
+            names = pack_columns(series, list(series.columns))
             head, ids = ("at", ()) if series is HOST else ("gpu_id, at", (gpu_id,))
             self.connection.executemany(
                 f"INSERT INTO {series.packs} ({head}, {names}) "  # noqa: S608
@@ -115,7 +116,7 @@ class Packing:
         return found
 
     def _condition_ids(self, pairs: set[tuple[str, str | None]]) -> dict[tuple[str, str | None], int]:
-        known = {pair: number for number, pair in samples.known_conditions(self.connection).items()}
+        known = {pair: number for number, pair in known_conditions(self.connection).items()}
         for pair in pairs - known.keys():
             cursor = self.connection.execute("INSERT INTO gpu_conditions (state, throttle_reasons) VALUES (?, ?)", pair)
             assert cursor.lastrowid is not None

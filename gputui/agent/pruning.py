@@ -14,7 +14,7 @@ from gputui.runs.repository import transaction
 from gputui.store.packs import BLOCK_SECONDS
 from gputui.store.retention import Retention
 from gputui.store.room import pragma, room
-from gputui.store.samples import GPU, HOST, HOST_ID, SLOW
+from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 from gputui.store.summaries import DAY, HOUR
 
 # So many of one source make a slice, about 10 ms with eight GPUs.

@@ -24,7 +24,7 @@ from gputui.gpu.model import (
 from gputui.host.model import HostSample
 from gputui.runs.identity import Owner, environment_of, owner_in, read_stat
 from gputui.runs.repository import add_event, transaction
-from gputui.store import samples
+from gputui.store import series
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ def _insert(table: str, columns: list[str]) -> str:
     return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
 
 
-_INSERT_HOST = _insert(samples.HOST.rows, _HOST_COLUMNS)
-_INSERT_FAST = _insert(samples.GPU.rows, ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
-_INSERT_SLOW = _insert(samples.SLOW.rows, ["at", "gpu_id", *_SLOW_COLUMNS])
+_INSERT_HOST = _insert(series.HOST.rows, _HOST_COLUMNS)
+_INSERT_FAST = _insert(series.GPU.rows, ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
+_INSERT_SLOW = _insert(series.SLOW.rows, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
@@ -90,7 +90,7 @@ def _digits(name: str) -> int | None:
         return 0
     if name in ("cpu_percent", "load_1m"):
         return 2
-    return 3 if name == "at" or samples.GPU.columns.get(name) or samples.SLOW.columns.get(name) else None
+    return 3 if name == "at" or series.GPU.columns.get(name) or series.SLOW.columns.get(name) else None
 
 
 _DIGITS = {name: _digits(name) for name in ("at", *_HOST_COLUMNS, *_FAST_COLUMNS, *_SLOW_COLUMNS)}

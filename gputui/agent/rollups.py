@@ -18,7 +18,8 @@ from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
 from gputui.store import samples
 from gputui.store.energy import energy_between
-from gputui.store.samples import GPU, HOST, HOST_ID, SLOW, Row
+from gputui.store.samples import Row
+from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 from gputui.store.summaries import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
 
 # One such slice takes about 5 ms; a longer backlog waits for the next turn.

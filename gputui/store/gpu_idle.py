@@ -9,7 +9,7 @@ import json
 import sqlite3
 from typing import NamedTuple
 
-from gputui.store import samples
+from gputui.store import samples, series
 
 LOOK_BACK_SECONDS = 86_400.0
 """Samples are looked through for so long; a GPU that was idle all the while was idle for so long at least."""
@@ -34,7 +34,7 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
     end, span = now + 1.0, _FIRST_LOOK_SECONDS
     while row is not None and end > oldest:
         begin = max(oldest, end - span)
-        found = samples.between(connection, samples.GPU, row[0], ("utilization_percent",), begin, end)
+        found = samples.between(connection, series.GPU, row[0], ("utilization_percent",), begin, end)
         for at, used in reversed(found):
             if used is not None and used > 0:
                 return Idleness(since, was_busy=True)

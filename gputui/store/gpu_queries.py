@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from gputui.store import rollups, sample_means, samples
+from gputui.store import rollups, sample_means, series
 
 # Reports are rare; a GPU that comes and goes all day must not make each look at them long.
 _EVENTS_LOOKED_AT = 512
@@ -48,7 +48,7 @@ def memory_temperature_history(
     if row is None:
         return (None,) * buckets
     columns = ("memory_temperature_celsius",)
-    table = sample_means.means(connection, samples.SLOW, row[0], columns, since, until, buckets)
+    table = sample_means.means(connection, series.SLOW, row[0], columns, since, until, buckets)
     return tuple(rollups.completed(connection, table, columns, since, until, row[0])[0])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gputui.store import rollups, samples
-from gputui.store.samples import GPU
+from gputui.store.series import GPU
 
 
 @dataclass(frozen=True, slots=True)

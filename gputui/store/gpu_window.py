@@ -6,7 +6,7 @@ import math
 import sqlite3
 from collections.abc import Sequence
 
-from gputui.store import samples
+from gputui.store import samples, series
 
 COLUMNS = (
     "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
@@ -26,7 +26,7 @@ def samples_between(
         row = connection.execute("SELECT gpu_id, position FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
         if row is not None:
             after = math.nextafter(until, math.inf)
-            for at, *values in samples.between(connection, samples.GPU, row[0], COLUMNS[3:], since, after):
+            for at, *values in samples.between(connection, series.GPU, row[0], COLUMNS[3:], since, after):
                 found.append((at, row[1], uuid, *values))
     found.sort(key=lambda one: one[:2])
     return found[-limit:]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gputui.store import packs, samples
 from gputui.store.packs import Column, Times
 from gputui.store.rollups import bounds
-from gputui.store.samples import GPU, HOST, HOST_ID, Series
+from gputui.store.series import GPU, HOST, HOST_ID, MILLI, Series, pack_columns
 
 # From spans of this length on, and where less than half of each is looked at, packs are looked for span by span.
 MANY_PACKS_SECONDS = 500.0
@@ -150,7 +150,7 @@ def _packed_spans(
 ) -> Iterator[Span]:
     """One for each pack that reaches into a span."""
     seconds, looked_at, first, last = (named[name] for name in ("seconds", "looked_at", "first", "last"))
-    units = [samples.MILLI if series.columns[name] else 1 for name in columns]
+    units = [MILLI if series.columns[name] else 1 for name in columns]
     seen: set[Times] = set()
     for count, *pack in _packs_of_spans(connection, series, columns, named):
         times = Times(*pack[:4])
@@ -174,7 +174,7 @@ def _packs_of_spans(
         return samples.pack_rows(connection, series, gpu_id, columns, begin, end)
     source = _of_source(series.packs)
     return connection.execute(
-        f"{_SPANS} SELECT {samples.pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
+        f"{_SPANS} SELECT {pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
         f"ON {source} s.at < n * :seconds + :looked_at AND s.at >= "
         f"coalesce((SELECT max(at) FROM {series.packs} WHERE {source} at <= n * :seconds), n * :seconds)",
         named,
@@ -187,7 +187,7 @@ def _windows(
 ) -> tuple[list[int], list[tuple[int, int]], list[tuple[float, float]]]:
     """Of the spans that a pack reaches into: their numbers, the places of their samples in it, and the times of the
     first and the last of these. The GPUs of a machine are sampled at the same times."""
-    taken = [at / samples.MILLI for at in packs.decode_times(times, count, 0, count)]
+    taken = [at / MILLI for at in packs.decode_times(times, count, 0, count)]
     numbers, parts, ends = [], [], []
     for number in range(max(first, math.floor(taken[0] / seconds)), min(last, math.floor(taken[-1] / seconds)) + 1):
         begin = bisect_left(taken, number * seconds)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gputui.store import queries, rollups, samples
+from gputui.store import queries, rollups, samples, series
 from gputui.store.queries import GPU_ROW, LOST_SHOWN_SECONDS, gpu_view, rank_among, stale_after_seconds
 from gputui.store.rollups import Bounds
 from gputui.store.views import GpuView
@@ -77,14 +77,14 @@ def _put_together(connection: sqlite3.Connection, view: GpuView, gpu_id: int, at
 
 
 def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str, object]:
-    names = tuple(samples.SLOW.columns)
-    row = samples.newest(connection, samples.SLOW, gpu_id, names, at)
+    names = tuple(series.SLOW.columns)
+    row = samples.newest(connection, series.SLOW, gpu_id, names, at)
     return {} if row is None else dict(zip(names, row[1:], strict=True))
 
 
 def _interval(connection: sqlite3.Connection, gpu_id: int, at: float) -> float | None:
     """How often the GPU was sampled then: the shortest distance between a few samples, for there may be a gap."""
-    times = samples.times_up_to(connection, samples.GPU, gpu_id, at, _PACE_SAMPLES)
+    times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
     return min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from gputui.store import json_columns, rollups, sample_means, samples
+from gputui.store import json_columns, rollups, sample_means, samples, series
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -133,7 +133,7 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
 
 def with_packed(connection: sqlite3.Connection, row: list[Any], gpu_id: int, at: float) -> list[Any]:
     """The columns of `GPU_ROW` with the newest sample up to a moment, where that is in a pack."""
-    packed = samples.newest_packed(connection, samples.GPU, gpu_id, _SAMPLED, at, after=row[5])
+    packed = samples.newest_packed(connection, series.GPU, gpu_id, _SAMPLED, at, after=row[5])
     return row if packed is None else [*row[:4], packed[1], packed[0], *packed[2:], *row[4 + len(packed) :]]
 
 
@@ -198,7 +198,7 @@ def gpu_history(
     found: dict[str, GpuHistory] = {}
     # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
     for gpu_id, name in known:
-        table = sample_means.means(connection, samples.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
+        table = sample_means.means(connection, series.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
         table = rollups.completed(connection, table, rollups.GPU_MEANS, since, until, gpu_id)
         if any(value is not None for series in table for value in series):
             found[name] = GpuHistory(*(tuple(series) for series in table))
@@ -210,7 +210,7 @@ _HOST_COLUMNS = tuple(field.name for field in fields(HostView) if field.name != 
 
 def host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
     """The newest sample of the host; with ``at`` (UTC unix seconds) the newest that was known then."""
-    row = samples.newest(connection, samples.HOST, samples.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
+    row = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
     if row is not None or at is None:
         return None if row is None else HostView(*row)
     then = rollups.host_then(connection, at, rollups.bounds(connection))
@@ -223,7 +223,7 @@ def host_history(connection: sqlite3.Connection, since: float, until: float, buc
         "cpu_percent", "memory_used_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second",
         "network_received_bytes_per_second", "network_sent_bytes_per_second",
     )  # fmt: skip
-    table = sample_means.means(connection, samples.HOST, samples.HOST_ID, columns, since, until, buckets)
+    table = sample_means.means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets)
     table = rollups.completed(connection, table, columns, since, until)
     return HostHistory(*(tuple(series) for series in table))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gputui.store import samples
-from gputui.store.samples import HOST, HOST_ID
+from gputui.store.series import HOST, HOST_ID
 from gputui.store.summaries import DAY, HOUR, MINUTE
 from gputui.store.views import GpuHistory
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from gputui.store import packs, samples
 from gputui.store.packs import Column, Times
-from gputui.store.samples import MILLI, Series
+from gputui.store.series import MILLI, Series
 
 
 def means(

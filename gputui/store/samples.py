@@ -8,69 +8,15 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from gputui.store import packs
-
-MILLI = 1000.0
-HOST_ID = 0
-"""Stands for the host where others give a ``gpu_id``."""
-
-CONDITION = ("state", "throttle_reasons")
-"""Columns of a GPU's samples that are one column ``condition`` in packs: a row of ``gpu_conditions``."""
+from gputui.store.series import CONDITION, HOST_ID, MILLI, Series, known_conditions, pack_columns, stored_names
 
 Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
-    """One kind of samples: the table of those stored one by one, that of packs, and of each column whether it is a real
-    number, which is in thousandths in a pack."""
-
-    rows: str
-    packs: str
-    columns: Mapping[str, bool]
-
-    def key(self, gpu_id: int) -> tuple[str, tuple[int, ...]]:
-        """(condition, its values) of one source."""
-        return ("1", ()) if self is HOST else ("gpu_id = ?", (gpu_id,))
-
-
-GPU = Series(
-    "gpu_sample_rows",
-    "gpu_sample_packs",
-    {
-        "utilization_percent": True, "memory_utilization_percent": True, "memory_used_bytes": False,
-        "memory_reserved_bytes": False, "memory_total_bytes": False, "temperature_celsius": True,
-        "power_watts": True, "power_limit_watts": True, "sm_clock_mhz": False, "memory_clock_mhz": False,
-        "performance_state": False, "condition": False,
-    },
-)  # fmt: skip
-SLOW = Series(
-    "gpu_slow_sample_rows",
-    "gpu_slow_sample_packs",
-    {
-        "fan_percent": True, "memory_temperature_celsius": True, "pcie_generation": False, "pcie_width": False,
-        "pcie_received_bytes_per_second": True, "pcie_sent_bytes_per_second": True,
-        "nvlink_received_bytes_per_second": True, "nvlink_sent_bytes_per_second": True, "ecc_corrected": False,
-        "ecc_uncorrected": False, "row_remap_pending": False, "row_remap_failed": False, "energy_joules": True,
-    },
-)  # fmt: skip
-HOST = Series(
-    "host_sample_rows",
-    "host_sample_packs",
-    {
-        "cpu_percent": True, "cpu_count": False, "load_1m": True, "memory_used_bytes": False,
-        "memory_total_bytes": False, "swap_used_bytes": False, "disk_read_bytes_per_second": True,
-        "disk_write_bytes_per_second": True, "disk_used_bytes": False, "disk_total_bytes": False,
-        "shm_used_bytes": False, "shm_total_bytes": False, "network_received_bytes_per_second": True,
-        "network_sent_bytes_per_second": True,
-    },
-)  # fmt: skip
 
 
 class Piece(NamedTuple):
@@ -81,18 +27,6 @@ class Piece(NamedTuple):
 
     def rows(self) -> Iterator[Row]:
         return zip(self.times, *self.columns, strict=True)
-
-
-def stored_names(columns: Sequence[str]) -> list[str]:
-    """The columns of packs that hold these columns of samples."""
-    return list(dict.fromkeys("condition" if name in CONDITION else name for name in columns))
-
-
-def pack_columns(series: Series, names: Sequence[str]) -> str:
-    """The columns of a pack, as SQL: its count and times, then each of ``names``."""
-    assert all(name in series.columns for name in names)
-    parts = ", ".join(f"{name}_base, {name}_scale, {name}_codes" for name in names)
-    return f"sample_count, at_step, at_base, at_scale, at_codes{', ' if parts else ''}{parts}"
 
 
 def between(
@@ -265,12 +199,6 @@ def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at:
         end = bisect_right(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
         found += [each / MILLI for each in packs.decode_times(times, count, max(0, end - limit), end)]
     return sorted(found, reverse=True)[:limit]
-
-
-def known_conditions(connection: sqlite3.Connection) -> dict[int, tuple[str, str | None]]:
-    """(state, throttle reasons) by their id."""
-    rows = connection.execute("SELECT condition_id, state, throttle_reasons FROM gpu_conditions")
-    return {number: (state, reasons) for number, state, reasons in rows}
 
 
 def part(

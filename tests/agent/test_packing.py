@@ -29,7 +29,7 @@ from gputui.store import (
     timeline,
 )
 from gputui.store.database import migrations, open_writer
-from gputui.store.samples import GPU, HOST, HOST_ID, SLOW
+from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
 START = 1_790_035_200.0
 END = START + 3600.0
@@ -240,6 +240,22 @@ def test_samples_that_come_later_join_the_packs_of_their_time(
     assert counts(connection, "rows") == [0, 0, 0]
     spans = connection.execute("SELECT gpu_id, at, sample_count FROM gpu_sample_packs ORDER BY gpu_id, at").fetchall()
     assert all(count <= 128 for _, _, count in spans)
+
+
+def test_few_latecomers_wait_as_rows_until_there_are_more(connection: sqlite3.Connection) -> None:
+    packing = Packing(connection, lambda: 0.0)
+    assert packing.turn(END, 1.0)
+    taken = len(rows(connection)["gpu_samples"])
+    for begin, number, left in ((100.033, 5, 5), (200.033, 40, 0)):
+        connection.executemany(
+            "INSERT INTO gpu_sample_rows (at, gpu_id, state) VALUES (?, 1, 'ok')",
+            [(round(START + begin + 2 * place, 3),) for place in range(number)],
+        )
+        taken += number
+        assert packing.turn(END - 3600.0, 1.0) and packing.turn(END, 1.0)
+        found = [(row[1], row[0]) for row in rows(connection)["gpu_samples"]]
+        assert len(found) == len(set(found)) == taken
+        assert counts(connection, "rows")[0] == left
 
 
 def test_few_samples_and_what_no_pack_can_hold_stay_as_they_are(connection: sqlite3.Connection) -> None:
