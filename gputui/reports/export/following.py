@@ -21,11 +21,13 @@ from gputui.reports.export.sink import Sink
 from gputui.reports.export.subject import read_subject
 from gputui.store import queries
 from gputui.store.database import open_reader
-from gputui.store.export_queries import HistoryLostError, Piece, Progress, RunGoneError, read_piece
+from gputui.store.export_queries import HistoryLostError, Progress, RunGoneError, read_piece
 
 PIECE_LINES = 2000
 # Of a core; a form that is costly to bring up to date is brought up to date less often while the run lives.
 CPU_SHARE = 0.002
+# While it catches up, and the run lives.
+CATCHING_UP_SHARE = 0.25
 LOOK_SECONDS = 2.0
 # A disk or a server that hangs in one write; the process then ends by SIGALRM, and the next one tries again.
 WRITE_SECONDS = 900
@@ -112,8 +114,11 @@ class Follower:
                 position = sink.finish(piece.state, piece.ended_at)
                 place.write(Remembered(piece.progress, position, self.wall(), piece.ended_at))
                 return sink.written
+            spent_seconds = self.cpu() - before
             if not piece.has_more:
-                self._pause(connection, piece, self.cpu() - before, inode)
+                self._pause(connection, spent_seconds, inode)
+            elif piece.ended_at is None and spent_seconds > 0:
+                self.wait(spent_seconds * (1 / CATCHING_UP_SHARE - 1))
 
     def _begin(self, place: MemoryPlace, sink: Sink, known: Remembered) -> Remembered:
         self.guard(WRITE_SECONDS)
@@ -123,7 +128,7 @@ class Follower:
         place.write(fresh)
         return fresh
 
-    def _pause(self, connection: sqlite3.Connection, piece: Piece, spent_seconds: float, inode: int) -> None:
+    def _pause(self, connection: sqlite3.Connection, spent_seconds: float, inode: int) -> None:
         """Wait for so long that the work takes its share of a core, but not longer than the run lives."""
         seconds = max(FORMATS[self.target.name].seconds, spent_seconds / CPU_SHARE)
         until = self.clock() + seconds

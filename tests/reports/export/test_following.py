@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from gputui.config import Workspace
+from gputui.reports.export import following
 from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.kinds import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
@@ -331,6 +333,19 @@ def test_it_takes_its_share_of_a_core(filler: Filler, tmp_path: Path) -> None:
     clock.meanwhile = [lambda: None] * 50 + [lambda: end(filler)]
     made.run()
     assert clock.now == pytest.approx(102.0)  # half a second is 0.2 % of 250 s
+
+
+def test_catching_up_leaves_most_of_a_core(filler: Filler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PIECE_LINES", 10)
+    clock, spent = Clock(), itertools.count(0.0, 0.1)
+    steps(filler, 1, 1, 35)
+    made = follower(filler, "jsonl", tmp_path / "out", clock)
+    made.cpu = lambda: next(spent)
+    clock.meanwhile = [lambda: None] * 2 + [lambda: end(filler)]
+    made.run()
+    # Three pieces of four are followed by more; the run ends during the third, and the rest is written at once.
+    assert clock.waits == pytest.approx([0.3, 0.3, 0.3])
+    assert [step for _, step in written_steps("jsonl", tmp_path / "out")] == list(range(1, 36))
 
 
 def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
