@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-
-import pytest
 
 from gputui.runs.agent_process import read_identity
 from gputui.runs.identity import is_alive
@@ -222,19 +221,31 @@ def test_the_agent_leaves_when_nobody_needs_it(machine: Machine) -> None:
     wait_until(lambda: not machine.processes(), what="the end of every process")
 
 
-@pytest.mark.parametrize("spoiled", [b"", b"{", b'{"code": 1', b"\x00" * 20])
-def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine, spoiled: bytes) -> None:
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=30")
-    wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
-    shim = machine.shim("steps-1")
-    machine.kill_agent()
-    os.kill(shim.pid, signal.SIGKILL)
-    for process in machine.marked("steps-1"):
-        os.kill(process.pid, signal.SIGKILL)
-    (machine.workspace.run_dir("steps-1") / "attempts/1/exit.json").write_bytes(spoiled)
+def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine) -> None:
+    spoiled = {"empty": b"", "open": b"{", "cut": b'{"code": 1', "zeros": b"\x00" * 20}
+    for name in spoiled:
+        machine.gputui("run", machine.profile(name), "--set", "seconds=0.1", "--set", "steps=60")
+    for name in spoiled:
+        wait_until(lambda name=name: len(machine.steps(f"{name}-1")) > 2, what=f"some steps of {name}")
+    end_at_once(machine, spoiled)
     machine.gputui("agent", "start")
-    machine.wait_for("steps-1", "succeeded")
-    assert_each_step_once(machine, "steps-1", 30)
+    for name in spoiled:
+        machine.wait_for(f"{name}-1", "succeeded")
+        assert len(machine.json("show", f"{name}-1")["attempts"]) == 2
+        assert_each_step_once(machine, f"{name}-1", 60)
+
+
+def end_at_once(machine: Machine, records: Mapping[str, bytes]) -> None:
+    """The agent, and the first attempt of each run with its shim, are killed; an exit record is left behind."""
+    shims = {name: machine.shim(f"{name}-1") for name in records}
+    machine.kill_agent()
+    for name, record in records.items():
+        for process in [shims[name], *machine.marked(f"{name}-1")]:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        (machine.workspace.run_dir(f"{name}-1") / "attempts/1/exit.json").write_bytes(record)
 
 
 def test_no_record_of_one_run_ends_the_agent_of_all(machine: Machine) -> None:
@@ -247,14 +258,9 @@ def test_no_record_of_one_run_ends_the_agent_of_all(machine: Machine) -> None:
     }
     for name in spoiled:
         machine.gputui("run", machine.profile(name), "--set", "seconds=0.05", "--set", "steps=100000")
-    shims = {name: machine.shim(f"{name}-1") for name in spoiled}
     for name in spoiled:
-        wait_until(lambda name=name: machine.steps(f"{name}-1"), what="a step")
-    machine.kill_agent()
-    for name, record in spoiled.items():
-        for process in [shims[name], *machine.marked(f"{name}-1")]:
-            os.kill(process.pid, signal.SIGKILL)
-        (machine.workspace.run_dir(f"{name}-1") / "attempts/1/exit.json").write_bytes(record)
+        wait_until(lambda name=name: machine.steps(f"{name}-1"), what=f"a step of {name}")
+    end_at_once(machine, spoiled)
     machine.gputui("agent", "start")
     for name in spoiled:
         sql = "SELECT 1 FROM incidents WHERE run_id = ?"
