@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import secrets
-import shutil
 import sys
-import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -50,16 +47,27 @@ def show(
         fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
     # What is imported stays; looking for garbage among it would only delay the first frame.
     gc.disable()
+    from gputui.tui.feed import Feed
+    from gputui.tui.snapshot import Moment
+
+    # The first snapshot is read while the screen is still being imported.
+    feed = Feed(workspace)
+    feed.look_back(None if moment_at is None else Moment(moment_at))
+    feed.start()
     from gputui.tui.app import run
 
     gc.freeze()
     gc.enable()
-    return run(workspace, readonly=readonly, demo=demo, settings_path=settings, moment_at=moment_at)
+    return run(workspace, feed, readonly=readonly, demo=demo, settings_path=settings)
 
 
 def open_demo(*, readonly: bool, settings: Path) -> int:
     """A workspace of simulated GPUs that is gone afterwards, with the runs that were launched in it. ``settings``: the
     file of the user's own settings, which hold here too."""
+    import secrets
+    import shutil
+    import tempfile
+
     home = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(home)
     workspace.create()

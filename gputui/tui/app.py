@@ -29,7 +29,7 @@ from gputui.tui.render.words import OVER
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.settings import Settings, load
-from gputui.tui.snapshot import Moment, Snapshot
+from gputui.tui.snapshot import Snapshot
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
@@ -196,23 +196,20 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
 
 def run(
     workspace: Workspace,
+    feed: Feed,
     *,
     readonly: bool = False,
     demo: bool = False,
     settings_path: Path | None = None,
-    moment_at: float | None = None,
 ) -> int:
-    """Open the screen and return the exit code once it is left. Needs a terminal. ``settings_path``: where the settings
-    are kept, if not in the workspace. ``moment_at``: the past moment to begin with, in UTC unix seconds."""
+    """Open the screen and return the exit code once it is left. Needs a terminal. ``feed`` was started before and shows
+    the moment to begin with; it ends with the screen. ``settings_path``: where the settings are kept, if not in the
+    workspace."""
     settings_path = settings_path or workspace.settings
     settings, trouble = load(settings_path)
-    feed = Feed(workspace)
-    moment = None if moment_at is None else Moment(moment_at)
-    feed.look_back(moment)
-    feed.start()
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
                     settings=settings, settings_path=settings_path)  # fmt: skip
-    app.moment = moment
+    app.moment = feed.interest.moment
     if trouble is not None:
         app.message = (trouble, "warning")
     keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentTold(text)))

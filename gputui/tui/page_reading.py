@@ -1,21 +1,28 @@
-"""What a run's page explains beside its charts: what each incident cost, and which checkpoints there are."""
+"""What the page of a run shows: its log, its charts, what each incident cost, and which checkpoints there are."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.places import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import queries
+from gputui.store import metric_intake, queries
 from gputui.store.step_times import StepTimes
 from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
 from gputui.tui.checkpoint_list import CheckpointReader
-from gputui.tui.snapshot import CheckpointList
+from gputui.tui.log_tail import LogReader
+from gputui.tui.reading_curves import CurveReader
+from gputui.tui.snapshot import CheckpointList, LogTail, Progress, RunPage
+
+if TYPE_CHECKING:
+    from gputui.tui.reading import Interest
 
 
 class StoryReader:
@@ -117,6 +124,59 @@ class RunCheckpoints:
         except (SpecError, ValueError):
             return None
         return None if folder is None or spec.checkpoints is None else (folder, spec.checkpoints.pattern)
+
+
+class RunPageReader:
+    """Reads the page of one run after the other."""
+
+    def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
+        self.checkpoints = RunCheckpoints(workspace)
+        self._workspace = workspace
+        self._curves = curves
+        self._log = LogReader()
+        self._costs = IncidentCostReader()
+        self._story = StoryReader()
+        self._sinks = SinkReader()
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run: RunView,
+        progress: Progress,
+        metric_names: tuple[str, ...],
+        interest: Interest,
+    ) -> RunPage:
+        """The page as it is now. Raises sqlite3.Error."""
+        attempts = tuple(queries.attempts(connection, run.run_id))
+        incidents, decisions = self._story.read(connection, run)
+        sinks, sink_events = self._sinks.read(connection, run)
+        request = interest.charts
+        return RunPage(
+            run=run,
+            launched=launched_params(run),
+            progress=progress,
+            metric_names=metric_names,
+            attempts=attempts,
+            incidents=incidents,
+            decisions=decisions,
+            log=self.log(run, interest),
+            charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
+            costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
+            checkpoints=self.checkpoints.read(run, interest.checkpoint_to_check),
+            intake=metric_intake.intake(connection, run.run_id),
+            sinks=sinks,
+            sink_events=sink_events,
+        )
+
+    def later(self, page: RunPage, interest: Interest) -> RunPage:
+        """The same page a moment later: what does not lie in the store moves on without it."""
+        checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
+        return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
+
+    def log(self, run: RunView, interest: Interest) -> LogTail:
+        """The end of the log that is looked at."""
+        directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
+        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 
 
 def launched_params(run: RunView) -> Mapping[str, object]:

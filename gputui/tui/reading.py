@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store import envelopes, metric_intake, queries
-from gputui.store.views import GpuHistory, HostHistory, RunView
+from gputui.store import envelopes, queries
+from gputui.store.views import GpuHistory, GpuView, HostHistory, RunView
 from gputui.tui.alert_reading import read_alerts
 from gputui.tui.disk_room import full_disk_words
 from gputui.tui.idle_reading import IdleReader
-from gputui.tui.log_tail import LogReader
 from gputui.tui.machine_reading import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
-from gputui.tui.page_reading import IncidentCostReader, RunCheckpoints, SinkReader, StoryReader, launched_params
-from gputui.tui.process_reading import ProcessReader
 from gputui.tui.reading_curves import CurveReader
-from gputui.tui.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, LogTail, Moment, Progress, RunPage, RunRow, Snapshot
+from gputui.tui.snapshot import (
+    HISTORY_BUCKETS,
+    HISTORY_SECONDS,
+    Moment,
+    ProcessSet,
+    Progress,
+    RunPage,
+    RunRow,
+    Snapshot,
+)
 from gputui.tui.tracking import RunTracker
 
 if TYPE_CHECKING:
+    from gputui.tui.page_reading import RunPageReader
+    from gputui.tui.process_reading import ProcessReader
     from gputui.tui.reading_past import PastPageReader
 
 EVENTS_KEPT = 50
@@ -83,16 +91,12 @@ class SnapshotReader:
         self.is_behind = False
         """Whether the last snapshot left something out that the next one will hold."""
         self._resolved: tuple[Moment, float] | None = None
-        self._log = LogReader()
-        self._story = StoryReader()
-        self._incident_costs = IncidentCostReader()
-        self._checkpoints = RunCheckpoints(workspace)
-        self._sinks = SinkReader()
         self._curves = CurveReader()
+        self._run_page: RunPageReader | None = None
         self._past_page: PastPageReader | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
-        self.processes = ProcessReader(workspace)
+        self.processes: ProcessReader | None = None
         self._idle = IdleReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
@@ -122,7 +126,7 @@ class SnapshotReader:
                 gpu_page=None
                 if interest.gpu_uuid is None
                 else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
-                processes=self.processes.read(gpus) if interest.processes else None,
+                processes=self._read_processes(gpus) if interest.processes else None,
                 idle_since=self._idle.read(connection, gpus, now) if interest.processes else {},
                 trouble=full_disk_words(self._workspace.state, agent, now),
             )
@@ -132,7 +136,8 @@ class SnapshotReader:
 
     def wait_for_checkpoints(self, seconds: float) -> None:
         """Wait until what is being looked up of a run's checkpoints is known."""
-        self._checkpoints.wait(seconds)
+        if self._run_page is not None:
+            self._run_page.checkpoints.wait(seconds)
 
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
@@ -144,13 +149,12 @@ class SnapshotReader:
             at=now,
             gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus),
             trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
-            processes=self.processes.read(snapshot.gpus) if interest.processes else None,
+            processes=self._read_processes(snapshot.gpus) if interest.processes else None,
         )
         if snapshot.page is None:
             return moved
         page = snapshot.page
-        checkpoints = self._checkpoints.read(page.run, interest.checkpoint_to_check)
-        return replace(moved, page=replace(page, log=self._read_log(page.run, interest), checkpoints=checkpoints))
+        return replace(moved, page=self._page_reader().later(page, interest))
 
     def _read_past(self, connection: sqlite3.Connection, moment: Moment, now: float, interest: Interest) -> Snapshot:
         # Only those who look back load what that needs.
@@ -185,8 +189,8 @@ class SnapshotReader:
                 snapshot.at,
                 now,
                 interest.charts,
-                lambda run: self._read_log(run, interest),
-                lambda run: self._checkpoints.read(run, interest.checkpoint_to_check),
+                lambda run: self._page_reader().log(run, interest),
+                lambda run: self._page_reader().checkpoints.read(run, interest.checkpoint_to_check),
             ),
             alerts=read_alerts(connection, interest.alerts, snapshot.at),
             compared={
@@ -261,26 +265,22 @@ class SnapshotReader:
                 return None
         progress = self._progress(connection, run)
         tracker = self._trackers[run.run_id]
-        attempts = tuple(queries.attempts(connection, run.run_id))
-        incidents, decisions = self._story.read(connection, run)
-        sinks, sink_events = self._sinks.read(connection, run)
-        request = interest.charts
-        return RunPage(
-            run=run,
-            launched=launched_params(run),
-            progress=progress,
-            metric_names=tracker.names,
-            attempts=attempts,
-            incidents=incidents,
-            decisions=decisions,
-            log=self._read_log(run, interest),
-            charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
-            costs=self._incident_costs.read(connection, run.run_id, attempts, incidents, decisions),
-            checkpoints=self._checkpoints.read(run, interest.checkpoint_to_check),
-            intake=metric_intake.intake(connection, run.run_id),
-            sinks=sinks,
-            sink_events=sink_events,
-        )
+        return self._page_reader().read(connection, run, progress, tracker.names, interest)
+
+    def _page_reader(self) -> RunPageReader:
+        """Only those who open the page of a run load what that needs."""
+        if self._run_page is None:
+            from gputui.tui.page_reading import RunPageReader
+
+            self._run_page = RunPageReader(self._workspace, self._curves)
+        return self._run_page
+
+    def _read_processes(self, gpus: Sequence[GpuView]) -> ProcessSet:
+        if self.processes is None:
+            from gputui.tui.process_reading import ProcessReader
+
+            self.processes = ProcessReader(self._workspace)
+        return self.processes.read(gpus)
 
     def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:
         self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
@@ -291,7 +291,3 @@ class SnapshotReader:
             run_id: self._curves.read(connection, run_id, queries.attempts(connection, run_id), request)
             for run_id in interest.compared
         }
-
-    def _read_log(self, run: RunView, interest: Interest) -> LogTail:
-        directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
-        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gputui.curves.model import ChartData
 from gputui.recovery.cost import Cost
-from gputui.runs.process_table import HostProcess
 from gputui.store.alerts import AlertView
 from gputui.store.gpu_queries import GpuEventView
-from gputui.store.metric_intake import Intake
 from gputui.store.quarantine import Quarantined
 from gputui.store.queue import QueuePause
-from gputui.store.timeline import Span, Timeline
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -26,6 +24,12 @@ from gputui.store.views import (
     IncidentView,
     RunView,
 )
+
+if TYPE_CHECKING:
+    # Loaded by those who open the pages that show them.
+    from gputui.runs.process_table import HostProcess
+    from gputui.store.metric_intake import Intake
+    from gputui.store.timeline import Span, Timeline
 
 HISTORY_BUCKETS = 60
 """Buckets of a short history."""
