@@ -27,21 +27,19 @@ class FooterPart:
 
 def footer_parts(context: Context, width: int) -> list[FooterPart]:
     """The most useful keys that fit; the palette and the way out are always there."""
-    shown = _worth_a_place(context)
-    last = [action for action in shown if action.name in ("palette", "leave", "cancel")]
-    tail = [(action.name, _footer_spans(action, context)) for action in last]
-    room = width - 1 - _width(_line_spans(context)) - sum(_width(spans) for _, spans in tail)
+    made = [(action.name, spans := _footer_spans(action, context), _width(spans)) for action in _worth_a_place(context)]
+    tail = [each for each in made if each[0] in ("palette", "leave", "cancel")]
+    room = width - 1 - _width(_line_spans(context)) - sum(size for _, _, size in tail)
     chosen = []
-    for action in shown:
-        spans = _footer_spans(action, context)
-        if action not in last and _width(spans) <= room:
-            chosen.append((action.name, spans))
-            room -= _width(spans)
+    for each in made:
+        if each not in tail and each[2] <= room:
+            chosen.append(each)
+            room -= each[2]
     parts = []
     x = 1
-    for name, spans in [*chosen, *tail]:
-        parts.append(FooterPart(name, x, x + _width(spans), tuple(spans)))
-        x = parts[-1].end
+    for name, spans, size in [*chosen, *tail]:
+        parts.append(FooterPart(name, x, x + size, tuple(spans)))
+        x += size
     return parts
 
 
