@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -50,9 +51,10 @@ class Output:
     ``next_line_at`` is when the main thread writes next (monotonic).
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.next_line_at = float("-inf")
         self._fd = fd
+        self._clock = clock
         self._lock = threading.Lock()
         self._held: list[bytes] = []
 
@@ -63,7 +65,7 @@ class Output:
     def add(self, message: Message) -> None:
         """Write a line, or leave it to the main thread when that is about to write. Raises OSError when nobody reads
         any more."""
-        self._put(encode(message), is_last=not 0.0 < self.next_line_at - time.monotonic() <= HOST_AFTER_SECONDS)
+        self._put(encode(message), is_last=not 0.0 < self.next_line_at - self._clock() <= HOST_AFTER_SECONDS)
 
     def flush(self) -> None:
         """Write what waits. Raises OSError when nobody reads any more."""

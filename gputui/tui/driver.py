@@ -45,8 +45,7 @@ class TerminalDriver(LinuxDriver):
         # Without a writer the terminal was not to be had: a job in the background, asleep again.
         if self._writer_thread is not None and self._writer_thread.is_alive():
             self.write(cast("ModeKeeper", self._app).modes_on())
-            self._parser = XTermParser(self._debug)
-            self._loop.add_reader(self.fileno, self._read_keys, self._parser)
+            self.start_reading()
 
     def stop_application_mode(self) -> None:
         if self._writer_thread is not None and self._writer_thread.is_alive():
@@ -59,6 +58,11 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Nothing to do in the thread that Textual starts for this."""
+
+    def start_reading(self) -> None:
+        """From now on hand keys and answers of the terminal to the app, as they come."""
+        self._parser = XTermParser(self._debug)
+        self._loop.add_reader(self.fileno, self._read_keys, self._parser)
 
     def send_message(self, message: Message) -> None:
         self._app.post_message(message)

@@ -72,6 +72,18 @@ def test_a_tick_becomes_rows_and_unknown_stays_unknown(recorder: Recorder, conne
     assert connection.execute("SELECT driver_version, gpu_problem FROM agent").fetchone() == ("580.95", None)
 
 
+def test_all_that_a_tick_brings_is_one_transaction(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    recorder.take([FastTick(NOW, (GpuSample("GPU-0"),)), HostSample(NOW), ProcessTick(NOW, {"GPU-0": ()})])
+    connection.execute("UPDATE agent SET heartbeat_at = 0")
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    assert recorder.flush(heartbeat=True)
+    connection.set_trace_callback(None)
+    assert [each for each in statements if each.startswith(("BEGIN", "COMMIT"))] == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert statements[-1] == "COMMIT"
+    assert connection.execute("SELECT heartbeat_at FROM agent").fetchone() == (NOW,)
+
+
 def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connection) -> None:
     recorder.take(
         [

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.gpu.model import FastTick, Inventory, ProcessTick, SlowTick
-from gputui.gpu.sampler import EXIT_FRESH_PROCESS, EXIT_USAGE
+from gputui.gpu.sampler import EXIT_FRESH_PROCESS, EXIT_USAGE, HOST_AFTER_SECONDS, Output
 from gputui.gpu.wire import Message, decode
 from gputui.host.model import HostSample
 from tests.conftest import wait_until
@@ -252,3 +252,23 @@ def test_it_takes_no_part_in_the_terminal_of_its_agent(tmp_path: Path) -> None:
         assert os.getsid(pid) == pid
     finally:
         client.close()
+
+
+def test_what_the_gpu_thread_tells_just_before_the_host_goes_out_with_it() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    output = Output(writer, clock=lambda: 100.0)
+    output.next_line_at = 100.0 + HOST_AFTER_SECONDS / 2
+    output.add(FastTick(at=1.0, gpus=()))
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    output.write(HostSample(at=1.0))
+    assert [type(decode(line)) for line in os.read(reader, 4096).splitlines()] == [FastTick, HostSample]
+    # A host that cannot be read holds nothing up.
+    output.add(FastTick(at=2.0, gpus=()))
+    output.next_line_at = 99.0
+    output.add(FastTick(at=3.0, gpus=()))
+    told = [decode(line) for line in os.read(reader, 4096).splitlines()]
+    assert [tick.at for tick in told if isinstance(tick, FastTick)] == [2.0, 3.0]
+    os.close(reader)
+    os.close(writer)

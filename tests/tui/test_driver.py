@@ -1,0 +1,96 @@
+"""Keys from a terminal: read by the event loop, without a thread that looks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import threading
+import tty
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from textual import events
+from textual.app import App
+from textual.message import Message
+
+from gputui.tui.driver import TerminalDriver
+
+
+class Sink:
+    """Takes what an app would."""
+
+    def __init__(self) -> None:
+        self.keys: asyncio.Queue[str] = asyncio.Queue()
+
+    def post_message(self, message: Message) -> bool:
+        if isinstance(message, events.Key):
+            self.keys.put_nowait(message.key)
+        return True
+
+    async def key(self) -> str:
+        return await asyncio.wait_for(self.keys.get(), 10.0)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal: the person's and the program's."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    yield master, slave
+    os.close(slave)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def reading(sink: Sink, slave: int) -> TerminalDriver:
+    driver = TerminalDriver(cast("App[Any]", sink))
+    driver.fileno = slave
+    driver.start_reading()
+    return driver
+
+
+async def test_keys_come_without_a_thread(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    threads = threading.active_count()
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"q\x1b[A")
+    assert [await sink.key(), await sink.key()] == ["q", "up"]
+    assert threading.active_count() == threads
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_key_that_comes_in_two_pieces_is_one(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\x1b")
+    driver._read_keys(cast("Any", driver._parser))
+    os.write(master, b"[B")
+    assert await sink.key() == "down"
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_an_escape_alone_is_a_key_after_a_moment(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\x1b")
+    assert await sink.key() == "escape"
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_terminal_that_is_gone_is_not_read_again_and_again(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    driver = reading(Sink(), slave)
+    os.close(master)
+    while driver._parser is not None:
+        await asyncio.sleep(0.01)
+    assert not asyncio.get_running_loop().remove_reader(slave)
