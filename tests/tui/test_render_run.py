@@ -392,9 +392,10 @@ def test_of_many_ranks_those_that_stand_out_are_named() -> None:
     look = Look(ChartSettings(), (0.0, 10.0), None, None, {}, frozenset({5}))
     drawn = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves), look)
     assert [(curve.label, curve.value) for curve in drawn if curve.label] == [
-        ("r2 lowest", 3.0), ("r3 highest", 9.0), ("r5 slow", 6.0),
+        ("r5 slow", 6.0), ("r2 lowest", 3.0), ("r3 highest", 9.0),
     ]  # fmt: skip
-    assert len(drawn) == 8 and drawn[-1].style == "warn"
+    assert sum(bool(curve.bins) for curve in drawn) == 8
+    assert drawn[-1].style == "warn" and drawn[-1].bins == curves[5].bins  # in front of all
     few = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves[:3]), look)
     assert [curve.label for curve in few] == ["r0", "r1", "r2"]
     assert len({curve.style for curve in few}) == 3
@@ -431,3 +432,10 @@ def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
     then = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1", moment=Moment(NOW - 200)))
     assert then.page is not None
     assert [event.message[:23] for event in then.page.sink_events] == ["sink mlflow: no answer;"]
+
+
+def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() -> None:
+    data = ChartData(ChartRequest(("a",), is_log=True), Frame("step", 0.0, 500.0), ("a",), {"a": Curve("a", last=6.0)})
+    look = Look(ChartSettings(is_log_x=True), (1.0, 500.0), None, None, {})
+    lines = text_of(panel_lines(Panel("a", "a", 0), data, look, 60, 8))
+    assert any("nothing measured above 0 here" in line for line in lines) and "6.000" in lines[0]

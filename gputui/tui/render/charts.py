@@ -128,7 +128,9 @@ def _empty_text(panel: Panel, data: ChartData) -> str:
         is_before = data.frame.start is None and data.frame.axis in ("step", "epoch")
         return f"no {data.frame.axis} yet; x shows time" if is_before else "not recorded then"
     curve = data.curves.get(panel.key)
-    return "reading…" if curve is None else curve.problem or "nothing measured here"
+    if curve is None:
+        return "reading…"
+    return curve.problem or ("nothing measured above 0 here" if data.request.is_log else "nothing measured here")
 
 
 def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
@@ -163,8 +165,8 @@ def _by_rank_words(panel: Panel, data: ChartData, look: Look) -> str:
 
 
 def rank_curves(panel: Panel, found: RankCurves, look: Look) -> list[Curve]:
-    """A curve for each rank, those that hold the others up in front of all. Of many ranks only the lowest, the highest
-    and the slow ones have a name and a colour."""
+    """A curve for each rank, those that hold the others up first in the legend and in front of all. Of many ranks only
+    the lowest, the highest and the slow ones have a name and a colour."""
     values = {each.rank: each.last for each in found.curves}
     if look.cursor is not None:
         at = values_at([each.bins for each in found.curves], look.cursor)
@@ -177,18 +179,21 @@ def rank_curves(panel: Panel, found: RankCurves, look: Look) -> list[Curve]:
             notes[min(known, key=lambda rank: known[rank])] = " lowest"
             notes[max(known, key=lambda rank: known[rank])] = " highest"
         named = {*notes, *look.slow_ranks}
-    drawn = []
+    drawn, legend, in_front = [], [], []
     for number, each in enumerate(sorted(found.curves, key=lambda each: (each.rank in named, each.rank))):
         is_slow = each.rank in look.slow_ranks
         bins = within(each.bins, look.window)
         if each.rank not in named:
             drawn.append(Curve(bins, "shadow"))
             continue
-        note = f" slow{notes.get(each.rank, '')}" if is_slow else notes.get(each.rank, "")
-        style = "warn" if is_slow else f"series.{(panel.colour + number) % MOST_RANK_LINES}"
-        drawn.append(Curve(bins, style, f"r{each.rank}{note}", values[each.rank]))
-    drawn.sort(key=lambda curve: curve.style == "warn")
-    return drawn
+        note, value = notes.get(each.rank, ""), values[each.rank]
+        if is_slow:
+            legend.append(Curve((), "warn", f"r{each.rank} slow{note}", value))
+            in_front.append(Curve(bins, "warn"))
+        else:
+            style = f"series.{(panel.colour + number) % MOST_RANK_LINES}"
+            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value))
+    return [*legend, *drawn, *in_front]
 
 
 def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:
