@@ -11,7 +11,7 @@ from gputui.charts.cells import cell_width
 from gputui.store import queries
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
 from gputui.tui.app import GputuiApp
-from gputui.tui.render.keys import footer_line, help_lines, message_lines
+from gputui.tui.render.keys import footer_line, footer_parts, help_lines, message_lines
 from gputui.tui.screens.alerts import AlertsScreen
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.compare import CompareScreen
@@ -129,3 +129,14 @@ def test_a_long_message_takes_three_lines_at_most() -> None:
     lines = message_lines("word " * 200, "error", 40)
     assert len(lines) == 3
     assert all(sum(cell_width(text) for text, _ in line) == 40 for line in lines)
+
+
+def test_the_footer_of_a_runs_page_is_that_of_the_section_in_focus() -> None:
+    def told(section: str, width: int) -> set[str]:
+        return {part.name for part in footer_parts(Context("run", section=section), width)}
+
+    assert {"cursor_right", "zoom_in", "smoothing_next"} <= told("charts", 200)
+    assert {"log_next", "grave_only", "follow", "hit_next"} <= told("log", 200)
+    assert not {"cursor_right", "zoom_in", "check"} & told("log", 200)
+    assert "log_next" in told("log", 100) and "check" in told("params", 100) and "log_next" not in told("charts", 200)
+    assert {"cursor_right", "zoom_in"} <= {part.name for part in footer_parts(Context("compare"), 200)}

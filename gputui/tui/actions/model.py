@@ -18,8 +18,8 @@ class Context:
     """What decides whether an action is possible and how it is told: where we are, the run in question, whether this is
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
     wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
-    in the overview the cursor is, the GPU in question, which are in quarantine; on the
-    page of processes the PID under the cursor."""
+    in the overview the cursor is, or which section of a run's page is in focus, the GPU in question, which are in
+    quarantine; on the page of processes the PID under the cursor."""
 
     scope: Scope
     run: RunView | None = None
@@ -50,7 +50,8 @@ WhyNot = Callable[[Context], str | None]
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing to do. ``why_not`` answers with a sentence when it is not possible now. ``shown`` puts it into the
-    footer; the help and the palette hold all."""
+    footer, on a run's page only while one of ``sections`` is in focus, where there are any; the help and the palette
+    hold all."""
 
     name: str
     keys: tuple[str, ...]
@@ -60,6 +61,11 @@ class Action:
     why_not: WhyNot
     shown: bool
     in_palette: bool
+    sections: tuple[str, ...] = ()
+
+    def is_shown(self, context: Context) -> bool:
+        """Whether the footer tells it here, if there is room."""
+        return self.shown and (context.scope != "run" or not self.sections or context.section in self.sections)
 
 
 def act(
@@ -72,6 +78,9 @@ def act(
     *,
     shown: bool = True,
     in_palette: bool = True,
+    sections: str = "",
 ) -> Action:
-    """An action as the table writes it; ``keys`` are parted by spaces."""
-    return Action(name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette)
+    """An action as the table writes it; ``keys`` and ``sections`` are parted by spaces."""
+    return Action(
+        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split())
+    )

@@ -17,7 +17,7 @@ OVERVIEW_ACTIONS: tuple[Action, ...] = (
         PAGE,
     ),
     act("section_next", "tab", "section", "The next section of the page", PAGE, in_palette=False),
-    act("launch", "n", "new", "Launch a run from a profile", BOTH, refused_here),
+    act("launch", "n", "new", "Launch a run from a profile", BOTH, refused_here, sections="charts"),
     act("stop", "s", "stop", "Stop the run: it checkpoints and leaves", BOTH, can_stop),
     act("fold", "a", "all/each", "All GPUs together with their history, or each in a row", OVERVIEW),
     act("filter", "slash", "filter", "Show only rows in which the words occur", TABLES),

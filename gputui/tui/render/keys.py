@@ -48,7 +48,11 @@ def _worth_a_place(context: Context) -> list[Action]:
     and the way on or back; what this view refuses altogether is left to the help."""
     refused = refused_here(context)
     here = actions_in(context.scope)
-    shown = [action for action in here if action.shown and (refused is None or action.why_not(context) != refused)]
+    shown = [
+        action
+        for action in here
+        if action.is_shown(context) and (refused is None or action.why_not(context) != refused)
+    ]
     if context.past_at is None:
         return shown
     return [*shown[:2], *(action for action in here if action.name in _IN_TIME), *shown[2:]]

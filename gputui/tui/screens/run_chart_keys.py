@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
 from gputui.tui import chart_files
+from gputui.tui.actions import Context
 from gputui.tui.chart_settings import ChartMemory, ChartSettings
 from gputui.tui.screens.base import ActionScreen
 from gputui.tui.screens.run_charts import RunCharts
@@ -27,6 +29,9 @@ class RunChartKeys(ActionScreen):
         self.charts = RunCharts(memory.of(run_id))
         self.section: Section = "charts"
         self._memory = memory
+
+    def context(self) -> Context:
+        return replace(super().context(), section=self.section)
 
     def _keep_charts(self) -> None:
         self._memory.keep(self.run_id, self.charts.settings)
