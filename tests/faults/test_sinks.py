@@ -76,13 +76,14 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
         ("warning", f"sink csv: {taken} exists already; move it away or choose another place; the run goes on, and "
          "this is tried again"),
     ]  # fmt: skip
+    writer = wait_until(lambda: holder(machine, "tensorboard"), what="the sink tensorboard")
     kill(machine, "jsonl")
     machine.kill_agent()
-    kill(machine, "tensorboard")
     taken.rename(machine.folder / "mine")
     machine.gputui("agent", "start")
-    # The one that was not killed is taken over, not started again.
-    wait_until(lambda: holder(machine, "jsonl") and holder(machine, "tensorboard"), what="sinks again")
+    wait_until(lambda: holder(machine, "jsonl"), what="the sink again")
+    assert holder(machine, "tensorboard") == writer, "it outlives the agent, and the next one takes it over"
+    kill(machine, "tensorboard")
     kill(machine, "jsonl")
 
     machine.wait_for("steps-1", "succeeded")
