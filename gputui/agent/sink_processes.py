@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.reports.export.following import WRITE_SECONDS
 from gputui.reports.export.memory import MemoryPlace
-from gputui.runs.agent_process import AGENT_MARK
+from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> S
     """Start the process of a sink, in a session of its own: it outlives this agent. Raises OSError."""
     place.make()
     log_descriptor = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    # An agent in the foreground may have been started from inside a run, and would hand that run's mark on.
+    environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     ours, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         child = subprocess.Popen(
@@ -97,7 +99,7 @@ def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> S
             stdout=log_descriptor,
             stderr=log_descriptor,
             start_new_session=True,
-            env={**os.environ, AGENT_MARK: "1"},
+            env=environment | {AGENT_MARK: "1"},
             cwd="/",
             pass_fds=(its,),
         )  # fmt: skip

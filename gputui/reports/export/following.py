@@ -69,7 +69,9 @@ class Follower:
                 subject = read_subject(connection, self.target.run_id, self.target.metrics)
             except queries.RunLookupError:
                 return 0
-            key = key_of(self.target.name, subject.run.run_id, subject.run.created_at, self.target.target)
+            key = key_of(
+                self.target.name, subject.run.run_id, subject.run.created_at, self.target.target, subject.wanted
+            )
             place = MemoryPlace.of(self.target.run_dir, self.target.name, key)
             place.make()
             with _locked(place):

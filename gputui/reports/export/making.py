@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from gputui.reports.export.kinds import Format, missing_package
@@ -17,7 +18,7 @@ def make_sink(name: Format, subject: Subject, target: str, key: str | None = Non
     missing = missing_package(name, target)
     if missing is not None:
         raise ExportError(missing)
-    about = subject.about(key or key_of(name, subject.run.run_id, subject.run.created_at, target))
+    about = subject.about(key or key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted))
     if name == "jsonl":
         from gputui.reports.export.jsonl_sink import JsonlSink
 
@@ -43,9 +44,10 @@ def make_sink(name: Format, subject: Subject, target: str, key: str | None = Non
     return WandbSink(about, Path(target))
 
 
-def key_of(name: Format, run_id: str, created_at: float, target: str) -> str:
-    """What tells a run's writing to an absolute target from all others; the same in every process."""
-    words = (run_id, repr(created_at), name, target)
+def key_of(name: Format, run_id: str, created_at: float, target: str, metrics: Sequence[str] = ()) -> str:
+    """What tells the writing of a run's metrics, or of some, to an absolute target from all others; the same in every
+    process."""
+    words = (run_id, repr(created_at), name, target, *metrics)
     return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -26,7 +26,11 @@ def export(connection: sqlite3.Connection, subject: Subject, name: Format, targe
     Raises ExportError with nothing left behind but, where a tracker refuses, what it took until then.
     """
     if FORMATS[name].is_folder or is_uri(name):
-        key = secrets.token_hex(8) if replace else key_of(name, subject.run.run_id, subject.run.created_at, target)
+        key = (
+            secrets.token_hex(8)
+            if replace
+            else key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted)
+        )
         sink = make_sink(name, subject, target, key)
         if not (replace and is_uri(name)):
             sink.refuse_taken()

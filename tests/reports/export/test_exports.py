@@ -249,6 +249,8 @@ def test_following_by_hand(
     for words in ("4 lines of net-1 in net-1.csv\n", "0 lines of net-1 in net-1.csv\n"):
         done = gputui(workspace, "export", "net-1", "--to", "csv", "--follow")
         assert (done.exit_code, done.output) == (0, words)
+    other = gputui(workspace, "export", "net-1", "lr", "--to", "csv", "--follow")
+    assert other.exit_code == 3 and "exists already" in other.output
     (tmp_path / "mine").write_text("mine")
     taken = gputui(workspace, "export", "net-1", "--to", "jsonl", "--follow", "--out", "mine")
     assert taken.exit_code == 3 and "exists already" in taken.output
