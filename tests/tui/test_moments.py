@@ -81,8 +81,9 @@ def test_on_a_tick_the_tick_stays_seen() -> None:
 @pytest.mark.parametrize(
     ("gap", "words"),
     [
-        (Span(NOW - 60, NOW - 30), "Nothing was recorded from 03:11:44 to 03:12:14: the recorder was not running."),
-        (Span(NOW - 60, None), "Nothing was recorded since 03:11:44: the recorder was not running."),
+        (Span(NOW - 60, NOW - 30), "Nothing was recorded from 03:11:44 to 03:12:14: no recorder ran, or the machine"),
+        (Span(NOW - 86_400, NOW - 30), "Nothing was recorded from 20 Nov 03:12:44 to 03:12:14: no recorder ran"),
+        (Span(NOW - 60, None), "Nothing was recorded since 03:11:44: no recorder ran, or the machine slept."),
         (Span(None, NOW - 30), "Nothing was recorded before Sat 21 Nov 2026 03:12:14;"),
         (Span(None, None), "Nothing was recorded yet;"),
     ],

@@ -20,6 +20,7 @@ from gputui.tui.render.overview import share_rows
 from gputui.tui.render.run_order import matching
 from gputui.tui.render.runs import RunsState, Surroundings, runs_lines, surroundings
 from gputui.tui.render.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
+from gputui.tui.render.words import moment
 from gputui.tui.snapshot import Snapshot
 from tests.tui.filling import NOW, Filler
 
@@ -261,3 +262,11 @@ def test_an_empty_machine_is_calm(workspace: Workspace) -> None:
     assert text_of(gpu_lines(empty, 80, 3)) == ["  Waiting for the first sample…"]
     assert notice_lines(empty, None, 80) == []
     assert text_of(notice_lines(replace(empty, trouble="It is broken."), None, 80)) == [" ▲ It is broken."]
+
+
+@pytest.mark.parametrize(
+    ("ago", "shown"),
+    [(0, "03:12:44"), (86_399, "03:12:45"), (86_400, "Fr 03:12"), (5 * 86_400, "Mo 03:12"), (6 * 86_400, "15 Nov  ")],
+)
+def test_a_moment_in_eight_cells_tells_the_hour_as_long_as_the_day_is_clear(ago: float, shown: str) -> None:
+    assert moment(NOW - ago, NOW) == shown

@@ -215,7 +215,7 @@ async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiAp
         app.look_back(Moment(NOW - 200))
         await pilot.pause()
         notice = " ".join(text(app, "notice").split())
-        assert "Nothing was recorded from 03:07:44 to 03:11:04: the recorder was not running." in notice
+        assert "Nothing was recorded from 03:07:44 to 03:11:04: no recorder ran, or the machine slept." in notice
         assert "GPUs and host are shown as they were at 03:07:44." in notice
         await pilot.press("greater_than_sign")
         assert "◀ 03:11:04" in text(app, "head") and "Nothing was recorded" not in text(app, "notice")

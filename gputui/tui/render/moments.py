@@ -11,7 +11,7 @@ from gputui.charts.raster import Span
 from gputui.charts.units import age, duration
 from gputui.store.timeline import Tick, Timeline
 from gputui.tui.render.columns import fit_line
-from gputui.tui.render.words import clock
+from gputui.tui.render.words import clock, dated_clock
 from gputui.tui.snapshot import Past, Snapshot
 
 DAY_SECONDS = 86_400.0
@@ -124,8 +124,9 @@ def past_notices(snapshot: Snapshot) -> Sequence[str]:
         begin = "Nothing was recorded yet" if end is None else f"Nothing was recorded before {day_and_clock(end)}"
         return (f"{begin}; runs and events that are known of then are shown.",)
     until = "since" if end is None else "from"
-    to = "" if end is None else f" to {clock(end)}"
+    begun = dated_clock(start, snapshot.at)
+    to = "" if end is None else f" to {dated_clock(end, snapshot.at)}"
     return (
-        f"Nothing was recorded {until} {clock(start)}{to}: the recorder was not running. GPUs and host are shown as "
-        f"they were at {clock(start)}.",
+        f"Nothing was recorded {until} {begun}{to}: no recorder ran, or the machine slept. GPUs and host are shown as "
+        f"they were at {begun}.",
     )

@@ -86,7 +86,10 @@ def dated_clock(at: float, now: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """Local time of day, with the date when it is not within the last day: ``03:12:44`` or ``19 Nov``."""
+    """Local time in 8 cells: ``03:12:44`` within the last day, ``Th 03:12`` within the last six, else ``19 Nov``."""
     if abs(now - at) < 86_400:
         return clock(at)
+    local = time.localtime(at)
+    if abs(now - at) < 6 * 86_400:
+        return time.strftime("%a", local)[:2] + time.strftime(" %H:%M", local)
     return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(8)
