@@ -25,14 +25,14 @@ _ENV_NAME = re.compile(
     r"|(?:^|[_.-])(?:PG|DB)?PASS$|(?:^|[_.-])(?:PAT|DSN|COOKIE)$|CONNECTION_?STRING|(?:^|[_.-])WEBHOOK"
 )
 
-# Parameters and options: pad_token and sort_key are daily words of training, so a "token" or "key" among other words
-# is not enough.
+# Parameters and options: pad_token, user_token and sort_key are daily words of training, so a "token" or "key" among
+# other words is not enough.
 _PARAMETER_NAME = re.compile(
     r"secret|password|passwd|passphrase|credential|apikey|authorization|connection[_.-]?string"
     r"|^token$"
     r"|(?:^|[_.-])(?:api|access|private|auth|signing|encryption|account|shared|license|wandb|hf)[_.-]?keys?$"
-    r"|(?:^|[_.-])(?:api|access|auth|bearer|refresh|session|security|id|hub|hf|huggingface|wandb|mlflow|comet|neptune"
-    r"|github|gh|gitlab|slack|bot|user|secret)[_.-]?tokens?$"
+    r"|(?:^|[_.-])(?:api|access|auth|bearer|refresh|session|security|secret|hub|hf|huggingface|wandb|mlflow|comet|neptune"
+    r"|github|gh|gitlab|slack)[_.-]?tokens?$"
     r"|(?:^|[_.-])(?:db|pg|user|http|smtp)[_.-]?pass$|amz-signature$|(?:^|[_.-])webhook(?:[_.-]?url)?$"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sqlite3
 import threading
@@ -14,6 +15,7 @@ from gputui.agent.rundirs import notice_of
 from gputui.charts.units import duration
 from gputui.config import Workspace
 from gputui.recovery.policies import Notice
+from gputui.redaction import Redactor, secrets_in
 from gputui.runs import notices, repository
 from gputui.runs.notices import Owed
 from gputui.runs.repository import transaction
@@ -22,6 +24,11 @@ from gputui.runs.repository import transaction
 AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
 
 Result = tuple[Owed, str | None]
+
+
+def _secrets_of(notice: Notice) -> set[str]:
+    """What a failing command may say in its last words, and an error of the webhook."""
+    return secrets_in(os.environ, {}, notice.command) | ({notice.webhook} if notice.webhook else set())
 
 
 @dataclass(slots=True)
@@ -71,7 +78,7 @@ class Outbox:
         try:
             (run_command if owed.way == "command" else post)(notice, owed.message)
         except Exception as error:
-            trouble = describe(error)
+            trouble = Redactor(_secrets_of(notice)).text(describe(error))
         self.results.put((owed, trouble))
         self.wake()
 

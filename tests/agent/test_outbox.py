@@ -104,6 +104,17 @@ def test_what_fails_is_tried_again_later_and_later_and_then_given_up(office: Off
     assert office.events() == [f"{why}; given up", f"{why}; trying again in 10 s"]
 
 
+def test_what_a_failing_command_says_is_told_without_its_secrets(office: Office) -> None:
+    path = office.workspace.run_dir("r") / SPEC_FILE
+    spec = json.loads(path.read_text())
+    complain = "import sys; sys.exit('mailbox of ' + sys.argv[2] + ' is full')"
+    spec["recovery"]["notify"]["command"] = [sys.executable, "-c", complain, "--api-key", "hunter-22"]
+    path.write_text(json.dumps(spec))
+    office.turn(sends=True)
+    [told] = office.events()
+    assert "mailbox of [redacted] is full" in told
+
+
 def test_what_works_at_last_is_said(office: Office) -> None:
     (office.folder / "broken").touch()
     office.turn(sends=True)

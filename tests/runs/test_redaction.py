@@ -98,7 +98,15 @@ def test_the_password_of_an_address() -> None:
 
 
 def test_parameters_of_training_are_not_secrets() -> None:
-    params = {"pad_token": "<pad>", "sort_key": "loss", "max_tokens": 2048, "token_dim": 8, "lr": 0.1, "none": None}
+    params = {
+        "pad_token": "<pad>",
+        "user_token": "<|user|>",
+        "sort_key": "loss",
+        "max_tokens": 2048,
+        "token_dim": 8,
+        "lr": 0.1,
+        "none": None,
+    }
     assert redact_params(params) == params
 
 
