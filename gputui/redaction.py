@@ -16,6 +16,8 @@ Value = TypeVar("Value")
 
 REDACTED = "[redacted]"
 
+_COMMAND_LINE_BYTES = 16 << 10
+
 # A shorter one would also be found in words that have nothing to do with it.
 SHORTEST_SECRET = 6
 
@@ -210,8 +212,9 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def redact_command_line(raw: bytes) -> str:
-    """The words of /proc/PID/cmdline as one line that may be stored and shown."""
-    return " ".join(redact_argv(raw.rstrip(b"\0").decode("utf-8", "replace").split("\0"))).strip()
+    """The words of /proc/PID/cmdline as one line that may be stored and shown; far more than is shown is looked at."""
+    words = raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0")
+    return " ".join(redact_argv(words)).strip()
 
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:

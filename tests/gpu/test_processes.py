@@ -99,6 +99,17 @@ def test_no_control_character_of_a_command_comes_through(proc: Proc) -> None:
     assert len(found.command) <= 300
 
 
+def test_a_command_line_is_taken_without_its_secrets(proc: Proc) -> None:
+    proc.add(42, cmdline=b"python\0train.py\0--api-key\0abc\0--hf-token=abc\0https://me:abc@host/\0--lr\x000.1\0")
+    proc.add(43, cmdline=b"launcher: train.py --password abc")
+    reader = ProcessReader(proc.root, first_namespace=True)
+    one, other = reader.look(42), reader.look(43)
+    assert one is not None and other is not None
+    hidden = "[redacted]"
+    assert one.command == f"python train.py --api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1"
+    assert other.command == f"launcher: train.py --password {hidden}", "one that set its own title"
+
+
 def test_in_a_container_a_pid_counts_only_with_the_driver_open(proc: Proc) -> None:
     """The driver's PID may belong to an unrelated process there."""
     (proc.add(42) / "fd" / "3").symlink_to("/dev/null")
