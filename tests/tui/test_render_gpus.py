@@ -190,3 +190,15 @@ def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspa
     assert "✗ lost 03:02:11" in text[0] and text[0].endswith("what it told before stands below")
     [power] = [line for line in facts if "power" in line[0][0]]
     assert power[1][1] == "dim"
+
+
+@pytest.mark.parametrize(
+    ("width", "said"), [(28, "alice · python · idle 2 h"), (20, "alice · idle 2 h"), (15, "alice · python")]
+)
+def test_memory_that_is_held_for_nothing_says_for_how_long(
+    filler: Filler, workspace: Workspace, width: int, said: str
+) -> None:
+    filler.overnight()
+    filler.bad_night()  # the alert was raised after half an hour, 90 minutes ago
+    snapshot = read(workspace)
+    assert "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[5]), width)) == said

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gputui.charts.cells import clip_middle
+from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, byte_rate
+from gputui.charts.units import UNKNOWN, age, byte_rate
 from gputui.store.quarantine import Quarantined
 from gputui.store.views import GpuView, ProcessView
 from gputui.tui.render.words import clock, is_alarming
 from gputui.tui.snapshot import RankRow, Snapshot
+
+PARKED = "gpu_parked"
+"""The rule about memory that is held while nothing is computed."""
 
 FREE_BELOW_BYTES = 2**30
 """Less memory in use than this and no process: the GPU is free."""
@@ -19,13 +22,15 @@ FREE_BELOW_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A GPU with what its rank tells about itself, its last minutes, why it is in quarantine, its XIDs of a day."""
+    """A GPU with what its rank tells about itself, its last minutes, why it is in quarantine, its XIDs of a day, and
+    for how long its memory has been held for nothing, where that is an alert."""
 
     gpu: GpuView
     rank: RankRow | None = None
     utilizations: tuple[float | None, ...] = ()
     quarantined: Quarantined | None = None
     xids: int = 0
+    parked_seconds: float | None = None
 
 
 def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
@@ -43,7 +48,18 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
         history.utilization_percent if history else (),
         machine.quarantined.get(gpu.uuid),
         machine.xids.get(gpu.uuid, 0),
+        _parked_seconds(snapshot, gpu),
     )
+
+
+def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
+    alert = next((one for one in snapshot.alerts.last if one.rule == PARKED and one.subject_id == gpu.uuid), None)
+    if alert is None:
+        return None
+    # Rules are loaded when there is an alert to explain.
+    from gputui.alerts.rules import RULES
+
+    return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
 
 
 def who(row: GpuRow, width: int) -> list[Span]:
@@ -70,7 +86,12 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("no visible process", "warn")]
     first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
     more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
-    return [(f"{owner(first)} · {program(first)}{more}", "text")]
+    words = f"{owner(first)} · {program(first)}{more}"
+    idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
+    for said in (words, owner(first)):
+        if idle and cell_width(said) + len(idle) <= width:
+            return [(said, "text"), (idle, "warn")]
+    return [(words, "text")]
 
 
 def is_free(gpu: GpuView) -> bool:
