@@ -127,3 +127,15 @@ async def test_memory_that_somebody_unseen_holds_is_not_free(
         await pilot.press("n")
         await until(pilot, lambda: form_of(app).plan is not None)
         assert "free 0 with 80 GiB or more · 1 2 no visible process" in text(app, "launch")
+
+
+async def test_help_that_does_not_fit_stands_in_the_heading(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: form_of(app).plan is not None)
+        heading = next(line for line in text(app, "launch").splitlines() if "WHERE AND WHAT" in line)
+        assert "how many, which (0,1), or all; ^g chooses from a table" in heading
+        await pilot.press("down", "down", "down")
+        assert "how many steps" in text(app, "launch") and "how many steps" not in heading
+        heading = next(line for line in text(app, "launch").splitlines() if "WHERE AND WHAT" in line)
+        assert heading.rstrip("─ ").endswith("WHAT")

@@ -72,7 +72,7 @@ def _fields(view: LaunchView, width: int, height: int) -> list[Line]:
     if not form.fields:
         return []
     gpu_line = _gpu_line(view.gpus, width)
-    rows: list[tuple[int, Line]] = [(-1, rule("WHERE AND WHAT", width))]
+    rows: list[tuple[int, Line]] = [(-1, rule("WHERE AND WHAT", width, _help_in_heading(form, width)))]
     for number, item in enumerate(form.fields):
         rows.append((number, _field_line(form, item, number == form.cursor, width)))
         if item.key == GPUS and gpu_line is not None:
@@ -87,10 +87,33 @@ def _fields(view: LaunchView, width: int, height: int) -> list[Line]:
     return shown
 
 
-def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
-    label_width = min(24, max(cell_width(each.label) for each in form.fields))
-    value_width = min(VALUE_WIDTH if width < 100 else 36, max(8, width // 4))
+def _widths(form: Form, width: int) -> tuple[int, int]:
+    """Cells of the labels and of the values."""
+    labels = min(24, max(cell_width(each.label) for each in form.fields))
+    return labels, min(VALUE_WIDTH if width < 100 else 36, max(8, width // 4))
+
+
+def _note(form: Form, item: Field) -> Span:
+    """What stands behind a field's value: what is wrong with it, what it was, or what it may be."""
     problem = form.problems.get(item.key)
+    if problem is not None:
+        return (f"✗ {problem}", "bad")
+    if form.is_changed(item):
+        return (f"was {item.shown(item.default) or 'empty'}", "dim")
+    last = f"last run {item.last or 'empty'} · " if item.last is not None else ""
+    return (f"{last}{item.hint}", "dim")
+
+
+def _help_in_heading(form: Form, width: int) -> str:
+    """What the field in focus may be, where there is no room for it behind the value; what is wrong with it stands
+    among the checks."""
+    item = form.fields[form.cursor]
+    is_cut = cell_width(_note(form, item)[0]) > width - sum(_widths(form, width)) - 6
+    return clip(item.hint, width - 24) if is_cut and item.key not in form.problems else ""
+
+
+def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
+    label_width, value_width = _widths(form, width)
     spans: list[Span] = [
         ("▸ " if is_current else "  ", "cursor"),
         (clip(item.label, label_width) + " " * (label_width - cell_width(clip(item.label, label_width))) + "  ",
@@ -105,14 +128,8 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
     else:
         text = clip(item.shown(form.text(item.key)), value_width)
         spans.append((text + " " * (value_width - cell_width(text)), "accent" if changed else "text"))
-    if problem is not None:
-        spans.append((f"  ✗ {problem}", "bad"))
-    elif changed:
-        spans.append((f"  was {item.shown(item.default) or 'empty'}", "dim"))
-    else:
-        last = f"last run {item.last or 'empty'} · " if item.last is not None else ""
-        spans.append((f"  {last}{item.hint}", "dim"))
-    return fit_line(spans, width)
+    note, style = _note(form, item)
+    return fit_line([*spans, (f"  {note}", style)], width)
 
 
 def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
