@@ -49,6 +49,9 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
     host_name: str
 
     def __init__(self, settings: Settings, path: Path | None) -> None:
+        if not os.environ.get("NO_COLOR"):
+            # Empty means nothing (no-color.org); Textual asks only whether it is there.
+            os.environ.pop("NO_COLOR", None)
         super().__init__()
         self.preferences = Preferences(settings, path, lambda text: self.post_message(Said(text)))
         self.theme_name = theme_for(settings.theme, no_color=self.no_color).name

@@ -252,6 +252,13 @@ async def test_a_painted_theme_leaves_no_cell_out(filler: Filler, workspace: Wor
             assert len(grounds) == 1 and "default" not in grounds, key
 
 
+def test_an_empty_no_color_means_nothing(filler: Filler, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    filler.overnight()
+    app = make(workspace, Settings(theme="dark"))
+    assert not app.no_color and app.theme_name == "dark"
+
+
 async def test_no_color_means_no_colours_but_attributes(
     filler: Filler, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
