@@ -53,9 +53,11 @@ def scaling(
         print_json([row.to_json() for row in rows])
     else:
         _print(rows, what)
-        if gpus is None:
+        if gpus is None or session.workspace.scenario.exists():
             cores = len(os.sched_getaffinity(0))
-            say(f"these were processes that share {cores} core{'s' if cores > 1 else ''}: it says nothing of GPUs")
+            simulated = "" if gpus is None else "the GPUs here are simulated; "
+            noun = "core" if cores == 1 else "cores"
+            say(f"{simulated}these were processes that share {cores} {noun}: it says nothing of GPUs")
 
 
 def _counts(option: str, text: str) -> list[int]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gputui.cli import bench
+from gputui.reports.summary.facts import Measured, spread
+from gputui.reports.summary.losses import ScaledRun, scaling_rows
 from tests.machine import Machine
 
 SCRIPT = """
@@ -66,3 +69,19 @@ def test_what_this_machine_does_not_have_is_said_before_anything_is_launched(mac
     machine.workspace.scenario.write_text("gpus: 2\n")
     assert "--gpus 4: this machine shows 2 GPUs" in machine.gputui("bench", "scaling", path, "--gpus", "1,4", code=3)
     assert machine.json("ps") == []
+
+
+def told(ranks: int, step: float | None, comm: float | None = None) -> ScaledRun:
+    spread_of = None if step is None else spread([(step, 3)])
+    measured = Measured(step_seconds=spread_of, samples_per_second=100.0 * ranks, comm_share=comm, data_share=0.0)
+    return ScaledRun(f"x{ranks}", ranks, measured)
+
+
+def test_the_table_says_where_most_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    bench._print(scaling_rows([told(1, 0.010), told(2, 0.030, 0.5)]), "processes")
+    head, first, second, last = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["PROCESSES", "PER", "SECOND", "SPEED-UP"]
+    assert first.split()[:4] == ["1", "100", "1.00×", "100%"] and second.split()[:4] == ["2", "200", "2.00×", "100%"]
+    assert last == "most is lost in collectives: 15.0 ms a step with 2 processes"
+    bench._print(scaling_rows([told(1, None), told(2, None)]), "GPUs")
+    assert "where it is lost is not known" in capsys.readouterr().out
