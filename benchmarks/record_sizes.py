@@ -29,9 +29,8 @@ HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
 PACKS = ("gpu_sample_packs", "gpu_slow_sample_packs", "host_sample_packs")
 ROWS = ("gpu_sample_rows", "gpu_slow_sample_rows", "host_sample_rows")
 MINUTES = ("gpu_minutes", "host_minutes")
-# The agent tidies so often, and an hour is put together and packed in a part of that time.
+# The agent tidies so often.
 TURN_SECONDS = 1.0
-CLOSING_SECONDS = 420.0
 
 
 def measure() -> dict[str, Any]:
@@ -52,23 +51,20 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
         recorder.take([Inventory(START, "simulated", None, facts)])
         noise = random.Random(7)
         tidy_at = slow_at = 0.0
-        newest = 0
         turns: list[float] = []
-        for tick in range(int((seconds + CLOSING_SECONDS) * hertz)):
+        for tick in range(int(seconds * hertz)):
             now[0] = START + tick / hertz + noise.random() * 0.003
             recorder.take(_tick(now[0], gpus, noise, slow=now[0] >= slow_at))
             slow_at = now[0] + SLOW_SECONDS if now[0] >= slow_at else slow_at
             recorder.flush()
-            if tick == int(seconds * hertz):
-                newest = sum(_bytes(connection, table) for table in ROWS)
             if now[0] >= tidy_at:
                 tidy_at = now[0] + TURN_SECONDS
-                began = time.thread_time()
-                keeping.turn(now[0])
-                turns.append(time.thread_time() - began)
+                turns.append(_turn(keeping, now[0]))
+        newest = sum(_bytes(connection, table) for table in ROWS)
+        while connection.execute(f"SELECT EXISTS (SELECT 1 FROM {ROWS[0]})").fetchone()[0]:
+            now[0] += TURN_SECONDS
+            turns.append(_turn(keeping, now[0]))
         packed, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (PACKS, MINUTES))
-        (count,) = connection.execute(f"SELECT sum(sample_count) FROM {PACKS[0]}").fetchone()
-        assert abs(count - gpus * hertz * seconds) <= gpus, f"{count} samples are in packs"
     days = seconds / DAY
     return {
         "raw_bytes_per_day": packed / days,
@@ -76,8 +72,15 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
         "newest_bytes": newest,
         "minute_bytes_per_gpu_day": minutes / days / gpus,
         "longest_turn_seconds": max(turns),
-        "tidying_cpu_percent": 100 * sum(turns) / (seconds + CLOSING_SECONDS),
+        "tidying_cpu_percent": 100 * sum(turns) / seconds,
     }
+
+
+def _turn(keeping: RecordKeeping, now: float) -> float:
+    """The processor time of one turn in seconds."""
+    began = time.thread_time()
+    keeping.turn(now)
+    return time.thread_time() - began
 
 
 def year_query(gpus: int = 8) -> dict[str, Any]:
