@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 LONGEST_PAUSE_SECONDS = 0.06
 
+# What is said of the developer's own terminal; workers of xdist have a size in their environment as well.
+OF_THE_TERMINAL = ("NO_COLOR", "COLORTERM", "SSH_CONNECTION", "COLUMNS", "LINES")
+
 # Hundreds of processes are started: each would compile all over again what is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -102,7 +105,7 @@ def together(item: pytest.Item) -> str | None:
 def private_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No test sees the developer's own home, runs or terminal settings."""
     for name in list(os.environ):
-        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")) or name in ("NO_COLOR", "COLORTERM", "SSH_CONNECTION"):
+        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")) or name in OF_THE_TERMINAL:
             monkeypatch.delenv(name)
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)

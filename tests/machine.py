@@ -51,6 +51,8 @@ def save(step):
 signal.signal(signal.SIGTERM, ask)
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(begin, options.steps):
+    if (run_dir / "enough").exists():
+        break
     time.sleep(options.seconds)
     os.write(out, (json.dumps({"step": step, "time": time.time(), "loss": 1 / (step + 1)}) + "\\n").encode())
     if step == options.fail_at and not options.resume:
@@ -135,6 +137,12 @@ class Machine:
         return wait_until(
             lambda: state if (state := self.state(run_id)) in states else None, timeout, f"{run_id} {states}"
         )
+
+    def finish(self, run_id: str, timeout: float = 60.0) -> int:
+        """Let a run of the profile that counts steps succeed after the step it is at; how many it took."""
+        (self.workspace.run_dir(run_id) / "enough").touch()
+        self.wait_for(run_id, "succeeded", timeout=timeout)
+        return self.steps(run_id)[-1][1] + 1
 
     def steps(self, run_id: str) -> list[tuple[int, int]]:
         """(attempt, step) of every stored rank-0 step line, in the order of the file."""

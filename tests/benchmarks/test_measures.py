@@ -10,7 +10,7 @@ import pytest
 from benchmarks import curves, death, ingest, latency, moments, peers, record, record_sizes, start, tui
 from benchmarks.watching import Spans
 
-BRIEF = Spans(warm_seconds=1.5, idle_seconds=1.2, keys_seconds=1.2)
+BRIEF = Spans(warm_seconds=1.5, idle_seconds=3.0, keys_seconds=1.2)
 SMALL = ((80, 24),)
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")

@@ -42,8 +42,9 @@ def assert_complete(machine: Machine, run_id: str, last: int) -> None:
     assert machine.rows("PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.timeout(400)
 def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machine) -> None:
-    machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--set", "steps=150", "--wait", timeout=150)
+    machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--set", "steps=150", "--wait", timeout=300)
     shown = machine.json("show", "digits-ddp-1")
     first, second = shown["attempts"]
     assert shown["state"] == "succeeded"
@@ -78,7 +79,7 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
     killed_agents, rank_killed = 0, False
     rank_dies_after = chance.randint(8, 30)
     agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     while not all(machine.state(f"{name}-1") in ("succeeded", "failed", "stopped") for name in runs):
         assert time.monotonic() < deadline, machine.rows("SELECT run_id, state, reason, waiting_for FROM runs")
         if not rank_killed and len(machine.steps("killed-1")) > rank_dies_after:

@@ -83,28 +83,29 @@ def test_a_killed_process_is_noticed_at_once_and_brought_back(machine: Machine) 
 
 
 def test_a_new_agent_adopts_what_the_killed_one_left(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
     shim = machine.shim("steps-1")
     machine.kill_agent()
     assert is_alive(shim)
     machine.gputui("agent", "start")
     assert is_alive(shim)
-    machine.wait_for("steps-1", "succeeded")
+    steps = machine.finish("steps-1")
     assert len(machine.json("show", "steps-1")["attempts"]) == 1
-    assert_each_step_once(machine, "steps-1", 50)
+    assert_each_step_once(machine, "steps-1", steps)
     assert_nothing_left(machine, "steps-1")
 
 
 def test_an_end_that_nobody_saw_is_read_from_its_record(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "steps=20")
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
     shim = machine.shim("steps-1")
+    wait_until(lambda: machine.steps("steps-1"), what="a step")
     machine.kill_agent()
+    (machine.workspace.run_dir("steps-1") / "enough").touch()
     wait_until(lambda: not is_alive(shim), what="the end of the run")
     assert machine.state("steps-1") in ("starting", "running")
     machine.gputui("agent", "start")
-    assert machine.wait_for("steps-1", "succeeded")
-    assert_each_step_once(machine, "steps-1", 20)
+    assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
 
 
 def test_a_killed_shim_leaves_nothing_behind_and_the_run_goes_on(machine: Machine) -> None:
@@ -152,19 +153,18 @@ def test_stop_now_does_not_wait_for_the_grace(machine: Machine) -> None:
 
 def test_a_run_survives_the_hangup_of_the_terminal_it_was_launched_from(machine: Machine) -> None:
     """The launching process leads a session of its own that is then hung up, as when an SSH line drops."""
-    with machine.start("run", machine.profile(), "--set", "seconds=0.05", start_new_session=True) as process:
+    with machine.start("run", machine.profile(), "--set", "steps=100000", start_new_session=True) as process:
         process.communicate(timeout=60)
     shim, agent = machine.shim("steps-1"), wait_until(machine.agent)
     for identity in (shim, agent):
         os.kill(identity.pid, signal.SIGHUP)
     wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE first_step IS NOT NULL"), what="a step")
     assert is_alive(agent)
-    machine.wait_for("steps-1", "succeeded", "stopped", "failed")
-    assert machine.state("steps-1") == "succeeded"
+    machine.finish("steps-1")
 
 
 def test_a_second_agent_leaves_at_once_and_record_takes_over(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.1")
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
     first = wait_until(machine.agent)
     words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
     second = subprocess.run([sys.executable, "-m", "gputui.agent", *words], timeout=30, check=False)
@@ -179,8 +179,7 @@ def test_a_second_agent_leaves_at_once_and_record_takes_over(machine: Machine) -
     assert successor != first
     identity = read_identity(machine.workspace)
     assert identity is not None and not identity.recording
-    machine.wait_for("steps-1", "succeeded")
-    assert_each_step_once(machine, "steps-1", 50)
+    assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
 
 
 def test_record_ends_cleanly_on_a_signal(machine: Machine) -> None:
@@ -197,7 +196,7 @@ def test_record_ends_cleanly_on_a_signal(machine: Machine) -> None:
 
 
 def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.05")
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
     shim = machine.shim("steps-1")
     machine.kill_agent()
@@ -209,8 +208,7 @@ def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machi
     aside = list(machine.workspace.state.glob("gputui.db.corrupt-*"))
     assert len(aside) == 1
     assert any(aside[0].name in row[0] for row in machine.rows("SELECT message FROM events"))
-    machine.wait_for("steps-1", "succeeded")
-    assert_each_step_once(machine, "steps-1", 50)
+    assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
     assert len(machine.json("show", "steps-1")["attempts"]) == 1
 
 
@@ -224,15 +222,15 @@ def test_the_agent_leaves_when_nobody_needs_it(machine: Machine) -> None:
 def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine) -> None:
     spoiled = {"empty": b"", "open": b"{", "cut": b'{"code": 1', "zeros": b"\x00" * 20}
     for name in spoiled:
-        machine.gputui("run", machine.profile(name), "--set", "seconds=0.1", "--set", "steps=60")
+        machine.gputui("run", machine.profile(name), "--set", "seconds=0.05", "--set", "steps=100000")
     for name in spoiled:
         wait_until(lambda name=name: len(machine.steps(f"{name}-1")) > 2, what=f"some steps of {name}")
     end_at_once(machine, spoiled)
     machine.gputui("agent", "start")
     for name in spoiled:
-        machine.wait_for(f"{name}-1", "succeeded")
+        wait_until(lambda name=name: machine.steps(f"{name}-1")[-1][0] == 2, what=f"a step of {name}'s next attempt")
+        assert_each_step_once(machine, f"{name}-1", machine.finish(f"{name}-1"))
         assert len(machine.json("show", f"{name}-1")["attempts"]) == 2
-        assert_each_step_once(machine, f"{name}-1", 60)
 
 
 def end_at_once(machine: Machine, records: Mapping[str, bytes]) -> None:
@@ -286,7 +284,7 @@ def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine
 
 
 def test_a_database_that_was_deleted_under_the_agent_is_begun_anew(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.1")
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
     first, shim = wait_until(machine.agent), machine.shim("steps-1")
     for suffix in ("", "-wal", "-shm"):
@@ -294,8 +292,7 @@ def test_a_database_that_was_deleted_under_the_agent_is_begun_anew(machine: Mach
     wait_until(lambda: not is_alive(first), what="the end of the agent that wrote to nowhere")
     wait_until(machine.agent, what="its successor")
     assert is_alive(shim)
-    machine.wait_for("steps-1", "succeeded")
-    assert_each_step_once(machine, "steps-1", 50)
+    assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
 
 
 def test_an_odd_thing_in_one_runs_folder_holds_up_no_other_run(machine: Machine) -> None:

@@ -46,7 +46,7 @@ def test_training_goes_on_where_nothing_can_be_shown(tmp_path: Path, console: st
     with Path("/dev/full").open("wb") as full:
         to = full.fileno() if console == "a full disk" else writing
         flags = ("--device", "cpu", "--output-dir", str(tmp_path), *SMALL, "--steps", "3", "--log-every", "1")
-        done = subprocess.run([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=to, stderr=to, timeout=60)
+        done = subprocess.run([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=to, stderr=to, timeout=120)
     os.close(writing)
     assert done.returncode == 0
     assert len(step_lines(tmp_path)) == 3

@@ -89,7 +89,7 @@ class PtyApp:
         self._show()
         return bytes(self.output[start:])
 
-    def read_until(self, condition: Callable[[], bool], seconds: float = 15) -> None:
+    def read_until(self, condition: Callable[[], bool], seconds: float = 45) -> None:
         """Read until something holds; fails if it does not in time."""
         deadline = time.monotonic() + seconds
         while not condition():
