@@ -20,6 +20,7 @@ from gputui.agent.alerting import Alerting
 from gputui.agent.file_output import FileOutput
 from gputui.agent.hiding import HidingFormatter, redactor_of
 from gputui.agent.lock import AgentLock
+from gputui.agent.predecessor import note_predecessor
 from gputui.agent.recorder import Recorder
 from gputui.agent.sinks import Sinks
 from gputui.agent.supervisor import Supervisor
@@ -140,6 +141,7 @@ class Agent:
         """Until a signal, the duration, or until nobody needs an agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
+        note_predecessor(self.connection, self.wall())
         self._introduce(ready=False)
         rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
         removing.go_on(self.workspace)
