@@ -138,8 +138,9 @@ class Machine:
             lambda: state if (state := self.state(run_id)) in states else None, timeout, f"{run_id} {states}"
         )
 
-    def finish(self, run_id: str, timeout: float = 60.0) -> int:
-        """Let a run of the profile that counts steps succeed after the step it is at; how many it took."""
+    def finish(self, run_id: str, attempt: int = 1, timeout: float = 60.0) -> int:
+        """Let a run of the profile that counts steps succeed, once this attempt has made one; how many it took."""
+        wait_until(lambda: self.steps(run_id)[-1:] >= [(attempt, 0)], timeout, f"a step of attempt {attempt}")
         (self.workspace.run_dir(run_id) / "enough").touch()
         self.wait_for(run_id, "succeeded", timeout=timeout)
         return self.steps(run_id)[-1][1] + 1

@@ -51,7 +51,7 @@ def test_a_run_goes_on_after_a_reboot_when_its_policy_says_so(
     reboot(machine, "steps-1", bystander.pid, shim_known=shim_known)
     newest = max(path.name for path in machine.workspace.run_dir("steps-1").glob("checkpoints/step_*.pt"))
     machine.gputui("agent", "start")
-    machine.finish("steps-1")
+    machine.finish("steps-1", attempt=2)
     first, second = machine.json("show", "steps-1")["attempts"]
     assert (first["state"], first["incident"]["kind"], first["exit"]) == ("failed", "interrupted", None)
     assert second["resumed_from"].endswith(newest)
@@ -71,7 +71,7 @@ def test_the_standard_policy_leaves_it_to_a_person(machine: Machine, bystander: 
     assert attempt["incident"]["kind"] == "interrupted"
     assert machine.rows("SELECT * FROM leases") == []
     machine.gputui("resume", "steps-1")
-    machine.finish("steps-1")
+    machine.finish("steps-1", attempt=2)
     assert bystander.poll() is None
 
 
