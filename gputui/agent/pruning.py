@@ -22,8 +22,9 @@ TICKS_AT_ONCE = 600
 PACKS_AT_ONCE = 60
 # Below the limit by so much, so that not every second has something to delete.
 SIZE_SLACK = 0.02
-# Free pages below this, or below a tenth of the file, are soon used again.
-KEPT_FREE_PAGES = 4096
+# Free pages below this, or below a tenth of the file, are soon used again: an hour of eight GPUs at 10 Hz frees 6000
+# when it is packed, and the next one takes them.
+KEPT_FREE_PAGES = 8192
 VACUUMED_PAGES = 256
 
 
@@ -47,7 +48,8 @@ class Pruning:
         while self._slice(retention, now, ages_hold):
             if self.clock() >= deadline:
                 return False
-        self._give_back()
+        if self.clock() < deadline:
+            self._give_back()
         return True
 
     def _slice(self, retention: Retention, now: float, ages_hold: bool) -> bool:
