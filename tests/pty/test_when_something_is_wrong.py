@@ -16,7 +16,7 @@ import pytest
 from gputui.runs.agent_process import read_identity
 from tests.conftest import wait_until
 from tests.machine import Machine
-from tests.pty.test_control_center import Terminal
+from tests.pty.test_control_center import Terminal, shows
 
 
 def gone(terminal: Terminal, text: str, timeout: float = 30.0) -> list[str]:
@@ -24,7 +24,7 @@ def gone(terminal: Terminal, text: str, timeout: float = 30.0) -> list[str]:
     deadline = time.monotonic() + timeout
     while True:
         lines = terminal.look()
-        if not any(text in line for line in lines):
+        if not shows(lines, text):
             return lines
         assert time.monotonic() < deadline, "\n".join(lines)
 
