@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from time import monotonic
 
 import pytest
+from rich.segment import Segment
 from rich.text import Text
+from textual._compositor import ChopsUpdate
 from textual._context import visible_screen_stack
 from textual.app import App, ComposeResult
 from textual.geometry import Offset
 from textual.pilot import Pilot
+from textual.strip import Strip
 from textual.widgets import Input, Log, RichLog, Static
 
 from tests.tui.display_apps import EMOJI, WORDS, Captured, Dialog, Everything, Other
@@ -28,6 +31,15 @@ class Words(Captured):
 
     def show(self, text: Text | str) -> None:
         self.query_one("#text", Static).update(text if isinstance(text, Text) else Text(text))
+
+
+async def test_a_span_below_a_screen_that_became_lower_is_left_out() -> None:
+    app = Words()
+    async with app.run_test(size=(20, 4)) as pilot:
+        strip = Strip([Segment("hello")])
+        app._display(app.screen, ChopsUpdate([{0: strip}], [(0, 0, 5), (9, 0, 5)], [[5]]))
+        await pilot.pause()
+        assert app.is_running and app._exception is None
 
 
 @contextmanager

@@ -163,6 +163,9 @@ class DisplayLayer(App[ReturnType]):
     def _take_chops(self, update: ChopsUpdate) -> None:
         feed = self._cell_grid.feed
         for y, start, end in update.spans:
+            if y >= len(update.chops):
+                # Asked for when the screen was higher.
+                continue
             for chop_end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
                 # A chop that overlaps a span is right over its whole width. Outside the spans it need not be: what
                 # lies above it may not have been rendered.
