@@ -12,6 +12,7 @@ from typing import Any
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.theme import Theme as TextualTheme
 from textual.timer import Timer
 
@@ -25,7 +26,7 @@ from gputui.tui.pacing import LAG_SECONDS, Pace
 from gputui.tui.preferences import Preferences
 from gputui.tui.settings import CHOICES, LIMITS, Settings
 from gputui.tui.snapshot import Snapshot
-from gputui.tui.styles.palette import THEMES, theme_for
+from gputui.tui.styles.palette import ANSI, THEMES, theme_for
 from gputui.tui.widgets.pane import Pane
 
 LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
@@ -44,6 +45,9 @@ class Said(Message):
 
 class HabitsApp(DisplayLayer[int], inherit_bindings=False):
     """Keeps what a person chose, and does it to the terminal."""
+
+    theme = Reactive(ANSI.base)
+    """The usual one from the beginning: another one makes Textual read its style sheets again."""
 
     snapshot: Snapshot
     host_name: str
