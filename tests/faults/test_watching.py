@@ -87,6 +87,7 @@ def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Machine) -> None:
     profile = machine.profile(
         "digits",
@@ -112,7 +113,7 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
         """,
     )
     machine.gputui("run", profile)
-    machine.wait_for("digits-1", "succeeded", timeout=150)
+    machine.wait_for("digits-1", "succeeded", timeout=300)
     first, second = machine.json("show", "digits-1")["attempts"]
     assert first["incident"]["kind"] == "hang" and first["last_step"] == 24
     assert Path(second["resumed_from"]).name == "step_00000020.pt"
