@@ -133,7 +133,7 @@ class Machine:
             return None
         return found[0][0] if found else None
 
-    def wait_for(self, run_id: str, *states: str, timeout: float = 60.0) -> str:
+    def wait_for(self, run_id: str, *states: str, timeout: float = 120.0) -> str:
         return wait_until(
             lambda: state if (state := self.state(run_id)) in states else None, timeout, f"{run_id} {states}"
         )

@@ -23,7 +23,7 @@ from trainer.world import World
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 150.0
 
 
 class RankError(AssertionError):
