@@ -59,19 +59,20 @@ class RankReader:
         asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
         until, _ = reading.sources(connection, self._run_id)
         if asked != self._asked or until.keys() != self._until.keys():
-            self._asked, self._until, self._answer = asked, until, None
             self._buckets = {name: {} for name in names.values()}
             self._attempts = {}
             lines = self._from_the_beginning(connection, axis_map, cuts, request)
         elif until != self._until:
             lines = _between(connection, self._until, until)
-            self._until, self._answer = until, None
         elif self._answer is not None and self._answer[0] == request:
             return self._answer[1]
         else:
             lines = iter(())
+        # Until all of them are there, what was taken has holes; a reading that fails begins anew.
+        self._asked, self._answer = None, None
         for line in lines:
             self._take(line, axis_map, cuts, request)
+        self._asked, self._until = asked, until
         curves = {each: self._curves(name, request) for each, name in names.items()}
         self._answer = (request, curves)
         return curves

@@ -120,7 +120,7 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
 
     def on_snapshot_read(self, message: SnapshotRead) -> None:
         if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
-            # The terminal went away without a hangup signal; without this the input thread would spin for ever.
+            # The terminal went away without a hangup signal while nobody read from it.
             self.exit(0)
             return
         if self.message[0] and time.monotonic() - self._said_at > MESSAGE_SECONDS:

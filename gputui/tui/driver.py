@@ -20,6 +20,14 @@ from textual.message import Message
 _READ_BYTES = 4096
 
 
+class KeysLost(Message):
+    """The terminal sent a key or an answer that cannot be told from its bytes."""
+
+
+class TerminalGone(Message):
+    """There is no terminal any more: nothing can be read from it."""
+
+
 class ModeKeeper(Protocol):
     """The app, as the driver needs it."""
 
@@ -37,7 +45,7 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parser: XTermParser | None = None
-        self._decode = getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = getincrementaldecoder("utf-8")("replace")
         self._escape: asyncio.TimerHandle | None = None
 
     def start_application_mode(self) -> None:
@@ -62,38 +70,60 @@ class TerminalDriver(LinuxDriver):
     def start_reading(self) -> None:
         """From now on hand keys and answers of the terminal to the app, as they come."""
         self._parser = XTermParser(self._debug)
-        self._loop.add_reader(self.fileno, self._read_keys, self._parser)
+        self._decoder.reset()
+        self._loop.add_reader(self.fileno, self._read_keys)
 
     def send_message(self, message: Message) -> None:
         self._app.post_message(message)
 
-    def _read_keys(self, parser: XTermParser) -> None:
+    def _read_keys(self) -> None:
         try:
             data = os.read(self.fileno, _READ_BYTES)
+        except BlockingIOError:
+            # Whoever shares the terminal made reading it not wait, and was faster.
+            return
         except OSError:
             data = b""
         if not data:
-            # The terminal is gone; the app notices by itself.
             self._stop_reading()
+            self.send_message(TerminalGone())
             return
-        for message in parser.feed(self._decode(data)):
-            self.process_message(message)
-        self._await_rest(parser)
+        # One by one, so that what the parser cannot take is lost alone. An empty text would mean the end to it.
+        for character in self._decoder.decode(data):
+            self._parse(character)
+        self._await_rest()
 
-    def _await_rest(self, parser: XTermParser) -> None:
+    def _parse(self, character: str | None) -> None:
+        """Hand over what the parser finds with one more character, or None more for a moment. A parser that fails is
+        of no more use, and another takes its place."""
+        parser = self._parser
+        if parser is None:
+            return
+        # It takes places for pixels once the terminal told its size in both; ours are cells (`terminal.MOUSE_ON`).
+        parser.mouse_pixels = False
+        found: list[Message] = []
+        try:
+            found.extend(parser.tick() if character is None else parser.feed(character))
+        except Exception:
+            # Whatever it is: a code point out of range, a number too long, a parser that has ended.
+            self._parser = XTermParser(self._debug)
+            found.append(KeysLost())
+        for message in found:
+            self.process_message(message)
+
+    def _await_rest(self) -> None:
         """An escape is a key of its own when nothing follows it for a moment."""
         if self._escape is not None:
             self._escape.cancel()
             self._escape = None
-        if parser._timeout_time is not None:
-            wait = max(0.0, parser._timeout_time - monotonic())
-            self._escape = self._loop.call_later(wait, self._end_escape, parser)
+        if self._parser is not None and self._parser._timeout_time is not None:
+            wait = max(0.0, self._parser._timeout_time - monotonic())
+            self._escape = self._loop.call_later(wait, self._end_escape)
 
-    def _end_escape(self, parser: XTermParser) -> None:
+    def _end_escape(self) -> None:
         self._escape = None
-        for message in parser.tick():
-            self.process_message(message)
-        self._await_rest(parser)
+        self._parse(None)
+        self._await_rest()
 
     def _stop_reading(self) -> None:
         if self._parser is None:

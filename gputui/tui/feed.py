@@ -186,11 +186,14 @@ class Feed:
             return None
         self._opened_at = clock
         file = _identity(self._workspace)
-        if self._connection is None or file != self._file:
+        if file != self._file:
             self._close()
+            # What was read is of a file that is gone: in another one the same ids are of other rows.
+            self._reader = SnapshotReader(self._workspace)
+            self._file = file
+        if self._connection is None:
             self._connection = open_reader(self._workspace.database)
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-            self._file = file
         return self._connection
 
     def _close(self) -> None:

@@ -21,7 +21,7 @@ from gputui.charts.units import duration
 from gputui.store.views import EventView
 from gputui.tui import keymap, terminal
 from gputui.tui.display import DisplayLayer
-from gputui.tui.driver import TerminalDriver
+from gputui.tui.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.tui.pacing import LAG_SECONDS, Pace
 from gputui.tui.preferences import Preferences
 from gputui.tui.settings import CHOICES, LIMITS, Settings
@@ -127,6 +127,13 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
     def get_driver_class(self) -> type[Driver]:
         found = super().get_driver_class()
         return TerminalDriver if found is LinuxDriver else found
+
+    def on_keys_lost(self, message: KeysLost) -> None:
+        self.say("The terminal sent a key that could not be read; it was left out.", "warning")
+
+    def on_terminal_gone(self, message: TerminalGone) -> None:
+        # A hang-up tells its signal only to those whose controlling terminal it was.
+        self.exit(0)
 
     def wear_theme(self) -> None:
         """Use the theme that is set."""

@@ -14,6 +14,9 @@ from gputui.store.database import is_outdated
 LOOK_SECONDS = 10.0
 """The end of an agent is told by the kernel at once; so often is looked whether it is still the one of this place."""
 
+BLIND_LOOK_SECONDS = 1.0
+"""So often is looked where the kernel does not tell: no descriptor left, or pidfd_open is not allowed or not known."""
+
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
@@ -82,8 +85,15 @@ class AgentKeeper:
             process = os.pidfd_open(pid)
         except ProcessLookupError:
             return
+        except OSError:
+            self._stop.wait(BLIND_LOOK_SECONDS)
+            return
         try:
-            select.select([process, self._stopped], [], [], LOOK_SECONDS)
+            # Not select: it takes no descriptor above 1023.
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            poll.register(self._stopped, select.POLLIN)
+            poll.poll(LOOK_SECONDS * 1000)
         finally:
             os.close(process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,30 @@ def test_they_are_followed_as_they_grow(story: Story) -> None:
     assert [each.bins for each in grown.curves] == [each.bins for each in times(story).curves]
     story.write(*lines(60, 61, count=4))
     assert [each.rank for each in times(story, curves=curves).curves] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_reading_that_failed_leaves_no_holes(story: Story, monkeypatch: pytest.MonkeyPatch, grown: bool) -> None:
+    story.attempt(1, 0)
+    story.write(*lines(0, 700))
+    curves = RunCurves(RUN)
+    if grown:
+        times(story, curves=curves)
+        story.write(*lines(700, 720))
+    take, taken = ranks.RankReader._take, []
+
+    def fail(self: ranks.RankReader, *of_line: Any) -> None:
+        taken.append(take(self, *of_line))
+        if len(taken) == 20:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks.RankReader, "_take", fail)
+        with pytest.raises(sqlite3.OperationalError):
+            times(story, curves=curves)
+    again, whole = times(story, curves=curves), times(story)
+    assert [each.bins for each in again.curves] == [each.bins for each in whole.curves]
+    assert {sum(one.points for one in each.bins) for each in again.curves} == {720 if grown else 700}
 
 
 def test_a_window_shows_its_part_and_smoothing_averages(story: Story) -> None:

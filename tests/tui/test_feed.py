@@ -152,6 +152,31 @@ def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler:
         other.close()
 
 
+def test_the_page_of_a_run_is_that_of_the_new_file(
+    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
+) -> None:
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    for number in range(3):
+        filler.incident("vit-1", 1, f"old_{number}", f"old {number}")
+    created_at = filler.connection.execute("SELECT created_at FROM runs").fetchone()[0]
+    feed.start()
+    feed.look_at(Interest("vit-1"))
+    listener.until(lambda snapshot: snapshot.page is not None and len(snapshot.page.incidents) == 3)
+    set_aside(workspace.database, time.time())
+    other = Filler(workspace)
+    try:
+        other.run("vit-1")
+        other.connection.execute("UPDATE runs SET created_at = ?", (created_at,))
+        other.attempt("vit-1", 1)
+        other.incident("vit-1", 1, "new", "new")
+        listener.until(
+            lambda snapshot: snapshot.page is not None and [each.kind for each in snapshot.page.incidents] == ["new"]
+        )
+    finally:
+        other.close()
+
+
 def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Filler, listener: Listener) -> None:
     filler.overnight()
     feed.start()

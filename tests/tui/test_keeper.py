@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from gputui.tui import keeper as module
 from gputui.tui.keeper import GONE, STARTING, AgentKeeper
 
 DEADLINE_SECONDS = 10.0
+HIGH_DESCRIPTOR = 1100
 ALIVE = AgentIdentity(ProcessIdentity(1, 1, "boot"), "0.1.0", 0.0, recording=False, ready=True)
 
 
@@ -122,3 +126,60 @@ def test_the_end_of_an_agent_is_noticed_without_looking(
         assert told.get(timeout=DEADLINE_SECONDS) == GONE
     assert told.get(timeout=DEADLINE_SECONDS) is None
     assert agents.starts == 1
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
+def test_where_the_kernel_does_not_tell_of_an_end_it_is_looked_for(
+    keeper: AgentKeeper,
+    agents: Agents,
+    told: queue.Queue[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module.os, "pidfd_open", refuse)
+    monkeypatch.setattr(module, "BLIND_LOOK_SECONDS", 0.02)
+    agents.identity = ALIVE
+    keeper.start()
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.1)
+    agents.identity = None
+    assert told.get(timeout=DEADLINE_SECONDS) == GONE
+    assert told.get(timeout=DEADLINE_SECONDS) is None
+    assert agents.starts == 1
+
+
+def test_a_high_descriptor_is_waited_for(
+    keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] <= HIGH_DESCRIPTOR + 1:
+        pytest.skip("so many descriptors are not allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], HIGH_DESCRIPTOR + 1), limits[1]))
+    opened = os.pidfd_open
+    high: list[int] = []
+
+    def open_high(pid: int) -> int:
+        low = opened(pid)
+        high.append(os.dup2(low, HIGH_DESCRIPTOR))
+        os.close(low)
+        return high[-1]
+
+    monkeypatch.setattr(module.os, "pidfd_open", open_high)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 10 * DEADLINE_SECONDS)
+    try:
+        with subprocess.Popen(["sleep", "infinity"]) as process:
+            agents.identity = replace(ALIVE, process=ProcessIdentity(process.pid, 1, "boot"))
+            keeper.start()
+            with pytest.raises(queue.Empty):
+                told.get(timeout=0.1)
+            agents.identity = None
+            process.kill()
+            assert told.get(timeout=DEADLINE_SECONDS) == GONE
+        assert told.get(timeout=DEADLINE_SECONDS) is None and high
+        keeper.stop()
+        keeper._thread.join(DEADLINE_SECONDS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
