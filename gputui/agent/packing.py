@@ -2,11 +2,13 @@
 
 A pack replaces its rows in one transaction: an agent that is killed in between leaves either. Samples that come to
 packs later, because the clock was set back, are packed together with what is there. Blocks with so few samples that a
-pack would take as much room, and values that no pack can hold, stay as rows.
+pack would take as much room, and values that no pack can hold, stay as rows; so does a block with which something is
+wrong, until the next agent.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +16,14 @@ from dataclasses import dataclass, field
 
 from gputui.runs.repository import transaction
 from gputui.store import packs, samples
-from gputui.store.packs import BLOCK_SECONDS, MOST_SAMPLES
+from gputui.store.packs import BLOCK_SECONDS, MOST_SAMPLES, Times, time_at
 from gputui.store.samples import Row
 from gputui.store.series import CONDITION, GPU, HOST, HOST_ID, MILLI, SLOW, Series, known_conditions, pack_columns
+
+log = logging.getLogger(__name__)
+
+# What is wrong with the rows of one block; every other error of the database concerns all.
+_OF_ONE_BLOCK = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 LEAST_SAMPLES = 8
 # Five packs: such a slice takes about 4 ms.
@@ -63,6 +70,20 @@ class Packing:
         if first is None:
             return until
         block = float(first // BLOCK_SECONDS * BLOCK_SECONDS)
+        try:
+            return self._pack(series, gpu_id, first, block)
+        except Exception as error:
+            # One block that cannot be packed must not end the agent.
+            if isinstance(error, sqlite3.Error) and not isinstance(error, _OF_ONE_BLOCK):
+                raise
+            log.exception(
+                "%s of source %d stay rows from %.0f to %.0f", series.rows, gpu_id, block, block + BLOCK_SECONDS
+            )
+        return block + BLOCK_SECONDS
+
+    def _pack(self, series: Series, gpu_id: int, first: float, block: float) -> float:
+        """Pack a slice of the block which begins then, from ``first`` on; returns from where on to look next."""
+        where, key = series.key(gpu_id)
         end = block + BLOCK_SECONDS
         columns = _columns(series)
         rows: list[Row] = self.connection.execute(
@@ -74,7 +95,7 @@ class Packing:
             return end
         next_at = end if len(rows) < ROWS_AT_ONCE else math.nextafter(rows[-1][0], math.inf)
         span = (_millis(first) / MILLI, math.nextafter(rows[-1][0], math.inf))
-        is_mixed = any(True for _ in samples.pieces(self.connection, series, gpu_id, (), *span))
+        is_mixed = self._meets_packs(series, gpu_id, block, span)
         if is_mixed:
             span, next_at = (block, end), end
             rows = samples.between(self.connection, series, gpu_id, columns, *span)
@@ -94,6 +115,15 @@ class Packing:
                 [(*ids, *values) for values in made],
             )
         return next_at
+
+    def _meets_packs(self, series: Series, gpu_id: int, block: float, span: tuple[float, float]) -> bool:
+        """Whether a pack of the block reaches into the span, even with a gap between two of its samples: packs of a
+        source do not overlap."""
+        begin, end = span
+        for count, *rest in samples.pack_rows(self.connection, series, gpu_id, (), block, end).fetchall():
+            if time_at(Times(*rest), count, count - 1) / MILLI >= begin:
+                return True
+        return False
 
     def _delete(self, table: str, where: str, key: tuple[int, ...], span: tuple[float, float]) -> None:
         self.connection.execute(f"DELETE FROM {table} WHERE {where} AND at >= ? AND at < ?", (*key, *span))  # noqa: S608

@@ -50,23 +50,27 @@ class Pair:
         return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
 
 
-def nearest(indices: Sequence[int], count: int, pairs: Iterable[Pair]) -> tuple[int, ...]:
+def nearest(indices: Sequence[int], count: int, pairs: Iterable[Pair], fixed: Sequence[int] = ()) -> tuple[int, ...]:
     """The ``count`` of these GPUs whose farthest two are nearest to each other, then those that are nearest in all; of
-    equal ones, those that come first in ``indices``. Nothing is asked of one GPU, or where no pair is known."""
+    equal ones, those that come first in ``indices``. Nothing is asked of one GPU, or where no pair is known. Those of
+    ``fixed``, at most ``count`` of ``indices``, are among them in any case."""
     distances = {frozenset((pair.first, pair.second)): pair.distance for pair in pairs}
+    others = [index for index in indices if index not in fixed]
     if count < 2 or count >= len(indices) or not distances:
-        return tuple(indices[:count])
+        return (*fixed, *others)[:count]
+    missing = count - len(fixed)
     groups: Iterable[tuple[int, ...]]
-    if comb(len(indices), count) <= MOST_GROUPS:
-        groups = combinations(indices, count)
+    if comb(len(others), missing) <= MOST_GROUPS:
+        groups = ((*fixed, *more) for more in combinations(others, missing))
     else:
-        groups = (_grown(start, indices, count, distances) for start in indices)
+        groups = (_grown((*fixed, start), indices, count, distances) for start in others)
     places = {index: place for place, index in enumerate(indices)}
     return min(groups, key=lambda group: (*_spread(group, distances), sum(places[index] for index in group)))
 
 
-def _grown(start: int, indices: Sequence[int], count: int, distances: Mapping[frozenset[int], int]) -> tuple[int, ...]:
-    group: tuple[int, ...] = (start,)
+def _grown(
+    group: tuple[int, ...], indices: Sequence[int], count: int, distances: Mapping[frozenset[int], int]
+) -> tuple[int, ...]:
     while len(group) < count:
         left = [index for index in indices if index not in group]
         group += (min(left, key=lambda index: _spread((*group, index), distances)),)

@@ -36,9 +36,9 @@ def recommend(
         of_model.setdefault(gpu.name, []).append(gpu)
     together = next((gpus for gpus in of_model.values() if len(gpus) >= count), best)
     calm = [gpu for gpu in together if situation.worry(gpu) is None]
-    # As many that one worries about as are missing, the others by topology around them.
-    offered = calm if len(calm) >= count else together[:count]
-    chosen = set(nearest([gpu.index for gpu in offered], count, pairs))
+    # Where there are not enough to be calm about, all of these, and around them as many others as are missing.
+    offered, fixed = (calm, []) if len(calm) >= count else (together, calm)
+    chosen = set(nearest([gpu.index for gpu in offered], count, pairs, [gpu.index for gpu in fixed]))
     return tuple(sorted((gpu for gpu in offered if gpu.index in chosen), key=lambda gpu: gpu.index))
 
 

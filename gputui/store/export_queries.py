@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from gputui.store.metric_queries import StoredLine
+from gputui.store.moment import one_moment
 
 Place = tuple[int, int]
 """Generation and byte offset in a metrics file."""
@@ -85,7 +85,7 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: Progress, mos
 
     Raises RunGoneError, HistoryLostError or sqlite3.Error.
     """
-    with _one_moment(connection):
+    with one_moment(connection):
         row = connection.execute("SELECT state, ended_at FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if row is None:
             raise RunGoneError(run_id)
@@ -204,12 +204,3 @@ def _attempts(rows: Sequence[tuple[Any, ...]], after: int) -> Iterator[Note]:
                 "changed": changed,
             }
             yield Note("attempt", number, at, number, data)
-
-
-@contextmanager
-def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")

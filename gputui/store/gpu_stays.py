@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gputui.store import rollups, samples
+from gputui.store.moment import one_moment
 from gputui.store.series import GPU
 
 
@@ -33,7 +34,12 @@ class GpuCounts:
 
 
 def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
-    """All stays together. Raises sqlite3.Error."""
+    """All stays together, each sample once. Raises sqlite3.Error."""
+    with one_moment(connection):
+        return _counts(connection, stays)
+
+
+def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
     found = GpuCounts()
     limits = rollups.bounds(connection)
     for stay in stays:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gputui.store import packs, samples
+from gputui.store.moment import one_moment
 from gputui.store.packs import Column, Times
 from gputui.store.rollups import bounds
 from gputui.store.series import GPU, HOST, HOST_ID, MILLI, Series, pack_columns
@@ -55,7 +56,8 @@ def gpu_spans(
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return iter(())
-    return _all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)))
 
 
 def host_spans(
@@ -63,7 +65,8 @@ def host_spans(
 ) -> Iterator[Span]:
     """The same of the host; columns are of HOST_COLUMNS."""
     assert HOST_COLUMNS.issuperset(columns)
-    return _all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
 
 
 def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:

@@ -41,13 +41,16 @@ class Times(NamedTuple):
 
 
 def encode(values: Sequence[int | None]) -> Column:
-    """Exact, unless the values span more than 2³⁰ times the least step between them: then to a 2³⁰th of that span."""
+    """Exact, unless the values span more than 2³⁰ times the least step between them: then to a 2³⁰th of that span.
+
+    Raises OverflowError for values that a database's 64 bits cannot hold this way."""
     known = [value for value in values if value is not None]
     if not known:
         return Column(None, None, None)
-    least, span = min(known), max(known) - min(known)
+    least, greatest = min(known), max(known)
+    span = greatest - least
     if not span and len(known) == len(values):
-        return Column(least, 0, chr(_FIRST))
+        return _storable(least, 0, chr(_FIRST), greatest)
     scale = math.gcd(*(value - least for value in known)) or 1
     if span // scale > _MOST_CODE:
         scale = -(-span // _MOST_CODE)
@@ -56,9 +59,16 @@ def encode(values: Sequence[int | None]) -> Column:
         codes = [None if value is None else (value - least) // scale for value in values]
     low = _text([ord(UNKNOWN) if code is None else code % _DIGIT + _FIRST for code in codes])
     if span // scale < _DIGIT:
-        return Column(least - scale * _FIRST, scale, low)
+        return _storable(least - scale * _FIRST, scale, low, greatest)
     high = _text([(code or 0) // _DIGIT + _FIRST for code in codes])
-    return Column(least - scale * (_FIRST + _DIGIT * _FIRST), scale, low + high)
+    return _storable(least - scale * (_FIRST + _DIGIT * _FIRST), scale, low + high, greatest)
+
+
+def _storable(base: int, scale: int, codes: str, greatest: int) -> Column:
+    # What SQL multiplies and adds when it reads a value fits as well; a rounded one may be greater by half a step.
+    if not all(-(2**63) <= number < 2**63 for number in (base, greatest + scale, greatest + scale - base)):
+        raise OverflowError("values too large for a pack")
+    return Column(base, scale, codes)
 
 
 def decode(column: Column, count: int, begin: int, end: int) -> list[int | None]:

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gputui.store import json_columns, rollups, sample_means, samples, series
+from gputui.store.summaries import HOUR
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -124,9 +125,11 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     stale_after = stale_after_seconds(row[0] if row else None)
     reported = _newest_gpu_events(connection)
     latest = now + CLOCK_SLACK_SECONDS
+    hour = now // HOUR * HOUR
     found = []
     for gpu_id, *row in connection.execute(_GPUS, {"latest": latest, "seen": now - LOST_SHOWN_SECONDS}).fetchall():
-        own = row if row[5] is not None else with_packed(connection, row, gpu_id, latest)
+        # Blocks of few samples stay rows for long: of an hour that is over, packs may hold newer samples.
+        own = row if row[5] is not None and row[5] >= hour else with_packed(connection, row, gpu_id, latest)
         found.append(gpu_view(own, reported.get(row[0]), now, stale_after))
     return found
 

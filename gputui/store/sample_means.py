@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from gputui.store import packs, samples
+from gputui.store.moment import one_moment
 from gputui.store.packs import Column, Times
 from gputui.store.series import MILLI, Series
 
@@ -26,11 +27,13 @@ def means(
     where, key = series.key(gpu_id)
     per_second = buckets / (until - since)
     sums = ", ".join(f"total({column}), count({column})" for column in columns)
-    rows = connection.execute(
-        f"SELECT CAST((at - ?) * ? AS INTEGER) AS bucket, {sums} FROM {series.rows} "  # noqa: S608 - fixed names
-        f"WHERE {where} AND at >= ? AND at < ? GROUP BY bucket",
-        (since, per_second, *key, since, until),
-    )
+    with one_moment(connection):
+        rows = connection.execute(
+            f"SELECT CAST((at - ?) * ? AS INTEGER) AS bucket, {sums} FROM {series.rows} "  # noqa: S608 - fixed names
+            f"WHERE {where} AND at >= ? AND at < ? GROUP BY bucket",
+            (since, per_second, *key, since, until),
+        ).fetchall()
+        packed = samples.pack_rows(connection, series, gpu_id, columns, since, until).fetchall()
     totals = [[0.0] * buckets for _ in columns]
     counts = [[0] * buckets for _ in columns]
     for bucket, *values in rows:
@@ -40,7 +43,7 @@ def means(
             totals[number][place] += values[2 * number]
             counts[number][place] += values[2 * number + 1]
     units = [MILLI if series.columns[name] else 1.0 for name in columns]
-    for count, *pack in samples.pack_rows(connection, series, gpu_id, columns, since, until):
+    for count, *pack in packed:
         places, parts = _parts(Times(*pack[:4]), count, since, until, buckets)
         for number, unit in enumerate(units):
             column = Column(*pack[4 + 3 * number : 7 + 3 * number])

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from gputui.store import packs
+from gputui.store.moment import one_moment
 from gputui.store.series import CONDITION, HOST_ID, MILLI, Series, known_conditions, pack_columns, stored_names
 
 Row = tuple[Any, ...]
@@ -34,11 +35,14 @@ def between(
 ) -> list[Row]:
     """(at, value of each column) of the samples in [begin, end), in the order of their times."""
     where, key = series.key(gpu_id)
-    found: list[Row] = connection.execute(
-        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} WHERE {where} AND at >= ? AND at < ? ORDER BY at",  # noqa: S608
-        (*key, begin, end),
-    ).fetchall()
-    packed = list(chain.from_iterable(one.rows() for one in pieces(connection, series, gpu_id, columns, begin, end)))
+    # Between two moments samples may be packed: then they would be read twice.
+    with one_moment(connection):
+        found: list[Row] = connection.execute(
+            f"SELECT {', '.join(('at', *columns))} FROM {series.rows} WHERE {where} AND at >= ? AND at < ? ORDER BY at",  # noqa: S608
+            (*key, begin, end),
+        ).fetchall()
+        parts = pieces(connection, series, gpu_id, columns, begin, end)
+        packed = list(chain.from_iterable(one.rows() for one in parts))
     if not packed:
         return found
     # Packs are older, but for samples that came after the clock had been set back.
@@ -56,18 +60,19 @@ def some(
 ) -> tuple[list[Row], float]:
     """About the first ``limit`` of `between`, and up to which time they are all there are."""
     where, key = series.key(gpu_id)
-    found: list[Row] = connection.execute(
-        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} "  # noqa: S608
-        f"WHERE {where} AND at >= ? AND at < ? ORDER BY at LIMIT {limit}",
-        (*key, begin, end),
-    ).fetchall()
-    until = end if len(found) < limit else found[-1][0]
-    packed: list[Row] = []
-    for piece in pieces(connection, series, gpu_id, columns, begin, until):
-        packed += piece.rows()
-        if len(packed) >= limit:
-            until = min(until, packed[-1][0])
-            break
+    with one_moment(connection):
+        found: list[Row] = connection.execute(
+            f"SELECT {', '.join(('at', *columns))} FROM {series.rows} "  # noqa: S608
+            f"WHERE {where} AND at >= ? AND at < ? ORDER BY at LIMIT {limit}",
+            (*key, begin, end),
+        ).fetchall()
+        until = end if len(found) < limit else found[-1][0]
+        packed: list[Row] = []
+        for piece in pieces(connection, series, gpu_id, columns, begin, until):
+            packed += piece.rows()
+            if len(packed) >= limit:
+                until = min(until, packed[-1][0])
+                break
     if until < end:
         found, packed = ([row for row in some if row[0] < until] for some in (found, packed))
     return sorted((*packed, *found), key=itemgetter(0)) if packed else found, until
@@ -184,20 +189,21 @@ def _around(series: Series) -> str:
 def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, limit: int) -> list[float]:
     """When the last samples up to a moment were taken, newest first."""
     where, key = series.key(gpu_id)
-    found = [
-        row[0]
-        for row in connection.execute(
-            f"SELECT at FROM {series.rows} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT {limit}",  # noqa: S608
+    with one_moment(connection):
+        found = [
+            row[0]
+            for row in connection.execute(
+                f"SELECT at FROM {series.rows} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT {limit}",  # noqa: S608
+                (*key, at),
+            )
+        ]
+        for count, *rest in connection.execute(
+            f"SELECT {pack_columns(series, ())} FROM {series.packs} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT 2",  # noqa: S608
             (*key, at),
-        )
-    ]
-    for count, *rest in connection.execute(
-        f"SELECT {pack_columns(series, ())} FROM {series.packs} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT 2",  # noqa: S608
-        (*key, at),
-    ):
-        times = packs.Times(*rest)
-        end = bisect_right(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
-        found += [each / MILLI for each in packs.decode_times(times, count, max(0, end - limit), end)]
+        ):
+            times = packs.Times(*rest)
+            end = bisect_right(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI)
+            found += [each / MILLI for each in packs.decode_times(times, count, max(0, end - limit), end)]
     return sorted(found, reverse=True)[:limit]
 
 
@@ -214,36 +220,6 @@ def part(
     first = 0 if seconds(0) >= begin else bisect_left(places, begin, key=seconds)
     last = count if seconds(count - 1) < end else bisect_left(places, end, key=seconds)
     return _cut(series, columns, pack, first, max(first, last), conditions)
-
-
-def _last(
-    connection: sqlite3.Connection,
-    series: Series,
-    gpu_id: int,
-    columns: Sequence[str],
-    limited: str,
-    at: float,
-    place_of: Any,
-) -> Row | None:
-    where, key = series.key(gpu_id)
-    row: Row | None = connection.execute(
-        f"SELECT {', '.join(('at', *columns))} FROM {series.rows} WHERE {where} AND {limited} ORDER BY at DESC LIMIT 1",  # noqa: S608
-        (*key, at),
-    ).fetchone()
-    names = stored_names(columns)
-    pack = connection.execute(
-        f"SELECT {pack_columns(series, names)} FROM {series.packs} WHERE {where} AND {limited} "  # noqa: S608
-        "ORDER BY at DESC LIMIT 1",
-        (*key, at),
-    ).fetchone()
-    if pack is None:
-        return row
-    count, times = pack[0], packs.Times(*pack[1:5])
-    place = place_of(range(count), at, key=lambda number: packs.time_at(times, count, number) / MILLI) - 1
-    if row is not None and row[0] >= packs.time_at(times, count, place) / MILLI:
-        return row
-    conditions = known_conditions(connection) if "condition" in names else {}
-    return next(_cut(series, columns, pack, place, place + 1, conditions).rows())
 
 
 def _cut(

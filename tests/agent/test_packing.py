@@ -6,6 +6,7 @@ import math
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from gputui.store import (
     samples,
     timeline,
 )
-from gputui.store.database import migrations, open_writer
+from gputui.store.database import migrations, open_reader, open_writer
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
 START = 1_790_035_200.0
@@ -201,18 +202,108 @@ def test_packing_goes_on_where_it_was_stopped_and_needs_a_turn_for_each_slice(co
 
 
 def test_what_fails_in_between_changes_nothing(connection: sqlite3.Connection) -> None:
+    def fail() -> None:
+        raise OSError
+
     before = rows(connection)
+    connection.create_function("fail", 0, fail)
     connection.execute(
-        "CREATE TRIGGER broken BEFORE INSERT ON gpu_sample_packs WHEN new.gpu_id = 2 AND new.at > 1790035700 "
-        "BEGIN SELECT RAISE(ABORT, 'no room'); END"
+        "CREATE TEMP TRIGGER broken BEFORE INSERT ON gpu_sample_packs WHEN new.gpu_id = 2 AND new.at > 1790035700 "
+        "BEGIN SELECT fail(); END"
     )
     packing = Packing(connection, lambda: 0.0)
-    with pytest.raises(sqlite3.DatabaseError, match="no room"):
+    with pytest.raises(sqlite3.OperationalError):
         packing.turn(END, 1.0)
     assert rows(connection) == before and not connection.in_transaction
     connection.execute("DROP TRIGGER broken")
     assert packing.turn(END, 1.0)
     assert rows(connection) == before and counts(connection, "rows") == [0, 0, 0]
+
+
+def test_a_block_that_cannot_be_packed_stays_and_the_others_do_not_wait_for_it(
+    connection: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = rows(connection)
+    connection.execute(
+        "CREATE TRIGGER broken BEFORE INSERT ON gpu_sample_packs WHEN new.gpu_id = 2 "
+        f"AND new.at BETWEEN {START + 600} AND {START + 1200} BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+    )
+    packing = Packing(connection, lambda: 0.0)
+    assert packing.turn(END, 1.0) and packing.turn(END, 1.0)
+    assert [record.exc_text is not None and "not this one" in record.exc_text for record in caplog.records] == [True]
+    left = connection.execute("SELECT gpu_id, count(*), min(at), max(at) FROM gpu_sample_rows").fetchone()
+    assert left[:2] == (2, 600) and START + 600 <= left[2] < left[3] < START + 1200
+    assert rows(connection) == before and counts(connection, "rows") == [600, 0, 0]
+    connection.execute("DROP TRIGGER broken")
+    pack(connection)
+    assert rows(connection) == before and counts(connection, "rows") == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "garbage"), [("energy_joules", 1e16), ("nvlink_sent_bytes_per_second", 3e14), ("energy_joules", 9e999)]
+)
+def test_counters_of_garbage_stay_as_they_are(connection: sqlite3.Connection, column: str, garbage: float) -> None:
+    connection.execute(
+        f"UPDATE gpu_slow_sample_rows SET {column} = CASE CAST(at AS INTEGER) % 2 WHEN 0 THEN 0.0 ELSE ? END "
+        "WHERE gpu_id = 1 AND at < ?",
+        (garbage, START + 600),
+    )
+    before = rows(connection)
+    pack(connection)
+    assert rows(connection) == before and counts(connection, "rows") == [0, 120, 0]
+    (last,) = connection.execute("SELECT max(at) FROM gpu_slow_sample_rows WHERE gpu_id = 1").fetchone()
+    assert last < START + 600
+
+
+def test_samples_that_come_into_a_gap_inside_a_pack_hide_nothing(connection: sqlite3.Connection) -> None:
+    pack(connection)
+    (inside,) = connection.execute(
+        "SELECT count(*) FROM gpu_sample_packs WHERE gpu_id = 1 AND at < ? AND at > ?", (START + 3021, START + 3000)
+    ).fetchone()
+    connection.executemany(
+        "INSERT INTO gpu_sample_rows (at, gpu_id, state, power_watts) VALUES (?, 1, 'ok', 1.0)",
+        [(START + 3022 + number,) for number in range(12)],
+    )
+    before = rows(connection)
+    asked = {name: plain(reader(connection)) for name, reader in READERS.items()}
+    pack(connection)
+    assert inside == 1 and counts(connection, "rows") == [0, 0, 0] and rows(connection) == before
+    assert {name: plain(reader(connection)) for name, reader in READERS.items()} == asked
+    later = samples.between(connection, GPU, 1, ("power_watts",), START + 3035, START + 3200)
+    assert [row[0] for row in later] == [
+        row[0]
+        for row in before["gpu_samples"]
+        if row[1] == 1 and START + 3035 <= row[0] < START + 3200  # type: ignore[operator]
+    ] and later
+
+
+READ_AS_ROWS_AND_PACKS = ("gpu history", "host history", "memory temperature", "spans", "spans of the host",
+                          "a window", "counted values", "past moments")  # fmt: skip
+
+
+def test_samples_that_are_packed_while_they_are_read_are_read_once(
+    connection: sqlite3.Connection, workspace: Workspace
+) -> None:
+    for table in ("gpu_sample", "gpu_slow_sample", "host_sample"):
+        connection.execute(f"CREATE TEMP TABLE {table}_saved AS SELECT * FROM {table}_rows")
+    with closing(open_reader(workspace.database)) as reading:
+        for name in READ_AS_ROWS_AND_PACKS:
+            reader = READERS[name]
+            expected = plain(reader(reading))
+
+            def between_rows_and_packs(sql: str) -> None:
+                if "_sample_packs" in sql:
+                    reading.set_trace_callback(None)
+                    pack(connection)
+
+            reading.set_trace_callback(between_rows_and_packs)
+            found = plain(reader(reading))
+            assert counts(connection, "rows") == [0, 0, 0], "it was packed while it was read"
+            assert found == expected, name
+            assert not reading.in_transaction
+            for table in ("gpu_sample", "gpu_slow_sample", "host_sample"):
+                connection.execute(f"DELETE FROM {table}_packs")
+                connection.execute(f"INSERT INTO {table}_rows SELECT * FROM {table}_saved")
 
 
 def test_samples_that_come_later_join_the_packs_of_their_time(
@@ -276,6 +367,18 @@ def test_the_newest_sample_of_a_gpu_that_answers_no_more_is_found_in_its_pack(co
     assert found is not None and found[0] == newest
     assert samples.newest(connection, SLOW, 1, (), START - 1) is None
     assert samples.around(connection, HOST, HOST_ID, END + 50)[1] is None
+
+
+def test_a_row_of_days_ago_does_not_stand_before_a_newer_pack(connection: sqlite3.Connection) -> None:
+    (newest,) = connection.execute("SELECT max(at) FROM gpu_samples WHERE gpu_id = 1").fetchone()
+    connection.execute("INSERT INTO gpu_sample_rows (at, gpu_id, state) VALUES (?, 1, 'error')", (START - 3 * 86_400,))
+    pack(connection)
+    assert connection.execute("SELECT count(*) FROM gpu_sample_rows").fetchone() == (1,)
+    for now in (END, END + 3000, END + 80_000):
+        assert [gpu.at for gpu in queries.gpus(connection, now)] == [newest, newest]
+    connection.execute("INSERT INTO gpu_sample_rows (at, gpu_id, state) VALUES (?, 1, 'ok')", (END + 7,))
+    assert [gpu.at for gpu in queries.gpus(connection, END + 8)] == [END + 7, newest]
+    assert [gpu.at for gpu in queries.gpus(connection, END + 9000)] == [END + 7, newest]
 
 
 def test_a_database_of_the_version_before_is_packed_too(workspace: Workspace) -> None:

@@ -44,6 +44,16 @@ def test_the_nearest(count: int, indices: tuple[int, ...], expected: tuple[int, 
 
 def test_nothing_known_changes_nothing() -> None:
     assert nearest((4, 0, 2), 2, []) == (4, 0)
+    assert nearest((4, 0, 2), 2, [], fixed=[2]) == (2, 4)
+
+
+def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = pairs(8, nvlinks=((1, 2), (3, 6)))
+    for most_groups in (topology.MOST_GROUPS, 0):
+        monkeypatch.setattr(topology, "MOST_GROUPS", most_groups)
+        assert nearest(EIGHT, 2, known, fixed=[6]) == (6, 3)
+        assert sorted(nearest(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
+        assert sorted(nearest(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
 
 
 def test_of_many_gpus_groups_are_grown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,6 @@ def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
     assert chosen(situation, 1) == [0]
     worried = GpuSituation(GPUS, slow={"GPU-3": GpuSlowSample("GPU-3", row_remap_pending=True)})
     assert chosen(worried, 2) == [0, 1] and chosen(worried, 4) == [0, 1, 2, 3]
+    only_one_calm = GpuSituation(GPUS, slow={gpu.uuid: GpuSlowSample(gpu.uuid, row_remap_pending=True)
+                                             for gpu in GPUS if gpu.index != 1})  # fmt: skip
+    assert chosen(only_one_calm, 1) == [1] and chosen(only_one_calm, 2) == [1, 3], "the nearest of the doubtful"

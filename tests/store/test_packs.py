@@ -44,6 +44,21 @@ def test_values_far_apart_come_back_to_a_billionth_of_their_span(values: list[in
         assert value is None or back is None or abs(value - back) <= span / 2**30 + 0.5
 
 
+@settings(max_examples=200, deadline=None)
+@given(values=st.lists(st.integers(-(2**65), 2**65), min_size=1, max_size=6))
+def test_what_64_bits_cannot_hold_is_refused(values: list[int]) -> None:
+    try:
+        base, scale, codes = packs.encode(values)
+    except OverflowError:
+        assert max(abs(value) for value in values) > 2**50
+        return
+    assert base is not None and scale is not None and codes is not None
+    low, high = codes[: len(values)], codes[len(values) :]
+    added = [scale * ord(code) for code in low]
+    added = [one + scale * 32767 * ord(code) for one, code in zip(added, high, strict=True)] if high else added
+    assert all(-(2**63) <= number < 2**63 for number in (base, scale, *added, *(base + one for one in added)))
+
+
 def test_what_does_not_change_takes_no_room() -> None:
     assert packs.encode([7] * 100) == Column(7 - 0, 0, "!")
     assert packs.encode([None] * 100) == Column(None, None, None)
