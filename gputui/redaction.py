@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gputui.secret_names import is_secret_in_text, is_secret_parameter, is_secret_variable
+
 Value = TypeVar("Value")
 
 REDACTED = "[redacted]"
@@ -20,29 +22,17 @@ _COMMAND_LINE_BYTES = 16 << 10
 
 # A shorter one would also be found in words that have nothing to do with it.
 SHORTEST_SECRET = 6
-
-# Environment: to hide too much costs nothing but a word in a list. TOKENIZERS_PARALLELISM is not a token.
-_ENV_NAME = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|AUTHORIZATION|TOKEN(?!I[ZS])|KEYS?(?=[_.-]|$)"
-    r"|(?:^|[_.-])(?:PG|DB)?PASS$|(?:^|[_.-])(?:PAT|DSN|COOKIE)$|CONNECTION_?STRING|(?:^|[_.-])WEBHOOK"
-)
-
-# Parameters and options: pad_token, user_token and sort_key are daily words of training, so a "token" or "key" among
-# other words is not enough.
-_PARAMETER_NAME = re.compile(
-    r"secret|password|passwd|passphrase|credential|apikey|authorization|connection[_.-]?string"
-    r"|^token$"
-    r"|(?:^|[_.-])(?:api|access|private|auth|signing|encryption|account|shared|license|wandb|hf)[_.-]?keys?$"
-    r"|(?:^|[_.-])(?:api|access|auth|bearer|refresh|session|security|secret|hub|hf|huggingface|wandb|mlflow|comet|neptune"
-    r"|github|gh|gitlab|slack)[_.-]?tokens?$"
-    r"|(?:^|[_.-])(?:db|pg|user|http|smtp)[_.-]?pass$|amz-signature$|(?:^|[_.-])webhook(?:[_.-]?url)?$"
-)
+# Shorter ones are found as whole words only, and not at all where they are a mere word or number (``memory``).
+_LONG_SECRET = 12
+_MERE_WORD = re.compile(r"[^\W\d_]+|[\d.,+-]+")
+# Where a word begins; a line's end that is written as \n and a color are no part of it.
+_WORD_BEGINS = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\x1b\[m)|(?<=\x1b\[\dm)|(?<=\x1b\[\d\dm)|(?<=\x1b\[\d;\d\dm))"
 
 # Each begins at a word's edge and is as long as its issuer makes it, so that ordinary words are left alone.
 _SECRET_TEXT = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|sk-(?=[a-z0-9_-]*[A-Z])(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic and their like
+    r"|sk-(?=[a-z0-9_-]{0,100}[A-Z])(?=[A-Za-z_-]{0,100}[0-9])[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic and their like
     r"|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"  # Stripe
     r"|wandb_v[0-9]+_[A-Za-z0-9_]{20,}"  # Weights & Biases; its older keys are 40 hexadecimal digits, as commits are
     r"|nvapi-[A-Za-z0-9_-]{20,}|gsk_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{40,}"
@@ -51,14 +41,22 @@ _SECRET_TEXT = re.compile(
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS access key id
     r"|AIza[0-9A-Za-z_-]{30,}"  # Google
     r"|xox[abeprs]-[0-9A-Za-z-]{10,}"  # Slack
-    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"  # a JSON web token
+    r"|eyJ[A-Za-z0-9_-]{8,1024}+\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*"  # a JSON web token
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
     r")",
     re.DOTALL,
 )
 
-# scheme://user:password@host
-_URL_PASSWORD = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@'\"]*:)(?P<password>[^/\s@'\"]+)(?=@)")
+# scheme://user:password@host; a quote is a password's only within a word
+_URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@'\"]*+:)(?:[^/\s'\"]|(?<=\w)'(?=\w))+(?=@)")
+# The signature of an address is as good as a password.
+_SIGNATURE = re.compile(r"(?P<before>[?&](?:sig|signature)=)[^\s&\"'<>]+", re.IGNORECASE)
+# curl -u user:password; two numbers are ids
+_CURL_USER = re.compile(
+    r"(?P<before>(?<![\w-])(?:-[uU]|--(?:proxy-)?user)[\s\"',=]{0,8}+(?!\d+:\d+\b)[^\s:@\"',/=-][^\s:@\"',/]{0,255}:)"
+    r"[^\s\"',]+"
+)
+_COOKIE = re.compile(r"(?P<before>\bcookie[\"']?\s{0,3}:\s{0,3}[\"']?)(?=[^\s=;\"'\[]{1,256}=)[^\n\"']+", re.IGNORECASE)
 
 # Whoever knows the rest of such an address may write there.
 _HOOK = re.compile(r"(?P<before>https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks)/)[^\s\"'<>)]+")
@@ -70,25 +68,30 @@ _SCHEME = re.compile(
     re.IGNORECASE,
 )
 
-# Quoted, quoted within quotes, cut off, or up to where words end. What is hidden beyond the secret is no loss.
+# Quoted, quoted within quotes, cut off, an object, or up to where words end. What is hidden beyond it is no loss.
 _VALUE = re.compile(
-    r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
+    r"\{\\*[\"'][^\n]{0,4096}\}|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
     r"|\\+[\"'][^\"'\\\n]*|[\"'][^\"'\n]*|[^\s\"',;&\\][^\s\"',;&]*"
 )
-# name=value, name: value, "name": "value", environ["name"] = "value"
-_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,79}+)(?P<between>(?:\\*[\"'])?\]?\s{0,3}+[=:]\s{0,3}+)")
-# --name value
-_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{1,79}+)(?P<between>[\"',]*+\s++)(?!-)")
+_MARKED = re.compile(r"[\\\"']{0,9}" + re.escape(REDACTED[:-1]))
+# name=value, --name=value, name: value, "name": "value", environ["name"] = "value"
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{2,79}+)(?P<between>(?:\\*[\"'])?\]?\s{0,3}+[=:]\s{0,3}+)"
+)
+# --name value; what looks like an option is a value where it has none itself
+_OPTION = re.compile(
+    r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{1,79}+)(?P<between>[\"',]*+\s++)(?=(?!--)|--[^\s=]{1,256}+(?:\s{1,9}+-|\s*+$))"
+)
 
 
 class Redactor:
     """Takes secrets out of what it is given, those by name and look and ``known``, the values that must not appear."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        texts = {each for each in known if len(each) >= SHORTEST_SECRET and REDACTED not in each}
+        texts = {each for each in known if REDACTED not in each and _can_be_found(each)}
         # The longest first: one secret may begin with another.
         ordered = sorted(texts, key=lambda each: (-len(each), each))
-        self._known = re.compile("|".join(re.escape(each) for each in ordered)) if ordered else None
+        self._known = re.compile("|".join(map(_as_pattern, ordered))) if ordered else None
         self.known = frozenset(texts)
 
     def without_known(self, text: str) -> str:
@@ -135,39 +138,62 @@ BY_LOOK = Redactor()
 
 def redact_text(text: str) -> str:
     """The text with everything in it that looks like a secret, or stands behind a name of one, replaced."""
+    return _hide(text, [])
+
+
+def _hide(text: str, found: list[str]) -> str:
+    """As `redact_text`; ``found`` gets what was hidden, but for what is known by its look. The work grows with the
+    text's length only: whoever writes a log must not be able to stop the agent."""
+
+    def cut(match: re.Match[str]) -> str:
+        before: str = next(group for group in match.groups() if group is not None)
+        hidden = match[0][len(before) :]
+        if not hidden.startswith(REDACTED[:-1]):
+            found.append(hidden)
+        return f"{before}{REDACTED}"
+
     text = _SECRET_TEXT.sub(REDACTED, text)
     if "://" in text:
-        text = _HOOK.sub(rf"\g<before>{REDACTED}", _URL_PASSWORD.sub(rf"\g<before>{REDACTED}", text))
-    text = _SCHEME.sub(lambda found: f"{found['before'] or found['before_basic']}{REDACTED}", text)
-    return redact_named(text, _is_named)
+        text = _HOOK.sub(rf"\g<before>{REDACTED}", _URL_PASSWORD.sub(cut, text))
+    if "=" in text:
+        text = _SIGNATURE.sub(cut, text)
+    if "curl" in text:
+        text = _CURL_USER.sub(cut, text)
+    text = _SCHEME.sub(cut, _COOKIE.sub(cut, text))
+    return redact_named(text, is_secret_in_text, found)
 
 
-def redact_named(text: str, is_secret: Callable[[str, str, bool], bool]) -> str:
+def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: list[str] | None = None) -> str:
     """The text without the values that stand behind names in it: ``name=value``, ``"name": "value"``, ``--name value``.
 
-    ``is_secret`` is asked with the name, the value, and whether the name may be a word of a sentence (``name: value``).
+    ``is_secret`` is asked with the name, the value, and whether the name may be a word of a sentence (``name: value``);
+    first, to find out whether the value is worth a look, with a dash for it. ``found`` gets the values.
     """
-
+    hidden: list[str] = [] if found is None else found
     if "=" in text or ":" in text:
-        text = _without_named(_ASSIGNED, text, is_secret)
-    return _without_named(_OPTION, text, is_secret) if "-" in text else text
+        text = _without_named(_ASSIGNED, text, is_secret, hidden)
+    return _without_named(_OPTION, text, is_secret, hidden) if "-" in text else text
 
 
-def _without_named(head: re.Pattern[str], text: str, is_secret: Callable[[str, str, bool], bool]) -> str:
+def _without_named(
+    head: re.Pattern[str], text: str, is_secret: Callable[[str, str, bool], bool], hidden: list[str]
+) -> str:
     """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it may be one
     (``ValueError: password=x``)."""
     pieces, done = [], 0
     for found in head.finditer(text):
-        value = _VALUE.match(text, found.end()) if found.start() >= done else None
-        if value is None:
+        name, is_word = found["name"].lstrip("-"), found["between"].lstrip().startswith(":")
+        if found.start() < done or not is_secret(name, "-", is_word) or _MARKED.match(text, found.end()):
             continue
-        bare = value[0].strip("\\\"'")
-        is_word = found["between"].lstrip().startswith(":")
-        if not bare or bare.startswith(REDACTED[:-1]) or not is_secret(found["name"].lstrip("-"), bare, is_word):
+        value = _VALUE.match(text, found.end())
+        bare = "" if value is None else value[0].strip("\\\"'")
+        if value is None or not bare or not is_secret(name, bare, is_word):
             continue
         opening = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))]
         closing = opening if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening else ""
         pieces += [text[done : value.start()], opening, REDACTED, closing]
+        if head is _ASSIGNED or not bare.startswith("--"):
+            hidden.append(bare)
         done = value.end()
     return "".join([*pieces, text[done:]]) if pieces else text
 
@@ -194,11 +220,19 @@ def redact_params(params: Mapping[str, Value]) -> dict[str, Value]:
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """A command line as it may be shown: ``--api-key X``, ``--api-key=X`` and ``api_key=X`` lose their X."""
+    return _hide_argv(argv, [])
+
+
+def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
+    """As `redact_argv`; ``found`` gets what was hidden. What looks like an option is not among it."""
     shown: list[str] = []
     hide_next = False
-    for token in argv:
-        if hide_next and not token.startswith("--"):
+    is_curl = False
+    for at, token in enumerate(argv):
+        if hide_next and (not token.startswith("--") or _has_no_value(argv, at)):
             shown.append(REDACTED if token else token)
+            if not token.startswith("--"):
+                found.append(token)
             hide_next = False
             continue
         name, equals, value = token.partition("=")
@@ -207,8 +241,26 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
             is_secret_parameter(name.lstrip("-")) or (name.isupper() and is_secret_variable(name, value or "-"))
         )
         hide_next = is_secret and token.startswith("-") and not equals
-        shown.append(f"{name}={REDACTED}" if is_secret and equals and value else redact_text(token))
+        if is_secret and equals and value:
+            shown.append(f"{name}={REDACTED}")
+            found.append(value)
+        elif is_curl and (user := _CURL_USER.fullmatch(before := _curl_option(argv, at) + token)) is not None:
+            shown.append(f"{user['before'][len(before) - len(token) :]}{REDACTED}")
+            found.append(before[user.end("before") :])
+        else:
+            shown.append(_hide(token, found))
+        is_curl = is_curl or token.rpartition("/")[2] == "curl"
     return tuple(shown)
+
+
+def _has_no_value(argv: Sequence[str], at: int) -> bool:
+    """Whether a word that looks like an option stands alone, so that it may be the value of the one before it."""
+    return "=" not in argv[at] and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
+
+
+def _curl_option(argv: Sequence[str], at: int) -> str:
+    before = argv[at - 1]
+    return f"{before} " if before in ("-u", "-U", "--user", "--proxy-user") else ""
 
 
 def redact_command_line(raw: bytes) -> str:
@@ -219,35 +271,30 @@ def redact_command_line(raw: bytes) -> str:
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:
     """The values in an environment, in parameters and in command lines that must not appear anywhere else: secret by
-    their names, or the password in an address. What is known by its look needs no list."""
-    found = {value for name, value in env.items() if is_secret_variable(name, value)}
-    found |= {value for name, value in params.items() if isinstance(value, str) and is_secret_parameter(name)}
-    texts = [*env.values(), *(value for value in params.values() if isinstance(value, str))]
+    their names, or found within a text. What is known by its look needs no list."""
+    named = {name: value for name, value in env.items() if is_secret_variable(name, value)}
+    texts = {name: value for name, value in params.items() if isinstance(value, str)}
+    found = [*named.values(), *(value for name, value in texts.items() if is_secret_parameter(name))]
+    for text in (*env.values(), *texts.values()):
+        _hide(text, found)
     for argv in argvs:
-        texts += argv
-        pairs = zip(argv, redact_argv(argv), strict=True)
-        found |= {
-            word if shown == REDACTED else word.partition("=")[2] for word, shown in pairs if shown.endswith(REDACTED)
-        }
-    for text in texts:
-        found |= {match["password"] for match in _URL_PASSWORD.finditer(text)}
-    return {each for each in found if len(each) >= SHORTEST_SECRET and "{" not in each and REDACTED not in each}
+        _hide_argv(argv, found)
+    # A placeholder or a variable of the shell is no value.
+    values = {each for each in found if "{" not in each and not each.startswith("$") and REDACTED not in each}
+    return {each for each in values if len(each) >= SHORTEST_SECRET}
 
 
-def is_secret_variable(name: str, value: str) -> bool:
-    """Whether the value of an environment variable is to be hidden, by its name."""
-    upper = name.upper()
-    if not value or (upper.endswith("TOKENS") and value.isdigit()):
+def _can_be_found(value: str) -> bool:
+    """Whether a known value can be told from ordinary words and numbers."""
+    if len(value) < SHORTEST_SECRET:
         return False
-    return _ENV_NAME.search(upper) is not None
+    return len(value) >= _LONG_SECRET or _MERE_WORD.fullmatch(value) is None
 
 
-def is_secret_parameter(name: str) -> bool:
-    """Whether the value of a parameter or an option is to be hidden, by its name."""
-    return _PARAMETER_NAME.search(name.lower()) is not None
-
-
-def _is_named(name: str, value: str, is_word: bool) -> bool:
-    if name.isupper():
-        return is_secret_variable(name, value)
-    return is_secret_parameter(name) and not (is_word and name.lower() == "token")
+def _as_pattern(value: str) -> str:
+    """Where a known value is found: one that may be a word, or a part of one, only as a whole word."""
+    pattern = re.escape(value)
+    if len(value) >= _LONG_SECRET and _MERE_WORD.fullmatch(value) is None:
+        return pattern
+    begins = _WORD_BEGINS if value[0].isalnum() else ""
+    return f"{begins}{pattern}(?![A-Za-z0-9])" if value[-1].isalnum() else f"{begins}{pattern}"

@@ -18,7 +18,7 @@ from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoints import CheckpointInfo
-from gputui.recovery.classify import Incident, classify, outcome
+from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import Surroundings
@@ -134,7 +134,7 @@ class Ending:
         around: Surroundings | None,
     ) -> None:
         ended_at = task.ended_at
-        incident = classify(findings.evidence)
+        incident = findings.incident
         plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around)
         is_owed = plan.effect.notify or plan.verdict == "stop"
         notice = notice_of(self._workspace, run.run_id) if is_owed else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.recovery.checkpoints import CheckpointInfo, survey
-from gputui.recovery.classify import classify
+from gputui.recovery.classify import Incident, classify
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.recovery.resume import NUMERIC_TROUBLE
 from gputui.redaction import BY_LOOK, Redactor
@@ -37,9 +37,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found. ``checkpoints`` are the newest first, none where the attempt ended well or was stopped."""
+    """What was found, without the secrets in it. ``incident`` says why the attempt ended, should it have failed;
+    ``checkpoints`` are the newest first, none where it ended well or was stopped."""
 
     evidence: Evidence
+    incident: Incident
     checkpoints: tuple[CheckpointInfo, ...]
 
 
@@ -59,15 +61,16 @@ def examine(task: Task) -> Findings:
         # What ended well before it could be ended did not need to be.
         observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
     )
+    # Judged by what was said, not by what may be shown of it.
+    incident = classify(evidence, task.redactor.text)
     evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
     ended_well = record is not None and record.clean and not record.stop_requested
     if task.checkpoint_folder is None or ended_well or task.attempt.stop_requested is not None:
-        return Findings(evidence, ())
-    incident = classify(evidence)
+        return Findings(evidence, incident, ())
     # Of numbers that went wrong, the newest checkpoints are a part; those that are of use may lie far behind.
     before = incident.step if incident.kind in NUMERIC_TROUBLE else None
     found = survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted, before=before)
-    return Findings(evidence, tuple(found))
+    return Findings(evidence, incident, tuple(found))
 
 
 class Examination:

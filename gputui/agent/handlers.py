@@ -19,7 +19,7 @@ from gputui.agent.rundirs import open_metrics
 from gputui.agent.searching import CheckpointSearch
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
-from gputui.redaction import redact_params
+from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_spec
@@ -169,7 +169,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     unknown = [name for name in changes if name not in target.params]
     if unknown:
         raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
-    if redact_params(changes) != changes:
+    if redact_params(changes) != changes or any(REDACTED in str(value) for value in changes.values()):
         raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
     search = supervisor.searches.get(command.command_id)
     if search is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,15 +72,19 @@ def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
     return "succeeded" if done and not any(seen.ended_run for seen in evidence.observed) else "failed"
 
 
-def classify(evidence: Evidence) -> Incident:
-    """The incident that ended an attempt. Call it where `outcome` says failed."""
+def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> Incident:
+    """The incident that ended an attempt. Call it where `outcome` says failed.
+
+    The evidence may hold secrets, for what is hidden in it may be what it is known by; ``hide`` takes them out of what
+    is said of it.
+    """
     report = report_of(evidence)
     found = gather(evidence, report)
     primary = min(found, key=_order) if found else _without_findings(evidence)
     if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
         primary = full
     who = _who(primary, evidence)
-    detail = _detail(primary)
+    detail = _detail(primary, hide)
     summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
     step = _AT_STEP.search(primary.text)
     observed = next((seen.step for seen in evidence.observed if seen.kind == primary.kind), None)
@@ -88,9 +92,11 @@ def classify(evidence: Evidence) -> Incident:
         kind=primary.kind,
         rank=primary.rank,
         step=observed if observed is not None else int(step[1]) if step else evidence.last_step,
-        summary=_line(summary),
-        fingerprint=fingerprint(primary.kind, primary.text),
-        evidence_lines=tuple(_line(text) for text in _evidence(evidence, report, primary, found)[:MAX_EVIDENCE_LINES]),
+        summary=_line(summary, hide),
+        fingerprint=fingerprint(primary.kind, hide(primary.text)),
+        evidence_lines=tuple(
+            _line(text, hide) for text in _evidence(evidence, report, primary, found)[:MAX_EVIDENCE_LINES]
+        ),
         gpu=primary.gpu,
         contained=primary.contained,
     )
@@ -140,7 +146,7 @@ def _who(finding: Finding, evidence: Evidence) -> str:
     return "torchrun" if evidence.launcher == "torchrun" else "the run"
 
 
-def _detail(finding: Finding) -> str | None:
+def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
     """What a summary says in parentheses."""
     if finding.kind == "cuda_oom" and (wanted := _CUDA_WANTED.search(finding.text)):
         return f"tried to allocate {wanted[1]}"
@@ -149,7 +155,7 @@ def _detail(finding: Finding) -> str | None:
     if finding.detail is None:
         return None
     # Redacted before it is cut, or half a secret would look like none.
-    text = redact_text(without_advice(finding.detail))
+    text = hide(without_advice(finding.detail))
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
 
 
@@ -229,7 +235,7 @@ def _context_lines(evidence: Evidence, primary: Finding) -> Iterator[str]:
         yield f"not readable: {problem}"
 
 
-def _line(text: str) -> str:
+def _line(text: str, hide: Callable[[str], str]) -> str:
     """One line without secrets, cleaned and of bounded length."""
-    text = clean(" ".join(redact_text(text).split()))
+    text = clean(" ".join(hide(text).split()))
     return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

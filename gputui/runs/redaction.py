@@ -63,16 +63,16 @@ def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Parameters for a command from those stored: a value that was redacted is taken from ``original``, the
-    parameters of the private specification.
+    """Parameters for a command from those stored: a value with the mark in it is taken from ``original``, the
+    parameters of the private specification. Nobody can change one to such a value, so it was redacted from there, be it
+    by an older gputui that hid less of it.
 
-    Raises ValueError for one that ``original`` does not explain: a command line with the mark in it would be wrong.
+    Raises ValueError for one that ``original`` does not have: a command line with the mark in it would be wrong.
     """
     restored: dict[str, Scalar] = {}
-    hidden = redact_params(original)
     for name, value in params.items():
-        if isinstance(value, str) and REDACTED in value and value != original.get(name):
-            if hidden.get(name) != value:
+        if isinstance(value, str) and REDACTED in value:
+            if name not in original:
                 raise ValueError(f"the secret value of {name} is not stored; launch the run again")
             restored[name] = original[name]
         else:

@@ -197,13 +197,12 @@ def test_a_search_that_meets_something_unforeseen_is_a_refusal(
     assert answer is not None and answer.state == "refused" and "ValueError" in (answer.reason or "")
 
 
-def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor) -> None:
+@pytest.mark.parametrize("change", [{"api_key": "another"}, {"steps": "with a [redacted] in it"}])
+def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor, change: dict[str, str]) -> None:
     launch(supervisor)
     handlers.answer_all(supervisor)
     move(supervisor, "failed")
-    command_id = commands.submit(
-        supervisor.connection, "resume", "demo-1", {"set": {"api_key": "another"}}, "me", now=NOW
-    )
+    command_id = commands.submit(supervisor.connection, "resume", "demo-1", {"set": change}, "me", now=NOW)
     handlers.answer_all(supervisor)
     answer = commands.answer(supervisor.connection, command_id)
     assert answer is not None and answer.state == "refused" and "secret" in (answer.reason or "")

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.redaction import REDACTED, Redactor, redact, redact_argv, redact_params, redact_text
+from gputui.redaction import (
+    REDACTED,
+    Redactor,
+    redact,
+    redact_argv,
+    redact_command_line,
+    redact_params,
+    redact_text,
+    secrets_in,
+)
 from gputui.runs.command import Launch
 from gputui.runs.redaction import redact_launch, redact_spec, restore, secrets_of
 from gputui.runs.spec import RunSpec
@@ -154,8 +165,22 @@ def test_stored_parameters_get_their_secret_back() -> None:
 
 def test_a_secret_that_was_never_stored_is_said() -> None:
     with pytest.raises(ValueError, match="login"):
-        restore({"login": REDACTED}, {"login": "anything"})
+        restore({"login": REDACTED}, {"other": "anything"})
     assert restore({"note": REDACTED}, {"note": REDACTED}) == {"note": REDACTED}
+
+
+@pytest.mark.parametrize(
+    ("original", "stored"),
+    [
+        ("postgres://u:pw12345@h/db?password=x", f"postgres://u:{REDACTED}@h/db?password=x"),
+        ("https://bob:pw@mlflow.lan token=abcd", f"https://bob:{REDACTED}@mlflow.lan token=abcd"),
+        (f"{HF} --api-key zzz", f"{REDACTED} --api-key zzz"),
+        (f"https://u:p'w@h {HF}", f"https://u:p'w@h {REDACTED}"),
+    ],
+)
+def test_what_an_older_version_stored_gets_its_secret_back(original: str, stored: str) -> None:
+    assert redact_params({"a": original}) != {"a": stored}
+    assert restore({"a": stored, "b": "new"}, {"a": original, "b": "old"}) == {"a": original, "b": "new"}
 
 
 def test_nobody_learns_where_messages_go() -> None:
@@ -205,6 +230,23 @@ def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
         ("got bearer abc-def", f"got bearer {REDACTED}"),
         ("https://hooks.slack.com/services/T0/B1/x", f"https://hooks.slack.com/{REDACTED}"),
         ("https://b/x?a=1&X-Amz-Signature=abc&b=2", f"https://b/x?a=1&X-Amz-Signature={REDACTED}&b=2"),
+        (
+            "https://a.blob.core.windows.net/c?sv=1&sig=a%2Fb&se=2",
+            f"https://a.blob.core.windows.net/c?sv=1&sig={REDACTED}&se=2",
+        ),
+        ("GET https://b/x?Signature=abc", f"GET https://b/x?Signature={REDACTED}"),
+        ("python train.py --api-key=abcdef123 --lr 3", f"python train.py --api-key={REDACTED} --lr 3"),
+        ("Command '['curl', '--token=abcdef123']' returned 1", f"Command '['curl', '--token={REDACTED}']' returned 1"),
+        ("train.py --api-key --weird", f"train.py --api-key {REDACTED}"),
+        ("train.py --api-key -abc", f"train.py --api-key {REDACTED}"),
+        ("MYSQL_PWD=abc mysql", f"MYSQL_PWD={REDACTED} mysql"),
+        ('DOCKER_AUTH_CONFIG={"auths": {"h": {"auth": "Ym9i"}}} x', f"DOCKER_AUTH_CONFIG={REDACTED} x"),
+        ("npm _auth=abc", f"npm _auth={REDACTED}"),
+        ("curl -u bob:pw https://h", f"curl -u bob:{REDACTED} https://h"),
+        ("['curl', '--user', 'bob:pw']", f"['curl', '--user', 'bob:{REDACTED}']"),
+        ("Cookie: session=abc; b=2", f"Cookie: {REDACTED}"),
+        ('{"Cookie": "session=abc; b=2", "x": 1}', f'{{"Cookie": "{REDACTED}", "x": 1}}'),
+        ("https://u:p'w@h/x", f"https://u:{REDACTED}@h/x"),
     ],
 )
 def test_secrets_are_known_by_the_name_before_them(text: str, shown: str) -> None:
@@ -220,6 +262,11 @@ def test_secrets_are_known_by_the_name_before_them(text: str, shown: str) -> Non
         "missing key: layer.0.weight, pad_token='<pad>', sort_key=loss, n_tokens: 12",
         "Unexpected token: }",
         "basic block of 12 layers; --pad-token x --key name",
+        "TOKENS_PER_BATCH=524288 MAX_TOKEN_LEN=12 PAD_TOKEN_ID=0 EOS_TOKEN: </s> TOKENS_PER_SEC=12345.6",
+        "Missing KEY: layer.0; SORT_KEY=length, PARTITION_KEY=memory",
+        "train.py --password --lr 0.1",
+        "PWD=/home/me OLDPWD=/tmp; docker run -u 1000:1000 curl; sig=4 signature=(int, int)",
+        "['http://a:80','me@x'] a cookie: none",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "http://localhost:29500 and tcp://127.0.0.1:29500, device cuda:0",
     ],
@@ -253,3 +300,61 @@ def test_plain_data_is_redacted_as_deep_as_it_goes() -> None:
 
 def test_short_words_are_no_known_secrets() -> None:
     assert Redactor(["abc", ""]).text("abcdef") == "abcdef"
+
+
+def test_options_within_a_command_of_the_shell() -> None:
+    text = "python t.py --api-key=abcdef123"
+    assert redact_argv(("bash", "-c", text)) == ("bash", "-c", f"python t.py --api-key={REDACTED}")
+    raw = b"bash\0-c\0exec python t.py --wandb-key=abcdef123\0"
+    assert redact_command_line(raw) == f"bash -c exec python t.py --wandb-key={REDACTED}"
+    assert secrets_in({"CALL": text}, {}) == {"abcdef123"}
+    assert secrets_in({}, {"call": text}) == {"abcdef123"}
+    assert secrets_in({}, {}, ("bash", "-c", text)) == {"abcdef123"}
+    assert secrets_in({}, {}, ("bash", "-c", "t.py --api-key $WANDB_API_KEY --hf-token={token}")) == set()
+
+
+def test_what_looks_like_an_option_may_be_a_value() -> None:
+    assert redact_argv(("t", "--api-key", "--weird")) == ("t", "--api-key", REDACTED)
+    assert redact_argv(("t", "--password", "--batch-size", "8")) == ("t", "--password", "--batch-size", "8")
+    assert secrets_in({}, {}, ("t", "--password", "--batch-size")) == set()
+
+
+def test_the_user_of_curl() -> None:
+    assert redact_argv(("/usr/bin/curl", "-u", "bob:hunter2", "x")) == ("/usr/bin/curl", "-u", f"bob:{REDACTED}", "x")
+    assert redact_argv(("curl", "--user=bob:hunter2")) == ("curl", f"--user=bob:{REDACTED}")
+    assert redact_argv(("docker", "run", "-u", "me:staff")) == ("docker", "run", "-u", "me:staff")
+    assert secrets_in({}, {}, ("curl", "-u", "bob:hunter2")) == {"hunter2"}
+
+
+@pytest.mark.parametrize("name", ["MYSQL_PWD", "DOCKER_AUTH_CONFIG", "REGISTRY_AUTH"])
+def test_further_names_of_the_environment(name: str) -> None:
+    assert redact({name: "plain"}) == {name: REDACTED}
+
+
+def test_known_values_are_not_cut_out_of_words() -> None:
+    shown = Redactor(["length", "memory", "524288", "pass12", "sequencelength"])
+    said = "--max_length 524288: CUDA out of memory; compass123 sequencelengths"
+    assert shown.text(said) == said
+    assert shown.text("a pass12, x=pass12") == f"a {REDACTED}, x={REDACTED}"
+    assert shown.text("a\\npass12 \x1b[31mpass12\x1b[0m") == f"a\\n{REDACTED} \x1b[31m{REDACTED}\x1b[0m"
+    # One that is long and no word is a secret wherever it is.
+    assert Redactor(["plain-token-3"]).text("xplain-token-3x") == f"x{REDACTED}x"
+
+
+SIZE = 256 << 10
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "0123456789abcdef", "abc:", "a=", "api_key=", "api_key=[redacted", "api_key='", "api_key=\"\\", "--api-key ",
+        "--token \"", "://", "a://b:", "a://b:c'd", "sk-", "sk-a1", "eyJaaaaaaaa-", "eyJaaaaaaaa.", "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----", "basic ", "bearer \t", "cookie: ", "cookie: a", "curl -u a", "?sig=", "-", "_a.",
+        "DOCKER_AUTH_CONFIG={\"a", "max_tokens: 1 X_TOKENS=1\"", "hf_", " ", "\\", "\"",
+    ],
+)  # fmt: skip
+def test_the_work_grows_with_the_length_only(piece: str) -> None:
+    text = (piece * (SIZE // len(piece) + 1))[:SIZE] + " see http://x"
+    began = time.thread_time()
+    redact_text(text)
+    assert time.thread_time() - began < 3.0
