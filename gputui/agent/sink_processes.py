@@ -25,18 +25,22 @@ _WORDS_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended: ``words`` say what went wrong, None where all is well."""
+    """How a process ended: ``words`` say what went wrong, None where all is well. ``is_elsewhere``: another process,
+    which cannot be seen from here, does the work already."""
 
     words: str | None
+    is_elsewhere: bool = False
 
 
 @dataclass(slots=True)
 class SinkProcess:
-    """The process of one sink. ``child`` is None where another agent started it, ``words`` then too."""
+    """The process of one sink. ``child`` is None where another agent, or a person, started it, ``words`` then too;
+    ``is_agents`` is False where a person did: it is never ended from here."""
 
     identity: ProcessIdentity | None
     child: subprocess.Popen[bytes] | None = None
     words: int | None = None
+    is_agents: bool = True
 
     def ended(self) -> Ended | None:
         """None while it runs."""
@@ -48,7 +52,7 @@ class SinkProcess:
             return None
         words = self._last_words()
         if code in (0, _ELSEWHERE):
-            return Ended(None)
+            return Ended(None, code == _ELSEWHERE)
         if code == -signal.SIGALRM:
             return Ended(f"a write did not end within {WRITE_SECONDS // 60} minutes")
         if code < 0:
@@ -56,11 +60,11 @@ class SinkProcess:
         return Ended(words or f"its process ended with code {code}")
 
     def kill(self) -> None:
-        """End it, if it is there."""
+        """End it, if it is there and an agent started it."""
         if self.child is not None and self.child.poll() is None:
             self.child.kill()
             self.child.wait()
-        elif self.child is None and self.identity is not None:
+        elif self.child is None and self.identity is not None and self.is_agents:
             send_signal(self.identity, signal.SIGKILL)
         self._last_words()
 
@@ -79,7 +83,9 @@ class SinkProcess:
 def adopt(place: MemoryPlace) -> SinkProcess | None:
     """The process that another agent, or a person, started for this sink; None where none lives."""
     holder = place.holder()
-    return SinkProcess(holder) if holder is not None and is_alive(holder) else None
+    if holder is None or not is_alive(holder.identity):
+        return None
+    return SinkProcess(holder.identity, is_agents=holder.is_agents)
 
 
 def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> SinkProcess:

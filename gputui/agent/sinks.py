@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.agent.sink_processes import SinkProcess, adopt, forget_child, start
+from gputui.agent.sink_processes import Ended, SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
 from gputui.config import Workspace
 from gputui.reports.export.kinds import Format, is_format
-from gputui.reports.export.making import absolute_target, key_of
+from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs import repository
 from gputui.runs.places import sink_target
@@ -38,14 +38,18 @@ RECENT_SECONDS = 7 * 86400.0
 
 @dataclass(slots=True)
 class _Sink:
-    """One sink of one run. Times are monotonic but ``told_at``, which is UTC unix seconds; ``told`` is the trouble that
-    the run's page speaks of, None where there is none."""
+    """One sink of one run. Times are monotonic but ``told_at`` and ``written_at``, which are UTC unix seconds; ``told``
+    is the trouble that the run's page speaks of, None where there is none. ``ended`` is how its process ended, until
+    all that follows from it is told. ``failures`` and ``refusals`` are in a row: of the latter, a process that cannot
+    be seen from here held its lock."""
 
     run_id: str
     name: Format
     place: MemoryPlace
     process: SinkProcess | None = None
+    ended: Ended | None = None
     failures: int = 0
+    refusals: int = 0
     again_at: float = 0.0
     told: str | None = None
     told_at: float = 0.0
@@ -78,16 +82,25 @@ class Sinks:
             self._enter(run_id)
 
     def turn(self) -> None:
-        """Start, restart and let go of what is due; called once a second. Raises sqlite3.Error."""
+        """Start, restart and let go of what is due; called once a second.
+
+        Raises sqlite3.Error after every sink had its turn; what could not be told is told at a later one.
+        """
         moves = self.connection.execute(
             "SELECT transition_id, run_id FROM transitions WHERE transition_id > ? ORDER BY transition_id",
             (self.seen_move,),
         ).fetchall()
         for number, run_id in moves:
-            self.seen_move = number
             self._enter(run_id)
+            self.seen_move = number
+        refused: sqlite3.Error | None = None
         for sink in list(self.sinks.values()):
-            self._look(sink)
+            try:
+                self._look(sink)
+            except sqlite3.Error as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def is_busy(self) -> bool:
         """Whether something is still to be written of a run that is over."""
@@ -104,9 +117,9 @@ class Sinks:
 
     def _enter(self, run_id: str) -> None:
         row = self.connection.execute(
-            "SELECT attempt, created_at, spec ->> '$.sinks' FROM runs WHERE run_id = ?", (run_id,)
+            "SELECT attempt, spec ->> '$.sinks' FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
-        if row is None or row[0] == 0 or not (names := json.loads(row[2] or "{}")):
+        if row is None or row[0] == 0 or not (names := json.loads(row[1] or "{}")):
             return
         run_dir = self.workspace.run_dir(run_id)
         try:
@@ -118,7 +131,7 @@ class Sinks:
             if (run_id, name) in self.sinks or not is_format(name) or name not in spec.sinks:
                 continue
             target = sink_target(spec.sinks[name], spec.params, run_id=run_id, run_dir=str(run_dir))
-            key = key_of(name, run_id, row[1], absolute_target(name, target, Path("/")))
+            key = memory_key_of(name, run_id, absolute_target(name, target, Path("/")))
             sink = _Sink(run_id, name, MemoryPlace.of(run_dir, name, key))
             if not self._is_complete(sink):
                 self._recall_trouble(sink)
@@ -140,13 +153,18 @@ class Sinks:
     def _look(self, sink: _Sink) -> None:
         self._note_end(sink)
         if sink.process is not None:
-            ended = sink.process.ended()
-            if ended is None:
+            sink.ended = sink.process.ended()
+            if sink.ended is None:
                 self._note_writing(sink)
                 return
             sink.process = None
-        else:
-            ended = None
+            sink.refusals = sink.refusals + 1 if sink.ended.is_elsewhere else 0
+        self._follow_up(sink)
+        sink.ended = None
+
+    def _follow_up(self, sink: _Sink) -> None:
+        """What is due for a sink without a process."""
+        ended = sink.ended
         if self._is_gone(sink):
             del self.sinks[sink.run_id, sink.name]
         elif sink.over_since is not None and self._is_complete(sink):
@@ -154,6 +172,8 @@ class Sinks:
             del self.sinks[sink.run_id, sink.name]
         elif ended is not None and ended.words is not None:
             self._fail(sink, ended.words)
+        elif ended is not None and ended.is_elsewhere:
+            self._leave_to_other(sink)
         elif self.clock() >= sink.again_at:
             self._start(sink)
 
@@ -182,40 +202,52 @@ class Sinks:
             return
         remembered = sink.place.read()
         if remembered is not None and remembered.at > max(sink.written_at, sink.told_at):
+            self._well_again(sink)
             sink.written_at = remembered.at
             sink.failures = 0
-            self._well_again(sink)
             if sink.over_since is not None:
                 sink.over_since = self.clock()
         elif sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
-            assert sink.process is not None
-            sink.process.kill()
-            sink.process = None
             self._give_up(sink, sink.told or "it gets nothing written")
+
+    def _leave_to_other(self, sink: _Sink) -> None:
+        """A process that cannot be seen from here holds the lock: whether it still does is asked less and less often,
+        and no longer where it gets nothing done after the run's end."""
+        sink.again_at = self.clock() + AGAIN_SECONDS[min(sink.refusals, len(AGAIN_SECONDS)) - 1]
+        if sink.over_since is None:
+            return
+        remembered = sink.place.read()
+        if remembered is not None and remembered.at > sink.written_at:
+            sink.written_at = remembered.at
+            sink.over_since = self.clock()
+        elif self.clock() - sink.over_since > PATIENCE_SECONDS:
+            self._give_up(sink, f"a process elsewhere holds {sink.place.lock} and gets nothing written")
 
     def _well_again(self, sink: _Sink) -> None:
         if sink.told is not None:
-            sink.told = None
             self._event(sink, "is written again; nothing is missing", "info")
+            sink.told = None
 
     def _fail(self, sink: _Sink, words: str) -> None:
         if sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
             self._give_up(sink, words)
             return
+        if sink.told is None:
+            self._event(sink, f"{words}; the run goes on, and this is tried again", "warning")
+            sink.told = words
+        sink.told_at = self.wall()
         seconds = AGAIN_SECONDS[min(sink.failures, len(AGAIN_SECONDS) - 1)]
         sink.again_at = self.clock() + seconds
         sink.failures += 1
         log.warning("%s: sink %s: %s; again in %s", sink.run_id, sink.name, words, duration(seconds))
-        if sink.told is None:
-            sink.told = words
-            self._event(sink, f"{words}; the run goes on, and this is tried again", "warning")
-        sink.told_at = self.wall()
 
     def _give_up(self, sink: _Sink, words: str) -> None:
-        del self.sinks[sink.run_id, sink.name]
         text = f"is not complete: {words}; given up until the next agent, or gputui export {sink.run_id}"
         if text != sink.told:
             self._event(sink, text, "error")
+        if sink.process is not None:
+            sink.process.kill()
+        del self.sinks[sink.run_id, sink.name]
 
     def _recall_trouble(self, sink: _Sink) -> None:
         """What an agent before this one said of the sink, so that it is not said again, and its end is."""

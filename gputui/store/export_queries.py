@@ -29,7 +29,7 @@ class RunGoneError(Exception):
 
 
 class HistoryLostError(Exception):
-    """The store holds less than was read before: it was lost and told again from the files."""
+    """The store is another one than was read before, or holds less: it was lost and told again from the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,24 @@ Item = StoredLine | Note
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run was read: per metrics file a place, and of each kind of note the number of the last one."""
+    """How far a run was read: per metrics file a place, and of each kind of note the number of the last one. ``store``
+    is the identity of the store in which these hold, None before anything was read."""
 
     places: Mapping[str, Place] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+    store: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"places": {path: list(place) for path, place in self.places.items()}, "notes": dict(self.notes)}
+        places = {path: list(place) for path, place in self.places.items()}
+        return {"places": places, "notes": dict(self.notes), "store": self.store}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Progress:
         """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` did not make."""
         places = {str(path): (int(place[0]), int(place[1])) for path, place in data["places"].items()}
-        return cls(places, {str(kind): int(number) for kind, number in data["notes"].items()})
+        store = data["store"]
+        notes = {str(kind): int(number) for kind, number in data["notes"].items()}
+        return cls(places, notes, None if store is None else str(store))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,9 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: Progress, mos
         row = connection.execute("SELECT state, ended_at FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if row is None:
             raise RunGoneError(run_id)
+        (store,) = connection.execute("SELECT identity FROM store").fetchone()
+        if after.store not in (None, store):
+            raise HistoryLostError(run_id)
         lines, places, has_more = _lines(connection, run_id, after.places, most_lines)
         waiting = _notes(connection, run_id, after.notes)
     items: list[Item] = []
@@ -100,7 +108,7 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: Progress, mos
     if not has_more:
         items += [_told(note, told) for note in waiting]
     state, ended_at = row
-    return Piece(items, Progress(places, told), has_more, state, ended_at)
+    return Piece(items, Progress(places, told, store), has_more, state, ended_at)
 
 
 def is_told(connection: sqlite3.Connection, run_id: str, progress: Progress) -> bool:

@@ -65,7 +65,8 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         os.environ.update({key: value for key, value in spec.env.items() if key.startswith(_PASSED_ON)})
         target = sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir))
         target = shown = absolute_target(name, target, Path("/"))
-        Follower(workspace.database, Target(run_id, run_dir, name, target), guard=signal.alarm).run()
+        followed = Target(run_id, run_dir, name, target)
+        Follower(workspace.database, followed, guard=signal.alarm, is_agents=True).run()
     except FollowedElsewhereError:
         return ELSEWHERE, ""
     except SpecError as error:

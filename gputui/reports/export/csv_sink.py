@@ -28,7 +28,7 @@ class CsvSink:
 
     def __init__(self, about: About, target: Path, names: Sequence[str]) -> None:
         self._about = about
-        self._first_names = tuple(names)
+        self._first_names = tuple(dict.fromkeys(map(_unicode, names)))
         self._names: list[str] = []
         self._file = LineFile(target)
         self._rows = 0
@@ -58,7 +58,9 @@ class CsvSink:
         if not self._file.is_still_there():
             raise ExportError(f"{self._file.path} was moved or removed")
         lines = [
-            (item, values) for item in items if isinstance(item, StoredLine) and (values := self._about.values(item))
+            (item, {_unicode(name): value for name, value in values.items()})
+            for item in items
+            if isinstance(item, StoredLine) and (values := self._about.values(item))
         ]
         known = set(self._names)
         new = [name for name in dict.fromkeys(name for _, values in lines for name in values) if name not in known]
@@ -132,6 +134,11 @@ def _head(file: io.BufferedReader) -> list[str] | None:
     rows = list(csv.reader(io.StringIO(text, newline="")))
     is_ours = len(rows) == 1 and tuple(rows[0][: len(KEYS)]) == KEYS and text.endswith("\n")
     return rows[0] if is_ours else None
+
+
+def _unicode(name: str) -> str:
+    """A name as it is read back from the file."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _encoded(rows: Iterable[Sequence[Any]]) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gputui.reports.export.kinds import FORMATS, Format, is_uri
-from gputui.reports.export.making import key_of, make_sink
+from gputui.reports.export.making import make_sink, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
 from gputui.reports.export.subject import read_subject
@@ -51,7 +51,8 @@ class Target:
 @dataclass(slots=True)
 class Follower:
     """One sink of one run. ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this process, ``clock``
-    monotonic seconds. ``guard`` ends a process that is not back within so many seconds; 0 calls it off."""
+    monotonic seconds. ``guard`` ends a process that is not back within so many seconds; 0 calls it off. ``is_agents``:
+    an agent started this process, and may end it."""
 
     database: Path
     target: Target
@@ -60,6 +61,7 @@ class Follower:
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
     guard: Callable[[int], object] = int
+    is_agents: bool = False
 
     def run(self) -> int:
         """Until the run is over and everything is written, or the run is gone. Returns how much this process has
@@ -69,15 +71,20 @@ class Follower:
                 subject = read_subject(connection, self.target.run_id, self.target.metrics)
             except queries.RunLookupError:
                 return 0
-            key = key_of(
-                self.target.name, subject.run.run_id, subject.run.created_at, self.target.target, subject.wanted
-            )
+            key = memory_key_of(self.target.name, subject.run.run_id, self.target.target, subject.wanted)
             place = MemoryPlace.of(self.target.run_dir, self.target.name, key)
             place.make()
-            with _locked(place):
+            with _locked(place, is_agents=self.is_agents):
+                known = place.read()
+                created_at = subject.run.created_at if known is None else known.created_at
+                subject = replace(subject, run=replace(subject.run, created_at=created_at))
                 sink = make_sink(self.target.name, subject, self.target.target)
                 try:
-                    return self._follow(connection, place, sink)
+                    if known is None:
+                        known = self._take_target(place, sink, created_at)
+                    elif known.ended_at is not None and self._is_told(connection, known):
+                        return 0
+                    return self._follow(connection, place, sink, known)
                 except (RunGoneError, FileNotFoundError):
                     if self._is_gone(connection):
                         return 0
@@ -85,17 +92,16 @@ class Follower:
                 except StoreReplacedError:
                     return 0
 
-    def _follow(self, connection: sqlite3.Connection, place: MemoryPlace, sink: Sink) -> int:
-        known = place.read()
-        if known is None:
-            sink.refuse_taken()
-            known = Remembered(Progress(), sink.origin(), self.wall())
-            if not is_uri(self.target.name):
-                Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
-            # From now on the target is this sink's, however far `begin` gets.
-            place.write(known)
-        elif known.ended_at is not None and self._is_told(connection, known):
-            return 0
+    def _take_target(self, place: MemoryPlace, sink: Sink, created_at: float) -> Remembered:
+        sink.refuse_taken()
+        known = Remembered(created_at, Progress(), sink.origin(), self.wall())
+        if not is_uri(self.target.name):
+            Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
+        # From now on the target is this sink's, however far `begin` gets.
+        place.write(known)
+        return known
+
+    def _follow(self, connection: sqlite3.Connection, place: MemoryPlace, sink: Sink, known: Remembered) -> int:
         known = self._begin(place, sink, known)
         inode = self.database.stat().st_ino
         while True:
@@ -104,17 +110,19 @@ class Follower:
             try:
                 piece = read_piece(connection, self.target.run_id, known.progress, PIECE_LINES)
             except HistoryLostError:
-                place.write(replace(known, progress=Progress(), position=sink.origin()))
-                known = self._begin(place, sink, replace(known, progress=Progress(), position=sink.origin()))
+                known = replace(known, progress=Progress(), position=sink.origin())
+                place.write(known)
+                known = self._begin(place, sink, known)
                 continue
             if piece.items:
                 position = sink.write(piece.items, piece.has_more)
-                known = Remembered(piece.progress, position, self.wall())
+                known = replace(known, progress=piece.progress, position=position, at=self.wall())
                 place.write(known)
             if piece.is_last:
                 assert piece.ended_at is not None
                 position = sink.finish(piece.state, piece.ended_at)
-                place.write(Remembered(piece.progress, position, self.wall(), piece.ended_at))
+                at = self.wall()
+                place.write(Remembered(known.created_at, piece.progress, position, at, piece.ended_at))
                 return sink.written
             spent_seconds = self.cpu() - before
             if not piece.has_more:
@@ -126,7 +134,8 @@ class Follower:
         self.guard(WRITE_SECONDS)
         begun = sink.begin(known.position)
         # Its time stays: nothing has been written yet, and who watches takes a new one for a success.
-        fresh = Remembered(Progress() if begun.is_anew else known.progress, begun.position, known.at)
+        progress = Progress() if begun.is_anew else known.progress
+        fresh = replace(known, progress=progress, position=begun.position, ended_at=None)
         place.write(fresh)
         return fresh
 
@@ -159,8 +168,8 @@ class Follower:
 
 
 @contextmanager
-def _locked(place: MemoryPlace) -> Iterator[None]:
-    descriptor = place.take()
+def _locked(place: MemoryPlace, *, is_agents: bool) -> Iterator[None]:
+    descriptor = place.take(is_agents=is_agents)
     try:
         yield
     finally:

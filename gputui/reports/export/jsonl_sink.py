@@ -30,14 +30,14 @@ class JsonlSink:
         return {"bytes": 0}
 
     def begin(self, position: Position) -> Begun:
-        size, head = int(position["bytes"]), self._head()
+        size = int(position["bytes"])
         there = self._file.open()
-        if size and there and not self._file.starts_with(head):
+        if size and there and not self._file.starts_with(self._mark()):
             raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
         is_anew = size == 0 or there < size
         self._file.cut(0 if is_anew else size)
         if is_anew:
-            self._file.append(head)
+            self._file.append(self._head())
             self.written += 1
         return Begun({"bytes": self._file.size}, is_anew)
 
@@ -53,9 +53,15 @@ class JsonlSink:
         return {"bytes": self._file.size}
 
     def _head(self) -> bytes:
-        about = self._about
-        launched = {"profile": about.profile, "params": cleaned(about.params)}
-        return _encoded({"run": about.run_id, "time": about.created_at, "event": f"{NOTE}run", **launched})
+        launched = {"profile": self._about.profile, "params": cleaned(self._about.params)}
+        return _encoded({**self._who(), "event": f"{NOTE}run", **launched})
+
+    def _mark(self) -> bytes:
+        """How a file of this run begins, whatever else is told of the run."""
+        return _encoded(self._who()).rstrip(b"}\n") + b","
+
+    def _who(self) -> dict[str, Any]:
+        return {"run": self._about.run_id, "time": self._about.created_at}
 
     def _shape(self, item: Item) -> dict[str, Any]:
         head = {"run": self._about.run_id, "attempt": item.attempt}

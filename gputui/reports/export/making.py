@@ -47,8 +47,13 @@ def make_sink(name: Format, subject: Subject, target: str, key: str | None = Non
 def key_of(name: Format, run_id: str, created_at: float, target: str, metrics: Sequence[str] = ()) -> str:
     """What tells the writing of a run's metrics, or of some, to an absolute target from all others; the same in every
     process."""
-    words = (run_id, repr(created_at), name, target, *metrics)
-    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return _digest(run_id, repr(created_at), name, target, *metrics)
+
+
+def memory_key_of(name: Format, run_id: str, target: str, metrics: Sequence[str] = ()) -> str:
+    """What tells one sink of a run from its others, in the run's own folder. Nothing that only the database knows is
+    in it, so that a run whose database was lost finds again what its sinks remember."""
+    return _digest(run_id, name, target, *metrics)
 
 
 def absolute_target(name: Format, target: str, base: Path) -> str:
@@ -58,3 +63,7 @@ def absolute_target(name: Format, target: str, base: Path) -> str:
     if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):
         return f"{_SQLITE}{base / target.removeprefix(_SQLITE)}"
     return target
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -28,13 +28,23 @@ class FollowedElsewhereError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``at`` is when something was written last, in UTC unix seconds. ``ended_at``: the run ended then, and everything
-    until then is written."""
+    """``created_at`` is when the run was made, as the sink was told when it was begun: the target knows the run by it,
+    and a database that was lost and read back from the folders tells another. ``at`` is when something was written
+    last; both are UTC unix seconds. ``ended_at``: the run ended then, and everything until then is written."""
 
+    created_at: float
     progress: Progress
     position: Position
     at: float
     ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who locked a sink last. ``is_agents``: an agent started it, not a person."""
+
+    identity: ProcessIdentity
+    is_agents: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +75,9 @@ class MemoryPlace:
         """Raises OSError, FileNotFoundError where the run's folder is gone."""
         (self.run_dir / FOLDER).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
 
-    def take(self) -> int:
-        """Lock it for this process, until the descriptor is closed or the process ends. Raises FollowedElsewhereError
-        or OSError."""
+    def take(self, *, is_agents: bool) -> int:
+        """Lock it for this process, which an agent started or a person, until the descriptor is closed or the process
+        ends. Raises FollowedElsewhereError or OSError."""
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,15 +86,17 @@ class MemoryPlace:
             raise FollowedElsewhereError(str(self.lock)) from error
         own = identify(os.getpid())
         assert own is not None
-        record = json.dumps({"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id()}).encode()
+        facts = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id(), "is_agents": is_agents}
+        record = json.dumps(facts).encode()
         os.pwrite(descriptor, record.ljust(os.fstat(descriptor).st_size), 0)
         return descriptor
 
-    def holder(self) -> ProcessIdentity | None:
+    def holder(self) -> Holder | None:
         """The process that locked it last, which may be long gone."""
         try:
             data = json.loads(self.lock.read_text("utf-8"))
-            return ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+            identity = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+            return Holder(identity, data["is_agents"] is True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -94,6 +106,7 @@ class MemoryPlace:
             data = json.loads(self.position.read_text("utf-8"))
             ended_at = data["ended_at"]
             return Remembered(
+                float(data["created_at"]),
                 Progress.from_json(data["progress"]),
                 dict(data["position"]),
                 float(data["at"]),
@@ -105,6 +118,7 @@ class MemoryPlace:
     def write(self, remembered: Remembered) -> None:
         """Replace it whole. Raises OSError."""
         record: Mapping[str, Any] = {
+            "created_at": remembered.created_at,
             "progress": remembered.progress.to_json(),
             "position": dict(remembered.position),
             "at": remembered.at,

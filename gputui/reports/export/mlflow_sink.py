@@ -7,10 +7,11 @@ values that differ in time.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from gputui.store.metric_queries import StoredLine
 _MOST_METRICS, _MOST_PARAMS, _MOST_TEXT = 1000, 100, 5000
 # What MLflow takes in names; it refuses a whole batch for one other character, which becomes an underscore.
 _ODD = re.compile(r"[^\w./ :-]", re.ASCII)
+_MOST_NAME = 250  # characters, MAX_ENTITY_KEY_LENGTH in mlflow.utils.validation
 _STORY_SENTENCES = 100
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -68,7 +70,7 @@ class MlflowSink:
             else:
                 self._run_id = known
                 self._client.update_run(known, status="RUNNING")
-            params = [self._param(_name(name), _text(value)) for name, value in cleaned(self._about.params).items()]
+            params = [self._param(name, value) for name, value in _params(cleaned(self._about.params)).items()]
             for start in range(0, len(params), _MOST_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
         return Begun({"story": self._story}, known is None)
@@ -158,7 +160,27 @@ def _in_words(error: Exception) -> str:
 
 
 def _name(name: str) -> str:
-    return _ODD.sub("_", name)
+    """A name as MLflow takes it: it refuses one that would be another as a file's path, and a long one."""
+    parts = (part for part in _ODD.sub("_", name).split("/") if part not in ("", "."))
+    text = "/".join("__" if part == ".." else part for part in parts) or "_"
+    if text.startswith(".."):
+        text = f"__{text[2:]}"
+    return text if len(text) <= _MOST_NAME else _marked(text, name)
+
+
+def _marked(text: str, name: str) -> str:
+    """A name that is not another's which looks the same."""
+    mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{text[: _MOST_NAME - 1 - len(mark)]}-{mark}"
+
+
+def _params(params: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters as MLflow takes them: it refuses a second value of one name."""
+    taken: dict[str, str] = {}
+    for name, value in params.items():
+        text = _name(name)
+        taken[_marked(text, name) if text in taken else text] = _text(value)
+    return taken
 
 
 def _text(value: Any) -> str:

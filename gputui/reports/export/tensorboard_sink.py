@@ -11,7 +11,6 @@ and begins the next one, for TensorBoard may have read beyond the cut and reads 
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ class TensorBoardSink:
         self._crc = masked_crc32c
         self._about = about
         self._target = target
-        self._host = "".join(char if char.isalnum() else "-" for char in socket.gethostname())
         self._file: LineFile | None = None
         self._number = 0
         # The attempt that was begun last, and the newest step.
@@ -57,7 +55,7 @@ class TensorBoardSink:
         number, size = int(position["file"]), int(position["bytes"])
         self._target.mkdir(parents=True, exist_ok=True)
         is_anew = number == 0 or not self._is_whole(number, size)
-        for path in self._target.glob(f"{self._name('*')}"):
+        for path in self._target.glob(_name("*")):
             if is_anew or int(path.name.rpartition(".")[2]) > number:
                 path.unlink()
         if is_anew:
@@ -151,10 +149,13 @@ class TensorBoardSink:
         }
 
     def _path(self, number: int) -> Path:
-        return self._target / self._name(f"{number:05d}")
+        return self._target / _name(f"{number:05d}")
 
-    def _name(self, number: str) -> str:
-        return f"events.out.tfevents.{self._about.created_at:010.0f}.{self._host}.gputui.{number}"
+
+def _name(number: str) -> str:
+    """An event file's name. Unlike others' it names no host and no time: the next process, in another container
+    perhaps, must find the same file."""
+    return f"events.out.tfevents.gputui.{number}"
 
 
 def _first_step(items: Sequence[Item], attempt: int, step: int) -> int:

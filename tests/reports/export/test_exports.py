@@ -17,7 +17,7 @@ from gputui.config import Workspace
 from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.kinds import Format
 from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.making import key_of
+from gputui.reports.export.making import key_of, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
@@ -139,9 +139,9 @@ def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:
     run_dir = filler.workspace.run_dir("net-1")
     run_dir.mkdir()
     follower = Follower(filler.workspace.database, Target("net-1", run_dir, "mlflow", uri))
-    place = MemoryPlace.of(run_dir, "mlflow", key_of("mlflow", "net-1", filler_created_at(filler), uri))
+    place = MemoryPlace.of(run_dir, "mlflow", memory_key_of("mlflow", "net-1", uri))
     place.make()
-    place.write(Remembered(Progress(), {"story": []}, NOW))
+    place.write(Remembered(filler_created_at(filler), Progress(), {"story": []}, NOW))
     filler.metrics("net-1", 2, [{"step": 3, "time": NOW + 10, "loss": 1.25}])
     assert follower.run() == 5
     after = {name: client.get_metric_history(run_id, name) for name in before}
@@ -163,9 +163,9 @@ def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
     run_dir = filler.workspace.run_dir("net-1")
     run_dir.mkdir()
     key = key_of("wandb", "net-1", filler_created_at(filler), str(target))
-    place = MemoryPlace.of(run_dir, "wandb", key)
+    place = MemoryPlace.of(run_dir, "wandb", memory_key_of("wandb", "net-1", str(target)))
     place.make()
-    place.write(Remembered(Progress({}, {"attempt": 1}), {}, NOW))
+    place.write(Remembered(filler_created_at(filler), Progress({}, {"attempt": 1}), {}, NOW))
     unfinished = target / "wandb" / f"offline-run-20261121_031200-{key}"
     unfinished.mkdir(parents=True)
     assert Follower(filler.workspace.database, Target("net-1", run_dir, "wandb", str(target))).run() == 4

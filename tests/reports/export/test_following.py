@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import random
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 
 from gputui.config import Workspace
 from gputui.reports.export import following
+from gputui.reports.export.csv_sink import CsvSink
 from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.kinds import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
-from gputui.reports.export.sink import ExportError
+from gputui.reports.export.sink import About, ExportError
 from gputui.store.export_queries import Progress
+from gputui.store.metric_queries import StoredLine
 from tests.tui.filling import NOW, Filler
 
 
@@ -352,9 +355,37 @@ def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     place = MemoryPlace(tmp_path, "csv-1")
     place.make()
     assert place.read() is None and place.holder() is None
-    remembered = Remembered(Progress({"/x": (0, 7)}, {"attempt": 2}), {"rows": 3}, NOW, None)
+    remembered = Remembered(NOW, Progress({"/x": (0, 7)}, {"attempt": 2}, "a1"), {"rows": 3}, NOW, None)
     place.write(remembered)
     assert place.read() == remembered
     for text in ("", "[]", '{"progress": {}}', '{"progress": {"places": [], "notes": {}}, "ended_at": null}'):
         place.position.write_text(text)
         assert place.read() is None
+
+
+def test_a_metric_whose_name_is_not_unicode_has_one_column(tmp_path: Path) -> None:
+    target, position = tmp_path / "out.csv", {"rows": 0}
+    about = About("net-1", "net", "net", NOW, {}, (), "k")
+    for step in (1, 2):
+        sink = CsvSink(about, target, ["a\ud800"])
+        begun = sink.begin(position)
+        line = StoredLine(1, 0, step, NOW, {"a\ud800": 0.5, "b\udfff": 0.25})
+        position = dict(sink.write([line], False))
+        sink.finish("running", NOW)
+        assert begun.is_anew is (step == 1)
+    rows = target.read_text().splitlines()
+    assert rows == ["attempt,rank,step,time,a?,b?", f"1,0,1,{NOW},0.5,0.25", f"1,0,2,{NOW},0.5,0.25"]
+
+
+def test_a_machine_with_another_name_goes_on_where_the_last_was(
+    filler: Filler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "board"
+    for name, first in (("one", 1), ("two", 4)):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        steps(filler, 1, first, first + 2)
+        killed(filler, "tensorboard", target)
+    assert [step for _, step in written_steps("tensorboard", target)] == [1, 2, 3, 4, 5, 6]
+    assert len(list(target.iterdir())) == 2
+    stored = [event for path in target.iterdir() for event in path.read_bytes().split(b"loss")[1:]]
+    assert len(stored) == 6, "nothing lies there twice"
