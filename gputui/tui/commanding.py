@@ -61,6 +61,9 @@ class CommandingApp(PagesApp, inherit_bindings=False):
                 self.post_message(Asked(words, write(), None))
             except (StoreError, sqlite3.Error, OSError) as error:
                 self.post_message(Asked(words, None, str(error)))
+            except Exception as error:
+                # Nobody would hear of it otherwise: the thread would end, and nothing would ever be launched.
+                self.post_message(Asked(words, None, f"{type(error).__name__}: {error}"))
 
         threading.Thread(target=work, name="asking", daemon=True).start()
 

@@ -11,8 +11,10 @@ import os
 import sqlite3
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from gputui.config import Workspace
 from gputui.store import commands, queries
@@ -168,6 +170,10 @@ class Feed:
         except (StoreError, sqlite3.Error, OSError) as error:
             self._close()
             return self._pass_time(now, clock, _trouble(error))
+        except Exception as error:
+            # What nobody foresaw must not end the thread: a screen that stands still looks like a quiet machine.
+            self._close()
+            return self._pass_time(now, clock, _unforeseen(error))
 
     def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
         """The old snapshot at a later time, once a second or when the trouble has changed."""
@@ -216,6 +222,13 @@ def _identity(workspace: Workspace) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _unforeseen(error: Exception) -> str:
+    """A sentence by which the place can be found."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+    return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
 
 
 def _trouble(error: Exception) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartRequest
-from gputui.store import commands
+from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.tui.feed import Feed
@@ -118,6 +118,18 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
         assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
     finally:
         filler.close()
+
+
+def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
+    feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler.overnight()
+    with monkeypatch.context() as patched:
+        patched.setattr(queries, "data_version", lambda _connection: {}["nothing"])
+        feed.start()
+        told = listener.until(lambda snapshot: snapshot.trouble is not None)
+        assert told.trouble is not None and "KeyError in test_feed.py, line" in told.trouble
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
 
 
 def test_a_locked_database_holds_nothing_up(

@@ -321,6 +321,12 @@ async def test_a_database_that_cannot_be_written_is_told(app: GputuiApp, workspa
         await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
 
 
+async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        app.ask_by("Launch it", lambda: {}["nothing"])
+        await until(pilot, lambda: "Cannot ask the agent: KeyError: 'nothing'" in text(app, "message"))
+
+
 # --- help and palette
 
 
