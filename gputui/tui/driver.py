@@ -13,11 +13,18 @@ from codecs import getincrementaldecoder
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from textual._xterm_parser import XTermParser
+from textual import events
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
 _READ_BYTES = 4096
+
+_PASTED_CHARACTERS = 64
+"""Nobody types so many at once: a terminal that does not mark what is pasted sends it so."""
+
+_HELD_KEYS = 4
+"""Of no more different keys may be many at once: keys that are held while the line is slow."""
 
 
 class KeysLost(Message):
@@ -47,6 +54,8 @@ class TerminalDriver(LinuxDriver):
         self._parser: XTermParser | None = None
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._escape: asyncio.TimerHandle | None = None
+        self._marks = ""
+        self._is_in_paste = False
 
     def start_application_mode(self) -> None:
         super().start_application_mode()  # type: ignore[no-untyped-call]
@@ -71,6 +80,7 @@ class TerminalDriver(LinuxDriver):
         """From now on hand keys and answers of the terminal to the app, as they come."""
         self._parser = XTermParser(self._debug)
         self._decoder.reset()
+        self._marks, self._is_in_paste = "", False
         self._loop.add_reader(self.fileno, self._read_keys)
 
     def send_message(self, message: Message) -> None:
@@ -88,10 +98,31 @@ class TerminalDriver(LinuxDriver):
             self._stop_reading()
             self.send_message(TerminalGone())
             return
+        text = self._decoder.decode(data)
+        if self._is_unmarked_paste(text):
+            self.process_message(events.Paste(text))
+            return
+        self._note_marks(text)
         # One by one, so that what the parser cannot take is lost alone. An empty text would mean the end to it.
-        for character in self._decoder.decode(data):
+        for character in text:
             self._parse(character)
         self._await_rest()
+
+    def _is_unmarked_paste(self, text: str) -> bool:
+        """Whether this was pasted and not typed. As keys it would do whatever its letters stand for, one by one."""
+        if len(text) < _PASTED_CHARACTERS or self._is_in_paste:
+            return False
+        if self._parser is None or self._parser._timeout_time is not None or len(set(text)) <= _HELD_KEYS:
+            return False
+        return all(character.isprintable() or character in "\r\n\t" for character in text)
+
+    def _note_marks(self, text: str) -> None:
+        """Follow where the terminal says that a paste begins and ends."""
+        seen = self._marks + text
+        begin, end = seen.rfind(BRACKETED_PASTE_START), seen.rfind(BRACKETED_PASTE_END)
+        if begin != end:
+            self._is_in_paste = begin > end
+        self._marks = seen[1 - len(BRACKETED_PASTE_START) :]
 
     def _parse(self, character: str | None) -> None:
         """Hand over what the parser finds with one more character, or None more for a moment. A parser that fails is

@@ -148,6 +148,25 @@ async def test_the_mouse_is_told_in_cells_also_where_the_size_is_told_in_pixels(
     os.close(master)
 
 
+async def test_what_is_pasted_is_one_also_where_the_terminal_does_not_mark_it(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    text = "a line of a paste, é\r" * 20
+    os.write(master, text.encode())
+    driver._read_keys()
+    os.write(master, b"\x1b[200")
+    driver._read_keys()
+    for part in ("~", text, text, "\x1b[201~"):  # in several reads, as one of 10 kB comes
+        os.write(master, part.encode())
+        driver._read_keys()
+    os.write(master, b"j" * 100 + b"q")
+    assert [await sink.key() for _ in range(101)] == ["j"] * 100 + ["q"]
+    assert [each.text for each in sink.others if isinstance(each, events.Paste)] == [text, text + text]
+    driver.disable_input()
+    os.close(master)
+
+
 async def test_a_read_that_would_wait_is_no_end(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     sink = Sink()
