@@ -7,11 +7,14 @@ replaced, because some of them may still wait inside a collective.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -57,7 +60,7 @@ class Ranks:
             ready = wait(list(waiting.values()), timeout=PATIENCE_SECONDS if not by_rank else 5.0)
             if not ready:
                 for rank in waiting:
-                    tracebacks[rank] = "did not answer\n"
+                    tracebacks[rank] = f"did not answer; it stood at\n{self._stack_of(rank)}\n"
                 break
             for rank, pipe in list(waiting.items()):
                 if pipe not in ready:
@@ -86,6 +89,18 @@ class Ranks:
         self._processes, self._pipes = [], []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stack_of(self, rank: int) -> str:
+        """Where the threads of a rank that says nothing are."""
+        assert self._folder is not None
+        path = _stacks(self._folder, rank)
+        if not path.exists():
+            return "its imports"
+        os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 5.0
+        while not path.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return path.read_text()
 
     def __enter__(self) -> Ranks:
         return self
@@ -120,6 +135,8 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     torch.set_num_threads(1)
+    stacks = _stacks(Path(store).parent, rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, size),  # type: ignore[attr-defined]
@@ -138,6 +155,10 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         except BaseException as error:
             answer = (False, (type(error).__name__, str(error), traceback.format_exc()))
         pipe.send(answer)
+
+
+def _stacks(folder: Path, rank: int) -> Path:
+    return folder / f"stacks-{rank}"
 
 
 def _loopback() -> str:
