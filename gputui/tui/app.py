@@ -123,7 +123,9 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
             # The terminal went away without a hangup signal while nobody read from it.
             self.exit(0)
             return
-        if self.message[0] and time.monotonic() - self._said_at > MESSAGE_SECONDS:
+        # What went wrong stays until a key shows that somebody is there to have read it.
+        is_news = self.message[0] and self.message[1] == "info"
+        if is_news and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
         self.show_snapshot(message.snapshot)
 
@@ -158,7 +160,8 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
             self.repaint()
 
     def say(self, text: str, kind: str = "info") -> None:
-        """Show a sentence above the footer until the next key or for a while. ``kind``: info, warning or error."""
+        """Show a sentence above the footer until the next key; what is only info, for a while at most. ``kind``: info,
+        warning or error."""
         self.message = (text, kind)
         self._said_at = time.monotonic()
         self.repaint()

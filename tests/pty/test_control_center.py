@@ -21,6 +21,7 @@ class Terminal:
     """A terminal of some size with `gputui` in it, and what it shows."""
 
     def __init__(self, machine: Machine, columns: int, rows: int, *words: str) -> None:
+        self.machine = machine
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
         environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
@@ -54,7 +55,14 @@ class Terminal:
             if shows(lines, text):
                 return lines
             if time.monotonic() > deadline or not self.child.isalive():
-                pytest.fail(f"{text!r} did not appear on\n" + "\n".join(lines))
+                seen = "\n".join(line for line in lines if line)
+                pytest.fail(f"{text!r} did not appear on\n{seen}\nwhat was recorded:\n{self._told()}")
+
+    def _told(self) -> str:
+        """What was asked of the agent, what it answered, and its last words."""
+        words = [repr(tuple(row)) for row in self.machine.rows("SELECT verb, state, reason FROM commands")]
+        log = self.machine.workspace.agent_log
+        return "\n".join([*words, *(log.read_text().splitlines()[-20:] if log.exists() else ())])
 
     def press(self, keys: str) -> None:
         self.child.send(keys)

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from gputui.config import Workspace
 from gputui.store import commands
-from gputui.tui.app import AgentTold, GputuiApp
+from gputui.tui.app import AgentTold, GputuiApp, SnapshotRead
 from gputui.tui.feed import Feed
 from gputui.tui.screens.confirm import ConfirmScreen
 from gputui.tui.screens.help import HelpScreen
@@ -319,6 +319,18 @@ async def test_a_database_that_cannot_be_written_is_told(app: GputuiApp, workspa
         workspace.database.rename(workspace.database.with_name("elsewhere"))
         await pilot.press("s", "y")
         await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
+
+
+async def test_what_went_wrong_stays_until_a_key_and_what_went_well_does_not(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for kind, stays in (("info", False), ("error", True)):
+            app.say("Launch it: told", kind)
+            app._said_at -= 60.0
+            app.on_snapshot_read(SnapshotRead(app.snapshot))
+            await pilot.pause()
+            assert ("Launch it: told" in text(app, "message")) == stays
+        await pilot.press("j")
+        assert "Launch it" not in text(app, "message")
 
 
 async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
