@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from gputui.config import Workspace
 from gputui.store import commands
+from gputui.tui import asking
 from gputui.tui.app import AgentTold, GputuiApp, SnapshotRead
 from gputui.tui.feed import Feed
 from gputui.tui.screens.confirm import ConfirmScreen
@@ -314,7 +315,23 @@ async def test_a_read_only_view_changes_nothing(filler: Filler, make_app: MakeAp
         assert asked(filler) == []
 
 
-async def test_a_database_that_cannot_be_written_is_told(app: GputuiApp, workspace: Workspace) -> None:
+async def test_what_is_asked_before_the_store_is_there_waits_for_it(
+    app: GputuiApp, filler: Filler, workspace: Workspace
+) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        elsewhere = workspace.database.with_name("elsewhere")
+        workspace.database.rename(elsewhere)
+        await pilot.press("s", "y")
+        await pilot.pause(0.2)
+        assert asked(filler) == []
+        elsewhere.rename(workspace.database)
+        await until(pilot, lambda: [verb for verb, *_ in asked(filler)] == ["stop"])
+
+
+async def test_a_store_that_does_not_come_is_told(
+    app: GputuiApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "STORE_SECONDS", 0.2)
     async with app.run_test(size=SMALL) as pilot:
         workspace.database.rename(workspace.database.with_name("elsewhere"))
         await pilot.press("s", "y")
