@@ -24,6 +24,8 @@ _COMMAND_LINE_BYTES = 16 << 10
 SHORTEST_SECRET = 6
 # Shorter ones are found as whole words only, and not at all where they are a mere word or number (``memory``).
 _LONG_SECRET = 12
+# One of several kinds of characters is found anywhere from here on: hardly any word holds it by chance.
+_MIXED_SECRET = 8
 _MERE_WORD = re.compile(r"[^\W\d_]+|[\d.,+-]+")
 # Where a word begins; a line's end that is written as \n and a color are no part of it.
 _WORD_BEGINS = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\x1b\[m)|(?<=\x1b\[\dm)|(?<=\x1b\[\d\dm)|(?<=\x1b\[\d;\d\dm))"
@@ -294,7 +296,7 @@ def _can_be_found(value: str) -> bool:
 def _as_pattern(value: str) -> str:
     """Where a known value is found: one that may be a word, or a part of one, only as a whole word."""
     pattern = re.escape(value)
-    if len(value) >= _LONG_SECRET and _MERE_WORD.fullmatch(value) is None:
+    if len(value) >= _MIXED_SECRET and _MERE_WORD.fullmatch(value) is None:
         return pattern
     begins = _WORD_BEGINS if value[0].isalnum() else ""
     return f"{begins}{pattern}(?![A-Za-z0-9])" if value[-1].isalnum() else f"{begins}{pattern}"
