@@ -11,10 +11,8 @@ import faulthandler
 import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -96,10 +94,6 @@ class Ranks:
         path = _stacks(self._folder, rank)
         if not path.exists():
             return "its imports"
-        os.kill(self._processes[rank].pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 5.0
-        while not path.stat().st_size and time.monotonic() < deadline:
-            time.sleep(0.05)
         return path.read_text()
 
     def __enter__(self) -> Ranks:
@@ -136,7 +130,6 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     torch.set_num_threads(1)
     stacks = _stacks(Path(store).parent, rank).open("w")
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, size),  # type: ignore[attr-defined]
@@ -150,10 +143,12 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             function, args, kwargs = pipe.recv()
         except EOFError:
             return
+        faulthandler.dump_traceback_later(PATIENCE_SECONDS - 10.0, file=stacks)
         try:
             answer = (True, function(world, *args, **kwargs))
         except BaseException as error:
             answer = (False, (type(error).__name__, str(error), traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
         pipe.send(answer)
 
 
