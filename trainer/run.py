@@ -66,6 +66,10 @@ class Run:
         # Ranks that a phase does without wait in it for the others.
         some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
         self.meeting = world.patient() if some_wait else world
+        # All groups are made here, by all ranks: see `World.part`.
+        sizes = [phase.ranks or world.size for phase in self.phases]
+        apart = {size for size, phase in zip(sizes, self.phases, strict=True) if _writes_apart(phase)}
+        self.worlds = {size: world.part(size, writers=size in apart) for size in sorted(set(sizes))}
 
     def train(self) -> None:
         """All phases, from where the newest checkpoint or none says."""
@@ -101,7 +105,7 @@ class Run:
         """
         settings = self.phases[number]
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
-        world = self.world.part(settings.ranks or self.world.size)
+        world = self.worlds[settings.ranks or self.world.size]
         if world is None:
             return None, None
         with contextlib.ExitStack() as stack:
@@ -195,6 +199,11 @@ class Run:
         state = load(choice.path)
         check_fits(state, self.settings, choice.path)
         return state
+
+
+def _writes_apart(phase: Settings) -> bool:
+    """Whether ranks exchange what they write while they train."""
+    return phase.sharded_checkpoints and phase.async_checkpoints
 
 
 def _on_host(state: State) -> State:

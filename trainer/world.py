@@ -38,6 +38,7 @@ class World:
     backend: str  # nccl, gloo, or empty for a single process without a group
     group: dist.ProcessGroup | None = None
     timeout: datetime.timedelta | None = None  # how long ranks wait for each other; None: torch's own
+    writers_group: dist.ProcessGroup | None = None  # the same ranks once more, see `writers`
 
     @property
     def is_main(self) -> bool:
@@ -76,12 +77,27 @@ class World:
         """Returns when all ranks have come here."""
         self.vote(0)
 
-    def part(self, size: int) -> World | None:
-        """The first `size` ranks as a world of their own; None on the others. All ranks call it (collective)."""
-        if size == self.size:
-            return self
-        group = dist.new_group(list(range(size)), timeout=self.timeout)
-        return dataclasses.replace(self, size=size, group=group) if self.rank < size else None
+    def part(self, size: int, *, writers: bool = False) -> World | None:
+        """The first `size` ranks as a world of their own, with `writers` where asked for; None on the other ranks.
+
+        Collective: every rank makes every part, in the same order. torch names a group by how many were made before it
+        in this process, so a group that only some ranks make leaves all later ones with names that do not match, and
+        their ranks wait for each other until the timeout.
+        """
+        ranks = list(range(size))
+        group = self.group if size == self.size else dist.new_group(ranks, timeout=self.timeout)
+        apart = dist.new_group(ranks, backend="gloo", timeout=self.timeout) if writers and self.backend else None
+        return dataclasses.replace(self, size=size, group=group, writers_group=apart) if self.rank < size else None
+
+    @property
+    def writers(self) -> World:
+        """The same ranks, for the threads that write checkpoints: exchanges of two threads must not meet in one group.
+
+        Raises ValueError where `part` was not asked for them.
+        """
+        if self.writers_group is None:
+            raise ValueError("this world was made without a group for writers")
+        return dataclasses.replace(self, backend="gloo", group=self.writers_group)
 
     def patient(self) -> World:
         """All ranks of the run in a gloo group whose exchanges may wait for as long as a run lasts (collective).

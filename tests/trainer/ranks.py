@@ -7,24 +7,31 @@ replaced, because some of them may still wait inside a collective.
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
+import contextlib
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing import current_process
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+from tests.forkserver import Forked
 from trainer.world import World
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PATIENCE_SECONDS = 150.0
+# From the moment a rank has taken a call; until then its server imports torch, for which a crowded machine takes long.
+PATIENCE_SECONDS = 100.0
+START_SECONDS = 150.0
 
 
 class RankError(AssertionError):
@@ -41,8 +48,9 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self._folder: Path | None = None
-        self._processes: list[Any] = []
+        self._processes: list[Forked] = []
         self._pipes: list[Connection] = []
+        self._stack_pipes: list[Connection] = []
 
     def run(self, function: Callable[Concatenate[World, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Calls ``function(world, *args, **kwargs)`` on every rank; its results by rank."""
@@ -54,8 +62,9 @@ class Ranks:
         tracebacks: dict[int, str] = {}
         by_rank: dict[int, tuple[str, str]] = {}
         waiting = dict(enumerate(self._pipes))
+        deadline = time.monotonic() + START_SECONDS
         while waiting:
-            ready = wait(list(waiting.values()), timeout=PATIENCE_SECONDS if not by_rank else 5.0)
+            ready = wait(list(waiting.values()), timeout=5.0 if by_rank else max(0.0, deadline - time.monotonic()))
             if not ready:
                 for rank in waiting:
                     tracebacks[rank] = f"did not answer; it stood at\n{self._stack_of(rank)}\n"
@@ -63,11 +72,14 @@ class Ranks:
             for rank, pipe in list(waiting.items()):
                 if pipe not in ready:
                     continue
-                del waiting[rank]
                 try:
                     good, answer = pipe.recv()
                 except EOFError:
                     good, answer = False, ("EOFError", "the process ended", "the process ended\n")
+                if good is None:
+                    deadline = time.monotonic() + PATIENCE_SECONDS
+                    continue
+                del waiting[rank]
                 if good:
                     results[rank] = answer
                 else:
@@ -81,20 +93,21 @@ class Ranks:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join()
-        for pipe in self._pipes:
+            process.wait()
+        for pipe in (*self._pipes, *self._stack_pipes):
             pipe.close()
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._stack_pipes = [], [], []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _stack_of(self, rank: int) -> str:
-        """Where the threads of a rank that says nothing are."""
-        assert self._folder is not None
-        path = _stacks(self._folder, rank)
-        if not path.exists():
-            return "its imports"
-        return path.read_text()
+        """Where the threads of a rank that does not answer are, as a thread of its own reports it."""
+        pipe = self._stack_pipes[rank]
+        try:
+            pipe.send(None)
+            return str(pipe.recv()) if pipe.poll(10.0) else "native code that holds the interpreter, or its imports"
+        except (OSError, EOFError):
+            return "its end"
 
     def __enter__(self) -> Ranks:
         return self
@@ -104,32 +117,41 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(timeout=5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
         self.close()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         store = self._folder / "store"
         for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, str(store), theirs), daemon=True)
-            process.start()
+            (ours, theirs), (asking, answering) = Pipe(), Pipe()
+            process = Forked(
+                ["tests.trainer.ranks", str(rank), str(self.size), str(store)],
+                preloaded="tests.trainer.preloaded",
+                stdin=theirs.fileno(),
+                stdout=answering.fileno(),
+            )
             theirs.close()
+            answering.close()
             self._processes.append(process)
+            # By this key processes hand tensors to each other.
+            ours.send_bytes(bytes(current_process().authkey))
             self._pipes.append(ours)
+            self._stack_pipes.append(asking)
 
 
-def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, size: int, store: str, pipe: Connection, stacks: Connection) -> None:
+    threading.Thread(target=_report_stacks, args=(stacks,), daemon=True).start()
     import datetime
 
     import torch
     import torch.distributed as dist
 
+    current_process().authkey = pipe.recv_bytes()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     torch.set_num_threads(1)
-    stacks = _stacks(Path(store).parent, rank).open("w")
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, size),  # type: ignore[attr-defined]
@@ -143,19 +165,37 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             function, args, kwargs = pipe.recv()
         except EOFError:
             return
-        faulthandler.dump_traceback_later(PATIENCE_SECONDS - 10.0, file=stacks)
+        pipe.send((None, None))
         try:
             answer = (True, function(world, *args, **kwargs))
         except BaseException as error:
             answer = (False, (type(error).__name__, str(error), traceback.format_exc()))
-        faulthandler.cancel_dump_traceback_later()
         pipe.send(answer)
 
 
-def _stacks(folder: Path, rank: int) -> Path:
-    return folder / f"stacks-{rank}"
+def _report_stacks(pipe: Connection) -> None:
+    """Answer with the stacks of all other threads. The trainer takes over signals and faulthandler's one timer."""
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
+        pipe.send("".join("".join(traceback.format_stack(frame)) for frame in frames.values()))
+
+
+def _pipes() -> tuple[Connection, Connection]:
+    """What came as standard input and output; what a rank prints goes where its errors go."""
+    pipes = Connection(os.dup(0)), Connection(os.dup(1))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return pipes
 
 
 def _loopback() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return "lo" if "lo" in names else names[0]
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *_pipes())

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.checkpoint_files import flip_a_byte, listing, pretend, save
@@ -158,7 +158,6 @@ def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path
     assert not names.shards_folder(half).exists()
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), max_size=6, unique=True))
 def test_a_phase_of_any_name_has_a_folder_of_its_own(phases: list[str]) -> None:
     directory = Path("checkpoints")
@@ -167,7 +166,6 @@ def test_a_phase_of_any_name_has_a_folder_of_its_own(phases: list[str]) -> None:
     assert all(path.parent == directory and path.name.startswith("phase_") for path in folders.values())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**12), st.booleans())
 def test_a_step_is_read_back_from_its_name(step: int, gzip: bool) -> None:
     path = names.step_file(Path("a"), step, gzip=gzip)
@@ -186,7 +184,6 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(OPERATIONS)
 def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
     operations: list[tuple[str, int, bool]],
@@ -219,7 +216,6 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             assert listing(folder) == after_once
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["val/loss", "val/perplexity", "loss", "val/accuracy", "val/recall_at_1"]), st.data())
 def test_of_two_values_one_is_better(metric: str, data: st.DataObject) -> None:
     one, other = data.draw(st.floats()), data.draw(st.floats(allow_nan=False, allow_infinity=False))

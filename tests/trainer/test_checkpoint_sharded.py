@@ -86,8 +86,14 @@ def check(path: Path, step: int) -> None:
         torch.testing.assert_close(moments["exp_avg"], expected(step)[name] * 2, rtol=0, atol=0)
 
 
+def with_writers(world: World) -> World:
+    part = world.part(world.size, writers=True)
+    assert part is not None
+    return part
+
+
 def save(world: World, folder: Path, steps: dict[int, float], **values: Any) -> list[str]:
-    saver = Checkpointer(settings(folder, **values), world)
+    saver = Checkpointer(settings(folder, **values), with_writers(world))
     saver.begin(0)
     model = shard_model(world)
     for step, score in steps.items():
@@ -122,7 +128,9 @@ def test_a_single_rank_does_the_same(folder: Path, one_rank: World, background: 
         if step == 20:
             raise full
 
-    saver = Checkpointer(settings(folder, async_checkpoints=background, keep=1), one_rank, before_write=check_disk)
+    saver = Checkpointer(
+        settings(folder, async_checkpoints=background, keep=1), with_writers(one_rank), before_write=check_disk
+    )
     for step in (10, 20, 30):
         spread = distribute_tensor(weight + step, mesh)
         saver.save(
@@ -226,7 +234,7 @@ def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> No
 
 def save_with_a_full_disk(world: World, folder: Path, broken: int, background: bool) -> list[Any]:
     """The disk of rank `broken` is full for its shard of step 20; broken -1: for the main file."""
-    saver = Checkpointer(settings(folder, async_checkpoints=background, epoch_checkpoints=True), world)
+    saver = Checkpointer(settings(folder, async_checkpoints=background, epoch_checkpoints=True), with_writers(world))
     model = shard_model(world)
     saver.save(state_of(model, 10), step=10, score=0.5, epoch=1)
     saver.wait()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -84,7 +84,6 @@ def test_the_memory_is_used_again() -> None:
     assert other["a"].untyped_storage().nbytes() == 120 and other["a"].sum() == 90
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

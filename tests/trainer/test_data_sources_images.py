@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -339,12 +338,10 @@ def test_damage_anywhere_ends_in_pixels_or_in_one_error(kind: str) -> None:
         except UndecodableError as error:
             assert str(error) and "\n" not in str(error)
 
-    @limits(deadline=None, max_examples=60)
     @given(st.integers(0, len(good) - 1), st.integers(1, 255))
     def flipped(place: int, mask: int) -> None:
         check(good[:place] + bytes([good[place] ^ mask]) + good[place + 1 :])
 
-    @limits(deadline=None, max_examples=30)
     @given(st.integers(0, len(good)))
     @example(0)
     def cut(length: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
     return state
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_gradients_are_those_of_one_process_on_the_joined_batch(
     size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -131,13 +130,26 @@ def test_gradients_are_those_of_one_process_on_the_joined_batch(
     assert float((first - joined).abs().max() / joined.abs().max()) < 1e-5
 
 
+SHARDED = ("--task", "lm", "--context", "16", "--width", "32", "--parallel", "fsdp", "--sharded-checkpoints")
+
+
+def test_a_phase_with_fewer_ranks_leaves_the_next_ones_writers_in_step(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A group that rank 0 alone had made would leave the ranks with two names for the next one."""
+    phases = [{"name": "a", "steps": 2, "ranks": 1}, {"name": "b", "steps": 2}, {"name": "c", "steps": 2, "ranks": 1}]
+    phases.append({"name": "d", "steps": 2})
+    flags = (*SHARDED, "--async-checkpoints", "--checkpoint-every", "2", "--phases", json.dumps(phases))
+    two_ranks.run(train_on, tmp_path, *flags)
+    assert [line["phase"] for line in step_lines(tmp_path)] == ["a", "a", "b", "b", "c", "c", "d", "d"]
+    assert load(tmp_path / "checkpoints" / "step_00000008.pt")["step"] == 8
+
+
 def test_accumulation_exchanges_gradients_once_per_step(two_ranks: Ranks, tmp_path: Path) -> None:
     once = two_ranks.run(exchanges_per_step, tmp_path, 1)
     assert min(once) >= 1
     assert two_ranks.run(exchanges_per_step, tmp_path, 4) == once
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_in_an_epoch_no_sample_is_seen_twice(size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path) -> None:
     taken = (two_ranks if size == 2 else four_ranks).run(samples_of_an_epoch, tmp_path)
     everything = [sample for rank in taken for sample in rank]
@@ -207,6 +219,7 @@ def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Rank
     assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]
 
 
+@pytest.mark.long
 def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(two_ranks: Ranks, tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
     flags = ("--output-dir", str(tmp_path), "--steps", "150", "--checkpoint-every", "10", "--inject", "oom@step=40")
@@ -233,16 +246,15 @@ def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(two_ranks: Ranks, 
 
 def test_one_failing_rank_ends_the_run_and_is_named_as_the_cause(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
-    began = time.monotonic()
     flags = ("--output-dir", str(tmp_path), *SMALL, "--inject", "crash@step=5,rank=1")
     code, shown = torchrun("-m", "trainer", *flags, error_file=error_file)
     assert code == 1
-    assert time.monotonic() - began < 60
     message = json.loads(error_file.read_text())["message"]["message"]
     assert message == "RuntimeError: injected crash at step 5 on rank 1"
     assert "rank      : 1 (local_rank: 1)" in shown.partition("Root Cause")[2]
 
 
+@pytest.mark.long
 def test_a_hung_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     flags = ("--output-dir", str(tmp_path), *SMALL, "--timeout", "2", "--inject", "hang@step=5,rank=1")
     code, shown = torchrun("-m", "trainer", *flags, "--stop-timeout", "1")
@@ -271,6 +283,7 @@ def test_sigterm_to_torchrun_saves_on_all_ranks_and_one_rank_can_go_on(tmp_path:
     assert [line["samples"] for line in step_lines(tmp_path)[-3:]] == [samples + 16, samples + 32, samples + 48]
 
 
+@pytest.mark.long
 def test_ranks_stop_with_a_checkpoint_when_their_launcher_is_killed(tmp_path: Path) -> None:
     flags = ("--output-dir", str(tmp_path), *SMALL, "--steps", "100000", "--checkpoint-every", "0")
     process = start_torchrun("-m", "trainer", *flags)

@@ -50,7 +50,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.long)])
 def ranks(request: pytest.FixtureRequest, two_ranks: Ranks, four_ranks: Ranks) -> Ranks:
     return two_ranks if request.param == 2 else four_ranks
 
@@ -131,7 +131,10 @@ def test_optimizer_state_is_shared_out(way: str, four_ranks: Ranks) -> None:
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", [*STATEFUL, "one process"])
+@pytest.mark.parametrize(
+    "source",
+    ["fsdp", *(pytest.param(one, marks=pytest.mark.long) for one in (*STATEFUL, "one process") if one != "fsdp")],
+)
 def test_state_goes_on_with_any_other_way_and_number_of_ranks(source: str, two_ranks: Ranks, four_ranks: Ranks) -> None:
     settings = STATEFUL.get(source, {})
     kind = {"optimizer": settings["optimizer"]} if "optimizer" in settings else {}

@@ -40,7 +40,9 @@ def test_sharing_layers_changes_neither_losses_nor_weights(kind: str, alone: dic
         assert difference(main[2][name], state) < LOSS_TOLERANCE
 
 
-@pytest.mark.parametrize("way", [SHARED, {"parallel": "fsdp"}, {"parallel": "zero1"}])
+@pytest.mark.parametrize(
+    "way", [SHARED, *(pytest.param({"parallel": way}, marks=pytest.mark.long) for way in ("fsdp", "zero1"))]
+)
 def test_four_ranks_reach_the_same_loss_in_rows_and_without(
     way: dict[str, Any], alone: dict[str, Any], four_ranks: Ranks
 ) -> None:
@@ -51,7 +53,7 @@ def test_four_ranks_reach_the_same_loss_in_rows_and_without(
     assert difference(main[1], model) < WEIGHT_TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_state_goes_on_with_and_without_shared_layers(
     kind: str, alone: dict[str, Any], two_ranks: Ranks, four_ranks: Ranks
 ) -> None:

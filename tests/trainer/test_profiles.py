@@ -211,17 +211,6 @@ def test_fine_tuning_begins_with_the_weights_in_the_folder(tmp_path: Path, capsy
     assert "start fresh" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["smollm-fsdp", "bert-mlm"])
-def test_it_trains_on_two_ranks_that_share_the_state(name: str, tmp_path: Path) -> None:
-    # Ranks of its own: nothing of what others left in a process can hold up the sharded state.
-    with Ranks(2) as ranks:
-        ranks.run(train_on, tmp_path / "out", *small(name, tmp_path))
-    state = assert_trained(name, tmp_path / "out")
-    shards = tmp_path / "out" / "checkpoints" / "step_00000003.shards"
-    assert shards.exists() == (name == "smollm-fsdp")
-    assert set(state["optimizer"]) and all(tensor.isfinite().all() for tensor in state["model"].values())
-
-
 def test_the_four_phases_run_on_two_ranks(tmp_path: Path, two_ranks: Ranks) -> None:
     values = params("contrastive-phases") | {"device": "cpu", "steps": 20, "batch_size": 8, "width": 8, "depth": 1}
     two_ranks.run(train_on, tmp_path, *flags(values))
@@ -235,6 +224,15 @@ def test_the_four_phases_run_on_two_ranks(tmp_path: Path, two_ranks: Ranks) -> N
     assert [(one["world_size"], one["batch_size"]) for one in began] == [(1, 8), (2, 8), (2, 4), (2, 8)]
     state = load(tmp_path / "checkpoints" / "step_00000020.pt")
     assert state["phase"] == "stabilisation" and state["ema"]
+
+
+@pytest.mark.parametrize("name", ["smollm-fsdp", "bert-mlm"])
+def test_it_trains_on_two_ranks_that_share_the_state(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(train_on, tmp_path / "out", *small(name, tmp_path))
+    state = assert_trained(name, tmp_path / "out")
+    shards = tmp_path / "out" / "checkpoints" / "step_00000003.shards"
+    assert shards.exists() == (name == "smollm-fsdp")
+    assert set(state["optimizer"]) and all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
 # --- the plain script -------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
@@ -62,7 +61,6 @@ def test_a_cache_keeps_copies_and_nothing_larger_than_itself() -> None:
     assert 0 in cache and 1 not in cache
 
 
-@limits(deadline=None)
 @given(
     asked=st.lists(st.integers(0, 20), max_size=60),
     limit=st.integers(1, 8 * SAMPLE_BYTES),
@@ -145,7 +143,6 @@ def test_with_a_cache_only_what_is_missing_is_read_in_one_call() -> None:
     assert samples.not_kept(np.array([1, 5, 9, 6])).tolist() == [5, 6]
 
 
-@limits(deadline=None, max_examples=60)
 @given(
     broken=st.sets(st.integers(0, 15), max_size=12),
     batches=st.lists(st.lists(st.integers(0, 15), max_size=6), max_size=6),

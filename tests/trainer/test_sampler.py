@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from trainer.data.contract import Fields, Indices
@@ -38,13 +37,11 @@ class Numbers:
         raise NotImplementedError
 
 
-@limits(deadline=None)
 @given(order=orders, epoch=st.integers(0, 1000))
 def test_every_epoch_holds_every_sample_once(order: Order, epoch: int) -> None:
     assert sorted(order.indices(epoch * order.size, order.size).tolist()) == list(range(order.size))
 
 
-@limits(deadline=None)
 @given(order=orders, start=st.integers(0, 50_000), cuts=st.lists(st.integers(1, 200), max_size=5), again=st.randoms())
 def test_samples_depend_on_their_position_alone(
     order: Order, start: int, cuts: list[int], again: random.Random
@@ -82,7 +79,6 @@ def test_an_unblocked_order_mixes_everything() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
-@limits(deadline=None)
 @given(blocks=lengths, seed=seeds, epoch=st.integers(0, 50))
 def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed: int, epoch: int) -> None:
     order = BlockSampler(tuple(blocks), seed)
@@ -99,7 +95,6 @@ def test_blocks_come_in_another_order_in_another_epoch() -> None:
     assert len(epochs) == 5
 
 
-@limits(deadline=None)
 @given(
     ranks=st.integers(1, 5),
     batch=st.integers(1, 9),
@@ -123,7 +118,6 @@ def test_no_sample_is_seen_by_two_ranks(
     assert sorted(seen) == list(range(total))
 
 
-@limits(deadline=None)
 @given(
     order=orders,
     ranks=st.integers(1, 6),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,7 +56,6 @@ def test_draws_are_uniform_and_unrelated() -> None:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-@limits(deadline=None, max_examples=30)
 @given(positions=st.lists(st.integers(0, 10**12), min_size=2, max_size=6), crop=st.booleans())
 def test_an_image_changes_the_same_whatever_is_in_its_batch(positions: list[int], crop: bool) -> None:
     augmentation = ANY if crop else Augmentation(3, "test", 12, 16, padding=2, flip=True, light=0.4)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -71,7 +70,6 @@ def by_hand(own: Tensor, candidates: Tensor, first: int, temperature: float, har
     return sum(losses) / len(losses)
 
 
-@limits(deadline=None, max_examples=40)
 @given(
     count=st.integers(1, 4),
     further=st.integers(0, 6),
@@ -137,7 +135,7 @@ def alone(start: int, count: int, settings: dict[str, Any]) -> tuple[float, list
     return float(loss.detach()), gradients(task)
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.long)])
 def ranks(request: pytest.FixtureRequest, two_ranks: Ranks, four_ranks: Ranks) -> Ranks:
     return two_ranks if request.param == 2 else four_ranks
 

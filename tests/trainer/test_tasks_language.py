@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -128,7 +127,6 @@ def test_operations_follow_from_the_configuration() -> None:
 # --- masked tokens ----------------------------------------------------------------------------------------------------
 
 
-@limits(deadline=None, max_examples=50)
 @given(
     positions=st.lists(st.integers(0, 2**40), min_size=1, max_size=5, unique=True),
     context=st.integers(1, 70),
@@ -153,7 +151,6 @@ def test_as_many_tokens_of_every_sample_are_hidden_and_the_rest_stays(
     assert inputs.min() >= 0 and inputs.max() <= VOCABULARY
 
 
-@limits(deadline=None, max_examples=20)
 @given(positions=st.lists(st.integers(0, 2**40), min_size=2, max_size=5))
 def test_a_sample_is_masked_the_same_whatever_is_in_its_batch(positions: list[int]) -> None:
     transform, raw = masked(30).transform(training=True), windows(len(positions), 30)

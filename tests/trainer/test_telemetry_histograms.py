@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -37,7 +37,6 @@ def counted(*tensors: Tensor) -> Histogram:
 floats = st.floats(width=32) | st.floats(-1, 1, width=32) | st.just(0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(floats, max_size=20), max_size=3))
 def test_every_value_is_counted_once(lists: list[list[float]]) -> None:
     result = counted(*(torch.tensor(values, dtype=torch.float32) for values in lists))
@@ -53,7 +52,6 @@ def test_every_value_is_counted_once(lists: list[list[float]]) -> None:
         assert result.norm == pytest.approx(math.sqrt(math.fsum(value * value for value in finite)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20))
 def test_values_are_in_the_bin_whose_edges_enclose_them(values: list[float]) -> None:
     result = counted(torch.tensor(values))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import torch.distributed as dist
 
 from trainer.checkpoints import best, files, names, rotation, sharded
 from trainer.checkpoints.job import Job
@@ -55,14 +51,13 @@ class Checkpointer:
     ) -> None:
         """`before_write` is called on rank 0 with step and path inside every writing; an OSError of it is a disk's.
 
-        With sharded checkpoints all ranks make their Checkpointer at the same time (collective).
+        Sharded checkpoints in the background need a world with `writers`.
         """
         self._settings = settings
         self._world = world
         self._before_write = before_write
         self._sharded = settings.sharded_checkpoints and bool(world.backend)
-        # Exchanges of two threads must not meet in one group.
-        self._writers = _apart(world, settings) if self._sharded and settings.async_checkpoints else world
+        self._writers = world.writers if self._sharded and settings.async_checkpoints else world
         self._buffers = HostBuffers()
         self._job: Job | None = None
         self._thread: threading.Thread | None = None
@@ -229,17 +224,6 @@ class Checkpointer:
         if self._world.is_main:
             blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
             self._outcomes.append(Outcome("checkpoint_skipped", step, paths[0], paths[1:], blocked, None, None, reason))
-
-
-def _apart(world: World, settings: Settings) -> World:
-    """The same ranks in a group of their own (collective)."""
-    group = dist.new_group(
-        list(range(world.size)),
-        backend="gloo",
-        timeout=datetime.timedelta(seconds=settings.timeout),
-        use_local_synchronization=True,
-    )
-    return dataclasses.replace(world, backend="gloo", group=group)
 
 
 def _words(error: OSError, path: Path) -> str:
