@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test check format coverage bench chaos screenshots clean
+.PHONY: run demo test test-long check format coverage bench chaos screenshots clean
 
 run: $(VENV)/.installed
 	@$(BIN)/gputui
@@ -14,9 +14,20 @@ demo: $(VENV)/.installed
 
 # Many tests wait more than they compute, so four run at once on two cores; what must be alone comes afterwards.
 JOBS ?= 4
+# Both parts run, whatever the first finds. A failure names the seed of its order: make test SEED="--seed 1".
+define in-two-parts
+	@status=0; \
+	$(BIN)/python -m pytest -m "$(1) and not alone" -n $(JOBS) --dist loadgroup $(2) || status=$$?; \
+	$(BIN)/python -m pytest -m "$(1) and alone" $(2) || status=$$?; \
+	exit $$status
+endef
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not alone" -n $(JOBS) --dist loadgroup
-	$(BIN)/python -m pytest -m alone
+	$(call in-two-parts,not long,$(SEED))
+
+# Random chaos, every property with hundreds of examples, the wide matrix of the trainer, benchmarks, the wheel.
+test-long: $(VENV)/.installed-dev
+	$(call in-two-parts,(long or hypothesis),--hypothesis-profile many $(SEED))
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -35,7 +35,7 @@ def finished_runs(workspace: Workspace, count: int) -> None:
                 nproc=1,
                 gpus=GpuRequest(count=0),
                 params={"lr": 0.001 * (number + 1), "batch_size": 64},
-                metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+                metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
             )
             ended = now - (number + 1) * DAY_SECONDS / 4
             state = "failed" if number % 5 == 0 else "succeeded"

@@ -14,8 +14,30 @@ PRIVATE_FILE_MODE = 0o600
 # File systems on which SQLite's WAL does not work: its shared-memory index needs one machine's memory.
 # https://www.sqlite.org/wal.html, "Overview", disadvantage 2. Names as in /proc/self/mountinfo.
 NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "beegfs", "lustre", "ceph"}
-)
+    {
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "coda", "ceph", "glusterfs", "davfs",
+        "lustre", "beegfs", "beegfs_nodev", "fhgfs", "gpfs", "mmfs", "wekafs", "panfs", "pvfs2", "orangefs", "vast",
+        "daos", "quobyte", "gfs", "gfs2", "ocfs2", "acfs", "cvfs", "snfs", "mfs", "moosefs",
+    }
+)  # fmt: skip
+# Most of what is mounted through FUSE is a service or another machine (fuse.sshfs, .juicefs, .s3fs, .gcsfuse, .rclone,
+# .glusterfs, .ceph-fuse, .mountpoint-s3, plain "fuse" …), and new ones come every year; these show a local disk.
+LOCAL_FUSE_FILE_SYSTEMS = frozenset(
+    {
+        "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse", "fuse.encfs",
+        "fuse.gocryptfs", "fuse.cryfs", "fuse.securefs", "fuse.ntfs-3g", "fuse.exfat", "fuse.ext2", "fuse.fuse-ext2",
+        "fuse.ext4", "fuse.apfs", "fuse.zfs-fuse", "fuse.lxcfs",
+    }
+)  # fmt: skip
+
+
+def is_network_file_system(kind: str | None) -> bool:
+    """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other machines; what is not known
+    counts as local, but for FUSE."""
+    if kind is None:
+        return False
+    is_fuse = kind == "fuse" or kind.startswith("fuse.")
+    return kind in NETWORK_FILE_SYSTEMS or (is_fuse and kind not in LOCAL_FUSE_FILE_SYSTEMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,11 @@ class Workspace:
         return self.state / "agent.lock"
 
     @property
+    def agent_stopped(self) -> Path:
+        """Present once a person ended the agent on purpose, until the next one starts: no shim starts one then."""
+        return self.state / "agent.stopped"
+
+    @property
     def views_lock(self) -> Path:
         """Held shared by every open view, so that the agent knows whether anybody looks."""
         return self.state / "views.lock"
@@ -59,8 +86,7 @@ class Workspace:
 
     @property
     def doorbell(self) -> Path:
-        """Touched by whoever wrote a command row, so that the agent looks at once; among the runs, where the agent
-        watches the file system anyway."""
+        """Touched by whoever wrote a command row, so that the agent, which listens there, looks at once."""
         return self.runs / ".doorbell"
 
     @property
@@ -82,7 +108,10 @@ class Workspace:
         Raises OSError when they cannot be made.
         """
         for directory in (self.profiles, self.state, self.runs):
-            directory.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+            # Whoever may write into a folder above could put another in its place.
+            for folder in reversed((directory, *directory.parents)):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True, mode=PRIVATE_DIR_MODE)
         for directory in (self.state, self.runs):
             directory.chmod(PRIVATE_DIR_MODE)
 
@@ -117,16 +146,6 @@ def own_checkout(prefix: str = sys.prefix) -> Path | None:
     checkout = Path(__file__).resolve().parent.parent
     is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
     return checkout if is_own and (checkout / "state" / "README.md").is_file() else None
-
-
-def runtime_dir(environ: dict[str, str] | None = None) -> Path:
-    """Where lock files common to all homes of this user lie; on local memory and gone after a reboot where the
-    system offers such a place."""
-    env = dict(os.environ) if environ is None else environ
-    base = env.get("XDG_RUNTIME_DIR")
-    if base and Path(base).is_dir():
-        return Path(base) / "gputui"
-    return Path("/tmp") / f"gputui-{os.getuid()}"  # noqa: S108 - made 0700 and its owner checked before use
 
 
 def shipped_profiles() -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from gputui.config import Workspace, locate
 
@@ -29,14 +31,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-# A shared machine's clock says nothing about the code, and a test that fails now and then is broken: the same examples
-# are tried every time.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.load_profile("repeatable")
+# In `make test` a property is tried with a few random examples, in `make test-long` with many; the seed that is printed
+# decides which. A shared machine's clock says nothing about the code, nor does how long it takes to make up an example.
+_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("few", _ANY_PACE, max_examples=20)
+settings.register_profile("many", _ANY_PACE, max_examples=300)
+settings.load_profile("few")
 
-
-# What starts whole runs comes last, so that a slip in a small thing is told in seconds.
-LATE = ("trainer", "cli", "pty", "benchmarks", "faults", "test_wheel.py")
 
 # What asserts how long something takes: `make test` runs these without others beside them.
 ALONE = (
@@ -51,10 +52,35 @@ TESTS = Path(__file__).parent
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """For the few that run alone the others need not be imported, nor what they import."""
-    if config.option.markexpr != "alone" or TESTS not in collection_path.parents:
+    if not config.option.markexpr.endswith("and alone") or TESTS not in collection_path.parents:
         return None
     place = collection_path.relative_to(TESTS).as_posix()
     return None if any(f"{one}/".startswith(f"{place}/") for one in ALONE) else True
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="order of the tests and examples of their properties (default: any)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before hypothesis looks at its seed. A worker of xdist has that of all."""
+    if hasattr(config, "workerinput"):
+        config.option.seed = config.workerinput["seed"]
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(10**6)
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed to a worker of xdist."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    terminalreporter.write_line(f"the same order and examples again: --seed {config.option.seed}")
 
 
 # Before xdist's own, which looks for the groups.
@@ -66,29 +92,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = together(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+    shuffle(items, config.option.seed)
     if hasattr(config, "workerinput"):
         spread(items)
-        return
 
-    def lateness(item: pytest.Item) -> tuple[bool, int]:
-        place = directory(item)
-        return item.get_closest_marker("slow") is not None, LATE.index(place) if place in LATE else -1
 
-    items.sort(key=lateness)
+def pytest_collection_finish() -> None:
+    """What was imported so far is no garbage: nothing of it is to be looked through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """A random order of the modules and of the tests of each; what a module's tests share is made once."""
+    chance = random.Random(seed)
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    order = list(modules.values())
+    chance.shuffle(order)
+    for module in order:
+        chance.shuffle(module)
+    items[:] = [item for module in order for item in module]
 
 
 def spread(items: list[pytest.Item]) -> None:
-    """For several workers, of which some wait for processes while others compute: something of each directory at any
-    time, the long ones (faults/test_watching.py) not at the end."""
+    """Something of each directory at any time, since some wait for processes while others compute; the tests on shared
+    ranks, which one worker runs, begin first."""
     several: dict[str, list[pytest.Item]] = {}
-    for item in reversed(items):
+    for item in items:
         several.setdefault(directory(item), []).append(item)
     place = {item: index / len(of_one) for of_one in several.values() for index, item in enumerate(of_one)}
-    items.sort(key=lambda item: place[item])
+    items.sort(key=lambda item: (not is_of_ranks(item), place[item]))
 
 
 def directory(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
+
+
+def is_of_ranks(item: pytest.Item) -> bool:
+    return any(ranks in item._fixtureinfo.name2fixturedefs for ranks in ("four_ranks", "two_ranks"))  # type: ignore[attr-defined]
 
 
 def together(item: pytest.Item) -> str | None:

@@ -15,7 +15,9 @@ from typing import Any
 
 from gputui.config import Workspace, locate
 from gputui.runs.agent_process import read_identity
-from gputui.runs.identity import ProcessIdentity, all_pids, environment_of, identify, is_alive, marked_processes
+from gputui.runs.attempt_processes import processes_of
+from gputui.runs.identity import ProcessIdentity, all_pids, identify, is_alive
+from tests import forkserver
 from tests.conftest import wait_until
 
 # A training script that needs no torch: a step every so often, a checkpoint now and then, one line a step.
@@ -32,6 +34,7 @@ options.add_argument("--fail-at", type=int, default=-1)
 options.add_argument("--resume", default="")
 options = options.parse_args()
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+(run_dir / "checkpoints").mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
 stopping = False
 
@@ -76,6 +79,7 @@ class Machine:
     # --- the command line -----------------------------------------------------------------------------------------
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command that goes on until it is told to end."""
         return subprocess.Popen(
             [sys.executable, "-m", "gputui", "--home", str(self.folder / "home"), *words],
             stdout=subprocess.PIPE,
@@ -85,14 +89,22 @@ class Machine:
             **options,
         )
 
+    def call(self, *words: str, timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        if "--record" in words:
+            # As an agent it is found by its command line, which a fork does not have.
+            with self.start(*words) as process:
+                output, errors = process.communicate(timeout=timeout)
+            return subprocess.CompletedProcess(words, process.returncode, output, errors)
+        return forkserver.run(["gputui", "--home", str(self.folder / "home"), *words], cwd=self.folder, timeout=timeout)
+
     def gputui(self, *words: str, code: int | None = 0, timeout: float = 90.0) -> str:
         """Run a command; its standard output. ``code`` is the exit code that it must have."""
-        with self.start(*words) as process:
-            output, errors = process.communicate(timeout=timeout)
-        assert "Traceback" not in errors, errors
+        done = self.call(*words, timeout=timeout)
+        assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
-            assert process.returncode == code, f"{words}: {process.returncode}\n{output}\n{errors}"
-        return output if process.returncode == 0 else output + errors
+            assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def json(self, *words: str) -> Any:
         return json.loads(self.gputui(*words, "--json"))
@@ -180,15 +192,14 @@ class Machine:
     def ranks(self, run_id: str) -> dict[int, int]:
         """Rank → PID of the living ranks of a run."""
         found: dict[int, int] = {}
-        for identity in self.marked(run_id):
-            environment = environment_of(identity.pid) or {}
-            if environment.get("RANK", "").isdigit() and environment.get("LOCAL_RANK"):
-                found.setdefault(int(environment["RANK"]), identity.pid)
+        for process in processes_of(self.workspace.run_dir(run_id)):
+            if process.rank is not None:
+                found.setdefault(process.rank, process.pid)
         return found
 
     def marked(self, run_id: str) -> list[ProcessIdentity]:
         """Every living process of a run."""
-        return marked_processes(self.workspace.run_dir(run_id))
+        return [process.identity for process in processes_of(self.workspace.run_dir(run_id))]
 
     def processes(self) -> list[int]:
         """Everything alive that belongs to this home: agents, samplers, shims, training."""
@@ -207,6 +218,9 @@ class Machine:
 
     def close(self) -> None:
         """End everything that the test started."""
+        if self.workspace.state.is_dir():
+            # A shim whose command is killed before itself would start an agent.
+            self.workspace.agent_stopped.touch()
         agent = self.agent()
         if agent is not None:
             os.kill(agent.pid, signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from gputui.config import locate, own_checkout
@@ -21,3 +23,12 @@ def test_what_is_said_goes_before_it() -> None:
     assert locate(None, environ, checkout=checkout).state == Path("/said/state")
     assert locate(None, {"HOME": "/h"}, checkout=checkout).state == Path("/checkout/state")
     assert locate(None, {"HOME": "/h"}).state == Path("/h/.local/state/gputui")
+
+
+def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    code = (
+        f"import os; os.umask(0); from gputui.config import locate; locate({str(tmp_path / 'a/home')!r}, {{}}).create()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").rglob("*")} == {0o700}
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700

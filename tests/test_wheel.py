@@ -14,6 +14,8 @@ import pytest
 from gputui.config import locate
 from gputui.runs.agent_process import stop_agent
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 PROFILE = """

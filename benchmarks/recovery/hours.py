@@ -75,8 +75,9 @@ def found(fault: str, runs: int, *, seed: int = 1) -> Found:
             seconds.append(alarm.at - broke_at)
             lines.append(lines_since)
             if alarm.overdue_at is not None:
-                # Where the silence had been explained already when it began, it is evidence from then on.
-                evidence.append(alarm.at - max(broke_at, alarm.overdue_at))
+                # Where the silence had been explained already when it began, it is evidence from then on. Ranks that
+                # tell by themselves need none.
+                evidence.append(max(0.0, alarm.at - max(broke_at, alarm.overdue_at)))
     return Found(
         fault,
         runs,

@@ -11,6 +11,8 @@ from gputui.gpu.model import GpuSample
 from gputui.runs.readings import Reading
 
 USUAL_WATTS = 500.0
+# In all others a rank is at work in nearly every look.
+MAY_IDLE: frozenset[Activity] = frozenset({"await network", "suspended", "wait", "spin", "stopped"})
 
 
 @dataclass
@@ -45,7 +47,9 @@ class Seen:
             ]
             for rank in range(self.ranks)
         }
-        return Look(at, dict(readings), [], self.ranks), samples
+        # What waits for the network has a connection, or asks for an address.
+        is_closed = activity not in ("await network", "start")
+        return Look(at, dict(readings), [], self.ranks, is_closed), samples
 
     def _of_rank(self, activity: Activity, rank: int) -> str:
         draw = self.chance

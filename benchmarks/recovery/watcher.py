@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Run, Stretch
-from benchmarks.recovery.ranks_seen import USUAL_WATTS, Seen
+from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
 from gputui.agent.watched import LOOK_SECONDS, Watched
 from gputui.agent.watching import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.progress import Course, Pace, silence
+from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, Pace, silence
 from gputui.runs.command import Launch
 from gputui.runs.repository import AttemptRecord
 from gputui.store.watch_queries import WatchedLine
@@ -103,25 +103,34 @@ class Watcher:
             for finding in found:
                 self._told(finding.kind, at, finding.text)
         quiet = silence(watched.course, 0.0, POLICY.hang_after_seconds)
-        overdue_at = watched.progress_at + quiet.allowed_seconds
-        if overdue_at < end:
-            self._look_at_ranks(end, stretch, overdue_at)
+        overdue_at = looks_from = watched.progress_at + quiet.allowed_seconds
+        if quiet.evident_seconds is not None:
+            if stretch.activity in MAY_IDLE:
+                looks_from = watched.progress_at + LOOK_AFTER_SECONDS
+            else:
+                # Looks before that find a rank at work.
+                watched.last, watched.stuck_since = None, None
+        if looks_from < end:
+            self._look_at_ranks(end, stretch, looks_from, overdue_at)
         if self.next_look <= end:
             self.next_look += LOOK_SECONDS * (math.floor((end - self.next_look) / LOOK_SECONDS) + 1)
         while self.memory_due <= end and not self.is_ended:
             self._look_at_memory(self.memory_due)
             self.memory_due += MEMORY_SECONDS
 
-    def _look_at_ranks(self, end: float, stretch: Stretch, overdue_at: float) -> None:
+    def _look_at_ranks(self, end: float, stretch: Stretch, looks_from: float, overdue_at: float) -> None:
         watched = self.watched
-        if self.next_look <= overdue_at:
-            self.next_look += LOOK_SECONDS * (math.floor((overdue_at - self.next_look) / LOOK_SECONDS) + 1)
+        if self.next_look <= looks_from:
+            self.next_look += LOOK_SECONDS * (math.floor((looks_from - self.next_look) / LOOK_SECONDS) + 1)
         while self.next_look <= end and not self.is_ended:
             at = self.next_look
             self.next_look += LOOK_SECONDS
             self.looks += 1
             quiet = silence(watched.course, at - watched.progress_at, POLICY.hang_after_seconds)
             look, samples = self.seen.look(at, LOOK_SECONDS, stretch.activity)
+            if not quiet.is_worth_a_look:
+                watched.last, watched.stuck_since = None, None
+                continue
             verdict, is_certain = watched.judged(look, samples, quiet, POLICY.hang_after_seconds)
             if verdict is not None and (is_certain or not verdict.is_stuck):
                 self._told(verdict.kind, at, f"{verdict.text} ({stretch.activity})", overdue_at)

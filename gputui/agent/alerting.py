@@ -30,6 +30,7 @@ from gputui.metrics.report import IngestReport
 from gputui.recovery.policies import Notice
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.store import alerts
 
@@ -190,7 +191,7 @@ class Alerting:
     # --- runs
 
     def _training(self) -> list[Training]:
-        """The attempts that live and have made a step."""
+        """The attempts that live and whose command is seen to do something."""
         living = list(self.living())
         if not living:
             return []
@@ -208,7 +209,10 @@ class Alerting:
     def _rules_of(self, run_id: str) -> RunRules:
         def read() -> str | Mapping[str, Any] | None:
             run = repository.get_run(self.connection, run_id)
-            return "standard" if run is None else run.spec.alerts
+            try:
+                return "standard" if run is None else run.spec.alerts
+            except SpecError:
+                return "standard"
 
         return self.settings.of_run(run_id, read)
 
@@ -217,7 +221,10 @@ class Alerting:
         key = (record.run_id, record.number)
         if key not in self.peaks:
             run = repository.get_run(self.connection, record.run_id)
-            name = None if run is None else run.spec.role("lr", record.params)
+            try:
+                name = None if run is None else run.spec.role("lr", record.params)
+            except SpecError:
+                name = None
             value = None if name is None else record.params.get(name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if len(self.peaks) > 256:

@@ -21,9 +21,10 @@ from pathlib import Path
 from gputui.agent.keeping import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.redaction import Redactor
+from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.logs import rank_logs, tail_text
-from gputui.runs.readings import catches, describe, rank_of
+from gputui.runs.readings import catches, describe
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Conclusion:
 
     def __init__(
         self,
-        processes: Sequence[ProcessIdentity],
+        processes: Sequence[AttemptProcess],
         attempt_dir: Path,
         folder: Path,
         redactor: Redactor,
@@ -63,8 +64,8 @@ class Conclusion:
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self._processes))
-            ranks = [process for process in self._processes if rank_of(process.pid)[0] is not None]
-            targets = ranks or list(self._processes)
+            ranks = [process.identity for process in self._processes if process.rank is not None]
+            targets = ranks or [process.identity for process in self._processes]
             self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
             abort(targets)
             self._keep_logs()

@@ -64,7 +64,9 @@ def surroundings(
         # A profile that names its GPUs means those.
         spares=() if run.spec.gpus.uuids else tuple(spares),
         notifies=notice_of(workspace, run.run_id) is not None,
-        own_checkpoints=folder is None or folder.is_relative_to(run_dir),
+        no_pruning=None
+        if folder is None or folder.is_relative_to(run_dir)
+        else "the checkpoints lie outside the run's folder, and may be another's",
     )
 
 
@@ -86,6 +88,8 @@ def take_effect(
             attempt=attempt.number,
         )
     if plan.verdict == "retry":
+        if effect.gpu_count is not None:
+            repository.set_gpu_count(connection, run.run_id, effect.gpu_count)
         repository.take_leases(connection, run.run_id, effect.replacements, now)
         next_attempt.put(connection, run.run_id, env=effect.env, gates=[asdict(gate) for gate in effect.gates], now=now)
 

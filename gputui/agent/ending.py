@@ -6,8 +6,10 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from gputui.agent import checkpoint_survey
 from gputui.agent.effects import owe_notices, seen_by_driver, take_effect
 from gputui.agent.examining import Findings, Task
 from gputui.agent.hiding import redactor_of
@@ -17,7 +19,9 @@ from gputui.agent.rundirs import notice_of
 from gputui.charts import units
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.metrics.report import IngestReport
+from gputui.recovery.checkpoint_ledger import candidates, out_of_order
+from gputui.recovery.checkpoint_search import Choice, Search
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
@@ -25,7 +29,7 @@ from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store import queries, watch_queries
@@ -48,11 +52,18 @@ class Ending:
         self._ingest = ingest
         self._wall = wall
 
+    def has_read_rest(self, attempt: AttemptRecord, budget_seconds: float) -> bool:
+        """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
+        sqlite3.Error."""
+        report = self._ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+        note_first_steps(self._connection, report, self._wall())
+        return not report.more
+
     def task(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]) -> Task:
-        """What is to be looked at. ``survivors`` are processes that nothing can kill. Raises sqlite3.Error."""
-        self._drain_metrics(attempt)
+        """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
+        kill. Raises sqlite3.Error."""
         run, fresh = self._current(attempt)
-        checkpoints = run.spec.checkpoints
+        ended_at = time_in((exit_record or {}).get("ended_at")) or self._wall()
         return Task(
             folder=attempt_dir(self._workspace, run.run_id, attempt.number),
             attempt=fresh,
@@ -60,9 +71,10 @@ class Ending:
             survivors=tuple(survivors),
             launcher=run.spec.launcher,
             rebooted=is_of_former_boot(fresh, attempt_dir(self._workspace, run.run_id, attempt.number)),
-            ended_at=time_in((exit_record or {}).get("ended_at")) or self._wall(),
-            checkpoint_folder=checkpoint_directory(run.spec, self._workspace.run_dir(run.run_id)),
-            checkpoint_pattern="" if checkpoints is None else checkpoints.pattern,
+            ended_at=ended_at,
+            checkpoints=checkpoint_survey.search_of(
+                self._connection, self._workspace, run, self._wall(), ended_at=ended_at
+            ),
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
             redactor=redactor_of(self._workspace, run.run_id),
             observed=(
@@ -75,12 +87,12 @@ class Ending:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
         run, attempt = self._current(task.attempt)
         if task.survivors:
-            self._note_survivors(run, task.survivors, self._wall())
+            self._note_survivors(attempt, task.survivors, self._wall())
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
             case "stopped":
-                self._stopped(run, attempt, task.exit_record, task.ended_at)
+                self._stopped(run, attempt, task, findings)
             case "succeeded":
-                self._succeeded(run, attempt, task.exit_record, task.ended_at)
+                self._succeeded(run, attempt, task, findings)
             case "failed":
                 self._failed(run, attempt, task, findings, around)
 
@@ -92,17 +104,33 @@ class Ending:
 
     # --- the three ends -------------------------------------------------------------------------------------------
 
-    def _stopped(
-        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
-    ) -> None:
-        forced = bool((exit_record or {}).get("forced"))
+    def _stopped(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+        ended_at = task.ended_at
+        forced = bool((task.exit_record or {}).get("forced"))
         how = "stopped; it did not end in time and was killed" if forced else "stopped"
+        how += self._lost_by_stop(run, attempt, task, findings)
         with transaction(self._connection) as connection:
-            self._close(attempt, "stopped", ended_at, exit_record)
+            self._close(attempt, "stopped", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings)
             repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
             repository.add_event(connection, how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
             if attempt.stop_requested == "restart":
                 self._requeue_from_start(run, ended_at)
+
+    def _lost_by_stop(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> str:
+        """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
+        save when it gets SIGTERM loses what it did since its last checkpoint."""
+        last = attempt.last_step
+        if run.spec.checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
+            return ""
+        if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
+            return ""
+        first = min(
+            row.first_step for row in queries.attempts(self._connection, run.run_id) if row.first_step is not None
+        )
+        count = last - first + 1
+        steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
+        return f"; no checkpoint was saved, so that its {steps} lost"
 
     def _requeue_from_start(self, run: RunRecord, now: float) -> None:
         stopped = repository.get_run(self._connection, run.run_id)
@@ -110,15 +138,16 @@ class Ending:
         repository.set_next_attempt(
             self._connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
         )
+        repository.set_gpu_count(self._connection, run.run_id, None)
         repository.move(self._connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
-    def _succeeded(
-        self, run: RunRecord, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, ended_at: float
-    ) -> None:
+    def _succeeded(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+        ended_at = task.ended_at
         took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
         tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
         with transaction(self._connection) as connection:
-            self._close(attempt, "succeeded", ended_at, exit_record)
+            self._close(attempt, "succeeded", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings)
             self._settle_last_decision(run.run_id, "succeeded")
             repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
             repository.add_event(
@@ -135,12 +164,13 @@ class Ending:
     ) -> None:
         ended_at = task.ended_at
         incident = findings.incident
-        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around)
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
         is_owed = plan.effect.notify or plan.verdict == "stop"
         notice = notice_of(self._workspace, run.run_id) if is_owed else None
         now = self._wall()
         with transaction(self._connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings, plan)
             self._settle_last_decision(run.run_id, "met another incident")
             incident_id = self._write_incident(run, attempt, incident, ended_at)
             self._write_decision(run, attempt, incident_id, plan, now)
@@ -197,10 +227,17 @@ class Ending:
         run: RunRecord,
         attempt: AttemptRecord,
         incident: Incident,
-        checkpoints: Sequence[CheckpointInfo],
+        checkpoints: Choice | None,
         ended_at: float,
         around: Surroundings | None,
+        search: Search | None,
     ) -> Plan:
+        rows = () if checkpoints is None else checkpoints.rows
+        contradiction = None if search is None else out_of_order(rows, search.attempts)
+        if around is not None and contradiction is not None:
+            names = " and ".join(contradiction)
+            why = f"the steps in their names do not follow the order in which they were written ({names})"
+            around = replace(around, no_pruning=why)
         attempts = queries.attempts(self._connection, run.run_id)
         transitions = queries.transitions(self._connection, run.run_id)
         past = past_decisions(
@@ -208,32 +245,23 @@ class Ending:
             queries.incidents(self._connection, run.run_id),
             queries.decisions(self._connection, run.run_id),
             transitions,
+            rows,
         )
         return decide(
             incident,
             past,
-            progress_of(attempts, attempt.number, checkpoints, transitions, ended_at=ended_at),
+            progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
             run.spec,
             run.params,
             policy_of(run),
-            checkpoints,
+            [] if checkpoints is None else checkpoints.infos,
             run_id=run.run_id,
             attempt=attempt.number,
             around=around,
+            unreadable=None if checkpoints is None else checkpoints.unreadable,
         )
 
     # --- rows -----------------------------------------------------------------------------------------------------
-
-    def _drain_metrics(self, attempt: AttemptRecord) -> None:
-        """Read what is left, and take the attempt's steps from the store: a killed agent may have stored lines
-        without noting what they said of the attempt."""
-        self._ingest.finish(attempt.run_id)
-        first, last = self._connection.execute(
-            "SELECT min(m.step), max(m.step) FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
-            "WHERE s.run_id = ? AND m.attempt = ? AND m.data ->> '$.event' IS NULL",
-            (attempt.run_id, attempt.number),
-        ).fetchone()
-        repository.note_steps(self._connection, attempt.run_id, attempt.number, first=first, last=last, at=self._wall())
 
     def _close(
         self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
@@ -241,6 +269,12 @@ class Ending:
         repository.end_attempt(
             self._connection, attempt.run_id, attempt.number, state=state, ended_at=ended_at, exit_record=exit_record
         )
+
+    def _enter_checkpoints(self, task: Task, findings: Findings, plan: Plan | None = None) -> None:
+        if task.checkpoints is None or findings.checkpoints is None:
+            return
+        rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
+        checkpoint_survey.write(self._connection, task.checkpoints, rows, self._wall())
 
     def _write_incident(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, at: float) -> int:
         cursor = self._connection.execute(
@@ -286,15 +320,35 @@ class Ending:
             (outcome, run_id),
         )
 
-    def _note_survivors(self, run: RunRecord, survivors: Sequence[int], now: float) -> None:
-        listed = ", ".join(str(pid) for pid in survivors)
+    def _note_survivors(self, attempt: AttemptRecord, survivors: Sequence[int], now: float) -> None:
+        """Say who cannot be ended, and what ends him."""
+        listed = [str(pid) for pid in survivors]
+        are = "process " + listed[0] if len(listed) == 1 else "processes " + ", ".join(listed)
+        if all(is_of_another_user(pid) for pid in survivors):
+            remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(listed)} ends them"
+        else:
+            remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
+        held = "; the GPUs are held until then" if attempt.gpus else ""
         repository.add_event(
             self._connection,
-            f"processes {listed} cannot be killed; a hung driver is likely, and a reboot needed to get their GPUs back",
+            f"{are} cannot be killed ({remedy}){held}",
             now=now,
             severity="error",
-            run_id=run.run_id,
+            run_id=attempt.run_id,
+            attempt=attempt.number,
         )
+
+
+def note_first_steps(connection: sqlite3.Connection, report: IngestReport, now: float) -> None:
+    """Count runs that start as running once a step of theirs was read. ``now`` is UTC unix seconds. Raises
+    sqlite3.Error."""
+    if not report.progress:
+        return
+    with transaction(connection):
+        for progress in report.progress:
+            run = repository.run_in(connection, progress.run_id, RunState.STARTING)
+            if run is not None and run.attempt == progress.attempt:
+                repository.move(connection, run, RunState.RUNNING, cause="its first step was seen", now=now)
 
 
 def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:

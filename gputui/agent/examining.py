@@ -1,25 +1,25 @@
-"""Looking at what an attempt left behind, in a thread: checkpoints of many gigabytes are read whole, and the agent's
-loop waits for nobody."""
+"""Looking at what an attempt left behind, in a job: checkpoints of many gigabytes are read whole, and the agent's loop
+waits for nobody."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gputui.recovery.checkpoints import CheckpointInfo, survey
-from gputui.recovery.classify import Incident, classify
+from gputui.recovery.checkpoint_ledger import NUMERIC_TROUBLE, attempt_ended, candidates
+from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed, trouble_began
+from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
-from gputui.recovery.resume import NUMERIC_TROUBLE
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.runs.repository import AttemptRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Where to look: the attempt's folder, and its checkpoints where it may have to go on from one."""
+    """Where to look: the attempt's folder, and where its checkpoints are, None where its profile names none.
+    ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end."""
 
     folder: Path
     attempt: AttemptRecord
@@ -28,21 +28,22 @@ class Task:
     launcher: str
     rebooted: bool
     ended_at: float
-    checkpoint_folder: Path | None
-    checkpoint_pattern: str
+    checkpoints: Search | None
     checkpoints_wanted: int
     redactor: Redactor = BY_LOOK
     observed: tuple[Observation, ...] = ()
+    unanswered: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What was found, without the secrets in it. ``incident`` says why the attempt ended, should it have failed;
-    ``checkpoints`` are the newest first, none where it ended well or was stopped."""
+    ``checkpoints`` is the ledger after it, with what may be resumed from where it did; None where the profile names no
+    checkpoints."""
 
     evidence: Evidence
     incident: Incident
-    checkpoints: tuple[CheckpointInfo, ...]
+    checkpoints: Choice | None
 
 
 def examine(task: Task) -> Findings:
@@ -64,36 +65,24 @@ def examine(task: Task) -> Findings:
     # Judged by what was said, not by what may be shown of it.
     incident = classify(evidence, task.redactor.text)
     evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
-    ended_well = record is not None and record.clean and not record.stop_requested
-    if task.checkpoint_folder is None or ended_well or task.attempt.stop_requested is not None:
-        return Findings(evidence, incident, ())
-    # Of numbers that went wrong, the newest checkpoints are a part; those that are of use may lie far behind.
-    before = incident.step if incident.kind in NUMERIC_TROUBLE else None
-    found = survey(task.checkpoint_folder, task.checkpoint_pattern, wanted=task.checkpoints_wanted, before=before)
-    return Findings(evidence, incident, tuple(found))
+    failed = outcome(evidence, stop_intended=task.attempt.stop_requested is not None) == "failed"
+    search = task.checkpoints
+    found = None if search is None else _checkpoints(search, task, incident if failed else None)
+    return Findings(evidence, incident, found)
 
 
-class Examination:
-    """One examination under way since ``begun_at`` (monotonic). ``wake`` is called from its thread when it is over."""
-
-    def __init__(self, task: Task, wake: Callable[[], None], begun_at: float) -> None:
-        self.task = task
-        self.begun_at = begun_at
-        self._wake = wake
-        self._findings: Findings | None = None
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"examine-{task.attempt.run_id}", daemon=True)
-        self._thread.start()
-
-    def findings(self) -> Findings | None:
-        """What was found, or None while it is being looked for. Raises what the examination raised."""
-        if self._error is not None:
-            raise self._error
-        return self._findings
-
-    def _run(self) -> None:
-        try:
-            self._findings = examine(self.task)
-        except Exception as error:
-            self._error = error
-        self._wake()
+def _checkpoints(search: Search, task: Task, incident: Incident | None) -> Choice:
+    """The ledger after the attempt; of one that failed also what may be resumed from."""
+    kind, step = (None, None) if incident is None else (incident.kind, incident.step)
+    try:
+        if task.unanswered is not None:
+            raise OSError(task.unanswered)
+        rows = surveyed(search)
+    except OSError as error:
+        # What the ledger holds is there still, on a disk that does not answer now.
+        rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)
+        is_lost = bool(candidates(rows, search.attempts))
+        return Choice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
+    began_at = trouble_began(search, task.attempt.number, step) if kind in NUMERIC_TROUBLE else None
+    rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, began_at)
+    return Choice(rows) if incident is None else choose(rows, search.attempts, task.checkpoints_wanted)

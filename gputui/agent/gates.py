@@ -9,16 +9,21 @@ import logging
 import os
 import shutil
 import sqlite3
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.checkpoint_survey import search_of
+from gputui.agent.jobs import Job, Jobs
 from gputui.agent.recorder import Recorder
 from gputui.charts import units
 from gputui.config import Workspace
-from gputui.recovery.checkpoints import candidates, survey
+from gputui.recovery.checkpoint_ledger import course as ledger_course
+from gputui.recovery.checkpoint_ledger import out_of_order
+from gputui.recovery.checkpoint_search import Search, surveyed
+from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import RunRecord
@@ -26,6 +31,9 @@ from gputui.runs.repository import RunRecord
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+LOOK_SECONDS = 30.0
+# What is kept is validated first, whatever its size.
+PRUNE_SECONDS = 1800.0
 _CHECKSUM_SUFFIX = ".sha256"
 
 
@@ -38,15 +46,25 @@ class Closed:
 
 
 @dataclass(slots=True)
+class _DiskLook:
+    """What is known of the room on a disk, and the look that is under way."""
+
+    text: str
+    job: Job[int] | None = None
+
+
+@dataclass(slots=True)
 class Gates:
-    """The gates of all recovering runs. ``wake`` makes the loop turn, from any thread."""
+    """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
+    system that does not answer."""
 
     connection: sqlite3.Connection
     workspace: Workspace
     recorder: Recorder
     wall: Callable[[], float]
-    wake: Callable[[], None]
-    pruning: dict[str, Pruning] = field(default_factory=dict)
+    jobs: Jobs
+    pruning: dict[str, Job[list[Path]]] = field(default_factory=dict)
+    rooms: dict[str, _DiskLook] = field(default_factory=dict)
 
     def look(self, run: RunRecord) -> Closed | None:
         """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
@@ -87,6 +105,9 @@ class Gates:
         facts = self.recorder.facts
         leased = [uuid for uuid, holder in repository.leases(self.connection).items() if holder == run.run_id]
         for uuid in leased:
+            if self.recorder.inventory is not None and uuid not in facts:
+                # It is missing; the scheduler says what becomes of that.
+                continue
             sample, limit = self.recorder.fast.get(uuid), None
             if uuid in facts:
                 limit = facts[uuid].temperature_slowdown_celsius
@@ -107,14 +128,24 @@ class Gates:
         folder = self._checkpoints(run)
         if folder is None:
             return None
+        room = self.rooms.setdefault(run.run_id, _DiskLook(f"for {folder} to answer"))
+        if room.job is None:
+            room.job = self.jobs.start(
+                f"looking at {folder}", partial(free_bytes, folder), deadline_seconds=LOOK_SECONDS
+            )
+        if not room.job.is_over:
+            return room.text
         try:
-            status = os.statvfs(folder)
+            free = room.job.result()
         except OSError as error:
-            return f"for {folder}: {error.strerror}"
-        free = status.f_bavail * status.f_frsize
-        if free >= needed:
-            return None
-        return f"for {units.bytes_text(needed)} on the disk of {folder} ({units.bytes_text(free)} free)"
+            room.text = f"for {folder}: {error.strerror or error}"
+        else:
+            if free >= needed:
+                del self.rooms[run.run_id]
+                return None
+            room.text = f"for {units.bytes_text(needed)} on the disk of {folder} ({units.bytes_text(free)} free)"
+        room.job = None
+        return room.text
 
     def _not_pruned(self, run: RunRecord, keep: int) -> str | None:
         folder = self._checkpoints(run)
@@ -122,13 +153,19 @@ class Gates:
             return None
         job = self.pruning.get(run.run_id)
         if job is None:
-            job = Pruning(folder, run.spec.checkpoints.pattern, keep, run.resume_from, self.wake)
+            search = search_of(self.connection, self.workspace, run, self.wall())
+            if search is None:
+                return None
+            work = partial(prune, search, keep, run.resume_from)
+            job = self.jobs.start(f"pruning {folder}", work, deadline_seconds=PRUNE_SECONDS)
             self.pruning[run.run_id] = job
         if not job.is_over:
             return "for old checkpoints to be removed"
         del self.pruning[run.run_id]
-        text = f"removed {len(job.removed)} old checkpoints" if job.error is None else f"cannot prune: {job.error}"
-        severity = "info" if job.error is None else "warning"
+        try:
+            text, severity = f"removed {len(job.result())} old checkpoints", "info"
+        except OSError as error:
+            text, severity = f"cannot prune: {error}", "warning"
         repository.add_event(self.connection, text, now=self.wall(), severity=severity, run_id=run.run_id)
         return None
 
@@ -136,45 +173,36 @@ class Gates:
         return checkpoint_directory(run.spec, self.workspace.run_dir(run.run_id))
 
 
-class Pruning:
-    """One removal under way, in a thread: what is kept is validated first, whatever its size."""
-
-    def __init__(
-        self, folder: Path, pattern: str, keep: int, resume_from: str | None, wake: Callable[[], None]
-    ) -> None:
-        self.removed: list[Path] = []
-        self.error: str | None = None
-        self._args = (folder, pattern, keep, resume_from)
-        self._wake = wake
-        self._thread = threading.Thread(target=self._run, name=f"prune-{folder}", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self.removed = prune(*self._args)
-        except OSError as error:
-            self.error = str(error)
-        finally:
-            self._wake()
+def free_bytes(folder: Path) -> int:
+    """What may still be written into a folder, which need not exist yet. Raises OSError."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
-def prune(folder: Path, pattern: str, keep: int, resume_from: str | None = None) -> list[Path]:
-    """Remove the checkpoints that are older than the ``keep`` newest valid ones; nothing where there are fewer. Names
-    without a step (best.pt, last.pt) stay, and so does the one that the run goes on from.
+def prune(search: Search, keep: int, resume_from: str | None = None) -> list[Path]:
+    """Remove the checkpoints of the run's course that were written before the ``keep`` newest valid ones; nothing where
+    there are fewer, or where names and times contradict each other. Those that are rewritten again and again (best.pt,
+    last.pt) stay, and so does the one that the run goes on from.
 
     Raises OSError with some of them left.
     """
-    kept = survey(folder, pattern, wanted=keep)
-    if sum(info.valid for info in kept) < keep:
+    rows = surveyed(search)
+    if out_of_order(rows, search.attempts) is not None:
         return []
-    newer = {info.path for info in kept}
+    course = [row for row in ledger_course(rows, search.attempts) if row.is_written]
+    kept = 0
+    while course and kept < keep:
+        row = course.pop(0)
+        # One from which an attempt failed to begin is no ground to remove those before it.
+        kept += row.failed_starts == 0 and validate(Path(row.path)).valid
     removed = []
-    for path in candidates(folder, pattern):
-        if path in newer or str(path) == resume_from or repository.step_in_name(str(path)) is None:
+    for row in course if kept == keep else ():
+        path = Path(row.path)
+        now = measured(path)
+        is_same = now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes)
+        if row.path == resume_from or not is_same or is_rewritten(row.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -183,3 +211,10 @@ def prune(folder: Path, pattern: str, keep: int, resume_from: str | None = None)
         path.with_name(path.name + _CHECKSUM_SUFFIX).unlink(missing_ok=True)
         removed.append(path)
     return removed
+
+
+def is_rewritten(name: str) -> bool:
+    """A name that says which checkpoint it is, not when it was written."""
+    return not any(character.isdigit() for character in name) or any(
+        word in name.lower() for word in ("best", "last", "latest", "final")
+    )

@@ -14,6 +14,7 @@ from gputui.recovery.hardware import Sighting, observations
 from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.spec import SpecError
 from gputui.store import samples, series
 
 LOOK_SECONDS = 2.0
@@ -137,7 +138,7 @@ class GpuTrouble:
         run = repository.get_run(self.connection, run_id)
         try:
             return run is not None and parse_policy(run.spec.recovery).enabled
-        except PolicyError:
+        except (PolicyError, SpecError):
             return True
 
     def _gone(self, record: AttemptRecord) -> Observation | None:

@@ -10,15 +10,20 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputui.agent import alert_commands, noting, queueing, removing
+from gputui.agent import alert_commands, noting, queueing
+from gputui.agent.checkpoint_survey import search_of
+from gputui.agent.checkpoint_survey import write as write_ledger
+from gputui.agent.guarding import roll_back
 from gputui.agent.refusing import RefusedError, UnansweredError
+from gputui.agent.removal import put_away
 from gputui.agent.rundirs import open_metrics
-from gputui.agent.searching import CheckpointSearch
 from gputui.agent.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
+from gputui.recovery.checkpoint_search import Choice, NotUsableError, Search, for_person, passed_over
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
@@ -28,38 +33,84 @@ from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands, quarantine
-from gputui.store.commands import PendingCommand
+from gputui.store.commands import PendingCommand, WithdrawnError
+from gputui.store.database import is_locked
 
 log = logging.getLogger(__name__)
 
+# Checkpoints are read whole: hundreds of gigabytes take minutes, a file system that does not answer for ever.
+SEARCH_SECONDS = 900.0
+# A disk may be full for a moment only.
+WRITES_TRIED = 3
+
 
 def answer_all(supervisor: Supervisor) -> int:
-    """Answer what waits, oldest first. Returns how many were answered. Raises sqlite3.Error."""
+    """Answer what waits, oldest first, each command alone. Returns how many were answered. Raises
+    sqlite3.OperationalError where the database is locked, for the others would wait as long."""
     waiting = commands.pending(supervisor.connection)
-    unanswered = 0
-    for command in waiting:
-        handler = HANDLERS.get(command.verb)
-        try:
-            if handler is None:
-                raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
-            handler(supervisor, command)
-        except sqlite3.OperationalError:
-            raise
-        except UnansweredError:
-            unanswered += 1
-        except RefusedError as error:
-            refuse(supervisor, command, str(error))
-        except Exception as error:
-            # A command that cannot be understood must not end this agent, and the next, and the one after.
-            log.exception("command %d (%s) failed", command.command_id, command.verb)
-            refuse(supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more")
+    answered = sum(_answer_one(supervisor, command) for command in waiting)
     asked = {command.command_id for command in waiting}
     supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in asked}
-    return len(waiting) - unanswered
+    supervisor.failed_writes = {key: count for key, count in supervisor.failed_writes.items() if key in asked}
+    return answered
 
 
-def refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> None:
-    commands.give_answer(supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=reason)
+def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
+    """Whether the command was answered. One that cannot be written is tried a few times and then refused, so that it is
+    not done long after whoever asked was told that it cannot be."""
+    failures = supervisor.failed_writes.get(command.command_id, 0)
+    try:
+        if failures >= WRITES_TRIED:
+            raise RefusedError("the database cannot be written; see whether its disk is full")
+        _carry_out(supervisor, command)
+    except (UnansweredError, WithdrawnError):
+        return False
+    except sqlite3.OperationalError as error:
+        return _could_not_write(supervisor, command, error)
+    except RefusedError as error:
+        return _refuse(supervisor, command, str(error))
+    except SpecError as error:
+        return _refuse(supervisor, command, f"{command.run_id} cannot be read by this gputui: {error}; update gputui")
+    except Exception as error:
+        # A command that cannot be understood must not end this agent, and the next, and the one after.
+        log.exception("command %d (%s) failed", command.command_id, command.verb)
+        return _refuse(
+            supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more"
+        )
+    return True
+
+
+def _carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
+    handler = HANDLERS.get(command.verb)
+    if handler is None:
+        raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
+    handler(supervisor, command)
+
+
+def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> bool:
+    roll_back(supervisor.connection)
+    try:
+        commands.give_answer(supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=reason)
+    except WithdrawnError:
+        return False
+    except sqlite3.OperationalError as error:
+        return _could_not_write(supervisor, command, error)
+    except Exception:
+        # Those that wait behind it are answered all the same.
+        log.exception("command %d (%s) cannot be refused", command.command_id, command.verb)
+        return False
+    return True
+
+
+def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sqlite3.OperationalError) -> bool:
+    roll_back(supervisor.connection)
+    failures = supervisor.failed_writes.get(command.command_id, 0) + 1
+    supervisor.failed_writes[command.command_id] = failures
+    if failures == 1:
+        log.warning("command %d (%s) cannot be written: %s", command.command_id, command.verb, error)
+    if is_locked(error):
+        raise error
+    return False
 
 
 def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
@@ -82,16 +133,13 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
         run_id, sequence = repository.next_run_id(supervisor.connection, name, folders)
         folder = supervisor.workspace.run_dir(run_id)
         folder.mkdir(mode=PRIVATE_DIR_MODE)
-        checkpoints = checkpoint_directory(spec, folder)
-        if checkpoints is not None:
-            checkpoints.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
         (folder / SPEC_FILE).hardlink_to(ticket)
     except OSError as error:
         raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
     try:
         enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
-    except sqlite3.Error:
-        # The command stays and is tried again, under a folder of its own.
+    except (sqlite3.Error, WithdrawnError):
+        # Withdrawn, or tried again under a folder of its own.
         shutil.rmtree(folder)
         raise
     ticket.unlink(missing_ok=True)
@@ -158,7 +206,8 @@ def restart(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Go on from the newest checkpoint that validates, with parameters changed by ``set``."""
+    """Go on from the newest checkpoint of the run's course that validates, or from the one that ``from`` names, with
+    parameters changed by ``set``."""
     target = find(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
@@ -171,37 +220,74 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
     if redact_params(changes) != changes or any(REDACTED in str(value) for value in changes.values()):
         raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
-    search = supervisor.searches.get(command.command_id)
-    if search is None:
-        search = CheckpointSearch(folder, target.spec.checkpoints.pattern, supervisor.wake)
-        supervisor.searches[command.command_id] = search
-    if not search.is_over:
-        raise UnansweredError
-    found = search.found()
+    found = supervisor.searches.get(command.command_id)
     if found is None:
-        raise RefusedError(f"no valid checkpoint in {folder}; gputui restart begins the run again")
-    requeue(supervisor, target, params={**target.params, **changes}, resume_from=str(found.path), command=command)
+        search = search_of(supervisor.connection, supervisor.workspace, target, supervisor.wall())
+        assert search is not None
+        path = None if command.args.get("from") is None else Path(str(command.args["from"]))
+        name = f"reading checkpoints in {folder if path is None else path.parent}"
+        job = supervisor.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
+        found = supervisor.searches[command.command_id] = (search, job)
+    search, job = found
+    if not job.is_over:
+        raise UnansweredError
+    try:
+        choice = job.result()
+    except NotUsableError as error:
+        raise RefusedError(str(error)) from error
+    except OSError as error:
+        raise RefusedError(f"{folder}: {error.strerror or error}; see whether its file system answers") from error
+    if not choice.usable:
+        with transaction(supervisor.connection) as connection:
+            write_ledger(connection, search, choice.rows, supervisor.wall())
+        raise RefusedError(none_usable(target.run_id, folder, choice))
+    requeue(
+        supervisor,
+        target,
+        params={**target.params, **changes},
+        resume_from=str(choice.usable[0].path),
+        command=command,
+        found=(search, choice),
+    )
+
+
+def none_usable(run_id: str, folder: Path, choice: Choice) -> str:
+    """Why a run cannot be resumed, and what to do instead."""
+    if choice.unreadable is not None:
+        return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}"
+    why = f" ({told})" if (told := passed_over(choice.refused)) else ""
+    return (
+        f"no valid checkpoint of this training in {folder}{why}; "
+        "gputui resume --from names one, gputui restart begins the run again"
+    )
 
 
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Forget a run that is over: its rows and its folder."""
+    """Forget a run that is over: at once for everybody who looks; what it takes up is deleted in the background."""
     target = find(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
     if target.run_id in supervisor.draining.entries:
         raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
-    folder = supervisor.workspace.run_dir(target.run_id)
     try:
-        removing.put_away(supervisor.workspace, target.run_id)
+        away = put_away(supervisor.workspace, target.run_id)
     except OSError as error:
-        raise RefusedError(f"cannot remove {folder}: {error}") from error
-    with transaction(supervisor.connection) as connection:
-        repository.release_leases(connection, target.run_id)
-        connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
-        connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
-        alerts.forget_run(connection, target.run_id)
-        done(supervisor, command, target.run_id)
+        raise RefusedError(f"cannot remove {supervisor.workspace.run_dir(target.run_id)}: {error}") from error
+    try:
+        with transaction(supervisor.connection) as connection:
+            repository.release_leases(connection, target.run_id)
+            connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
+            connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
+            alerts.forget_run(connection, target.run_id)
+            done(supervisor, command, target.run_id)
+    except Exception:
+        # What is not removed keeps its folder.
+        if away is not None:
+            away.restore()
+        raise
     supervisor.ingest.forget(target.run_id)
+    if away is not None:
+        supervisor.removal.delete_folder(away)
 
 
 def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -246,14 +332,26 @@ def requeue(
     params: dict[str, Scalar],
     resume_from: str | None,
     command: PendingCommand,
+    found: tuple[Search, Choice] | None = None,
 ) -> None:
+    """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found."""
     now = supervisor.wall()
+    skipped = ""
     with transaction(supervisor.connection) as connection:
+        if found is not None:
+            search, choice = found
+            write_ledger(connection, search, choice.rows, now)
+            skipped = f"; {told}" if (told := passed_over(choice.refused)) else ""
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
         next_attempt.take_away(connection, target.run_id)
+        if resume_from is None:
+            # With the parameters as launched; one that is resumed keeps those that were made for fewer GPUs.
+            repository.set_gpu_count(connection, target.run_id, None)
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
         where = f" from {Path(resume_from).name}" if resume_from else " from the start"
-        repository.add_event(connection, f"{command.verb} by {command.actor}{where}", now=now, run_id=target.run_id)
+        repository.add_event(
+            connection, f"{command.verb} by {command.actor}{where}{skipped}", now=now, run_id=target.run_id
+        )
         done(supervisor, command, target.run_id)
     supervisor.needs_schedule = True
 

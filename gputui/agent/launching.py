@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from gputui.agent import checkpoint_survey
 from gputui.agent.rundirs import metrics_bytes
-from gputui.config import PRIVATE_DIR_MODE, Workspace, runtime_dir
+from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository, shim
-from gputui.runs.agent_process import AGENT_MARK
+from gputui.runs.agent_process import AGENT_MARK, agent_of_shim
 from gputui.runs.command import build_launch
-from gputui.runs.identity import ProcessIdentity, boot_id, identify, marked_processes
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.identity import ProcessIdentity, boot_id, identify, is_alive, marked_processes
+from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+
+_SHIM_NAME = os.fsencode(Path(shim.__file__).name)
 
 
 class LaunchError(Exception):
@@ -50,8 +53,13 @@ def prepare_attempt(
     uuids: Sequence[str],
     indices: Sequence[int],
     now: float,
+    *,
+    replaced: Sequence[str] = (),
+    lock_files: Sequence[str] = (),
 ) -> AttemptRecord:
-    """Write down the next attempt: its folder, its leases, its row and where its metrics begin.
+    """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
+    besides ``uuids`` is given up; ``replaced`` says why.
+    ``lock_files`` are what the shim holds meanwhile.
 
     Raises LaunchError or sqlite3.Error with nothing changed but, at worst, an unused folder.
     """
@@ -89,7 +97,9 @@ def prepare_attempt(
                 "gpus": list(uuids),
                 "params": run.params,
                 "resume_from": run.resume_from,
-                "lock_files": lock_files(uuids),
+                "lock_files": list(lock_files),
+                "shell": None if spec.shell is None else asdict(spec.shell),
+                "agent": agent_of_shim(workspace),
                 "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
             },
         )
@@ -97,9 +107,15 @@ def prepare_attempt(
         raise LaunchError(str(error)) from error
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with transaction(connection):
+        repository.release_leases(connection, run.run_id, keep=uuids)
         repository.take_leases(connection, run.run_id, uuids, now)
+        if replaced:
+            text = f"{'; '.join(replaced)}: given up for {'another' if len(replaced) == 1 else 'others'}"
+            repository.add_event(connection, text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
+        folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
+        checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
         ingest.begin_attempt(run.run_id, number)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
@@ -119,22 +135,12 @@ def ranks_for(nproc: int, gpus_asked: int, gpus_given: int) -> int:
     return max(1, nproc * gpus_given // gpus_asked)
 
 
-def lock_files(uuids: Sequence[str]) -> list[str]:
-    """A lock file per GPU in the user's runtime directory, so that two homes of one user cannot collide.
-
-    Raises OSError when that directory is not ours.
-    """
-    if not uuids:
-        return []
-    folder = runtime_dir() / "leases"
-    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
-    if folder.stat().st_uid != os.getuid() or folder.parent.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to another user")
-    return [str(folder / f"{uuid}.lock") for uuid in sorted(uuids)]
-
-
-def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity | None:
-    """Start the attempt's shim: own session, no standard input, nothing inherited. None when it ended at once."""
+def spawn_shim(
+    workspace: Workspace, attempt: AttemptRecord, python: str, locks: Sequence[int] = ()
+) -> ProcessIdentity | None:
+    """Start the attempt's shim with that interpreter: own session, no standard input, nothing inherited but the
+    descriptors in ``locks``, which it holds from then on; without them it locks the files itself. None when it ended at
+    once."""
     folder = attempt_dir(workspace, attempt.run_id, attempt.number)
     environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
     environment |= {
@@ -145,13 +151,14 @@ def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity 
     descriptor = os.open(folder / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(folder)],
+            [python, "-I", "-S", shim.__file__, str(folder), *map(str, locks)],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
             env=environment,
             cwd="/",
+            pass_fds=tuple(locks),
         )
     finally:
         os.close(descriptor)
@@ -161,15 +168,32 @@ def spawn_shim(workspace: Workspace, attempt: AttemptRecord) -> ProcessIdentity 
 
 
 def find_shim(workspace: Workspace, run_id: str, number: int) -> ProcessIdentity | None:
-    """The shim of an attempt whose starter died before noting it."""
+    """The living shim of an attempt whose starter died before noting it, or whose database was lost.
+
+    Its own record tells who it is. Where it could not write that yet, it is the process that was started with the
+    attempt's folder; never known by where its program lies, for another installation has it elsewhere.
+    """
+    folder = attempt_dir(workspace, run_id, number)
+    noted = shim_in(folder)
+    if noted is not None and is_alive(noted):
+        return noted
     for identity in marked_processes(workspace.run_dir(run_id), number):
         try:
             argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if os.fsencode(shim.__file__) in argv:
+        if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == _SHIM_NAME for word in argv):
             return identity
     return None
+
+
+def shim_in(folder: Path) -> ProcessIdentity | None:
+    """The shim that the record of an attempt's start names, alive or not; None while there is no such record."""
+    try:
+        started = read_foreign_json(folder / "started.json")
+        return ProcessIdentity(int(started["shim_pid"]), int(started["shim_start_ticks"]), str(started["boot_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
@@ -177,12 +201,8 @@ def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
     noting that."""
     if attempt.shim is not None:
         return attempt.shim.boot_id != boot_id()
-    try:
-        started = json.loads((folder / "started.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    noted = started.get("boot_id") if isinstance(started, dict) else None
-    return isinstance(noted, str) and noted != boot_id()
+    noted = shim_in(folder)
+    return noted is not None and noted.boot_id != boot_id()
 
 
 def reap(pid: int) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 from dataclasses import dataclass
 
 from gputui.agent import launching
-from gputui.agent.examining import Examination
-from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, send_signal
+from gputui.agent.examining import Findings, Task
+from gputui.agent.jobs import Job
+from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, open_pidfd, send_signal
 from gputui.runs.repository import AttemptRecord
 
 TERM_BEFORE_KILL_SECONDS = 2.0
@@ -21,29 +23,44 @@ KILL = "kill"
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """``pidfd`` becomes readable the moment the shim ends; ``sweeping_since`` is in seconds of a monotonic clock."""
+    """``pidfd`` becomes readable the moment the shim ends; ``is_seen_alive``: its command was seen to do something;
+    ``looked_at`` (for that) and ``sweeping_since`` are in seconds of a monotonic clock. ``ended_clock`` (monotonic) and
+    ``ended_at`` (UTC unix seconds): when nothing of it was left.
+    ``is_reading_rest``: it has ended, and its metrics files hold more than one turn can read. ``examination`` looks at
+    what ``task`` names."""
 
     record: AttemptRecord
     shim: ProcessIdentity | None
     pidfd: int | None = None
     is_reaped: bool = False
     is_told: bool = False
+    is_seen_alive: bool = False
+    looked_at: float = float("-inf")
     sweeping_since: float | None = None
-    examination: Examination | None = None
+    ended_at: float | None = None
+    ended_clock: float = 0.0
+    is_reading_rest: bool = False
+    task: Task | None = None
+    examination: Job[Findings] | None = None
 
     @property
     def is_running(self) -> bool:
         """As far as is known, its command has not ended."""
-        return self.examination is None and self.sweeping_since is None
+        has_ended = self.sweeping_since is not None or self.ended_at is not None or self.is_reading_rest
+        return self.examination is None and not has_ended
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Let the selector wake when the shim ends. Without a descriptor, the end is noticed a little later."""
         if self.shim is None or not is_alive(self.shim):
             return
+        with contextlib.suppress(ProcessLookupError):
+            self.pidfd = open_pidfd(self.shim.pid)
+        if self.pidfd is None:
+            return
         try:
-            self.pidfd = os.pidfd_open(self.shim.pid)
             selector.register(self.pidfd, selectors.EVENT_READ, None)
         except OSError:
+            os.close(self.pidfd)
             self.pidfd = None
 
     def release(self, selector: selectors.BaseSelector) -> None:

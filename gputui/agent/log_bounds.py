@@ -6,12 +6,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gputui.agent.log_quota import Quota, Trimmed, trim_all
 from gputui.charts.units import bytes_text
 from gputui.runs import repository
 from gputui.runs.logs import rank_logs
+from gputui.store import metric_intake
 
 LOOK_SECONDS = 30.0
 
@@ -43,12 +45,16 @@ class LogBounds:
             self.found.pop(0)
         if now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
-            self.thread = threading.Thread(target=self._look, args=(list(places),), name="log-bounds", daemon=True)
+            # Read here, not in the thread: how far metrics were read only grows, so that an old answer keeps too much.
+            looks = [(place, metric_intake.output_read(self.connection, place[0], place[1])) for place in places]
+            self.thread = threading.Thread(target=self._look, args=(looks,), name="log-bounds", daemon=True)
             self.thread.start()
 
-    def _look(self, places: list[Place]) -> None:
-        for place in places:
-            trimmed = trim_all([log.path for log in rank_logs(place[2])], self.quota)
+    def _look(self, looks: list[tuple[Place, list[tuple[str, int]]]]) -> None:
+        for place, sources in looks:
+            logs = [log.path for log in rank_logs(place[2])]
+            read = {path: offset for pattern, offset in sources for path in logs if fnmatchcase(str(path), pattern)}
+            trimmed = trim_all(logs, self.quota, read)
             if trimmed:
                 self.found.append((place, trimmed))
 

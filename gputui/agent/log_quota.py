@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 # Holes are of whole blocks; no file system here has larger ones.
 _BLOCK_BYTES = 64 << 10
+_NOTHING_IS_READ: Mapping[Path, int] = MappingProxyType({})
 # st_blocks is in units of 512 bytes whatever the file system: stat(2).
 _STAT_BLOCK_BYTES = 512
 
@@ -32,25 +34,34 @@ class Quota:
     tail_bytes: int = 512 << 20
 
 
-def gap(size: int, quota: Quota) -> tuple[int, int] | None:
-    """The bytes (from, up to) that a log of this size is to lose, in whole blocks, or None."""
+def gap(size: int, quota: Quota, read_bytes: int | None = None) -> tuple[int, int] | None:
+    """The bytes (from, up to) that a log of this size is to lose, in whole blocks, or None. ``read_bytes``: how far
+    its metrics were read, where metrics are read from it. What was not is kept, and so is the block before, by which
+    the reader knows its place."""
     begin = quota.head_bytes // _BLOCK_BYTES * _BLOCK_BYTES
-    end = (size - quota.tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+    end = size - quota.tail_bytes
+    if read_bytes is not None:
+        end = min(end, read_bytes - _BLOCK_BYTES)
+    end = end // _BLOCK_BYTES * _BLOCK_BYTES
     return (begin, end) if end > begin else None
 
 
-def trim(path: Path, quota: Quota) -> int | None:
-    """Give the middle of one log back where it takes more than its quota. Returns the bytes that are missing from it
-    now, None where there was nothing to do. Raises OSError, also where the file system cannot do it."""
+def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
+    """Give the middle of one log back where it takes more than its quota; ``read_bytes`` as for `gap`. Returns the
+    bytes that are missing from it now, None where there was nothing to do. Raises OSError, also where the file system
+    cannot do it."""
     status = path.stat()
     if status.st_blocks * _STAT_BLOCK_BYTES <= quota.limit_bytes:
         return None
-    hole = gap(status.st_size, quota)
+    hole = gap(status.st_size, quota, read_bytes)
     if hole is None:
         return None
     begin, end = hole
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        if os.lseek(descriptor, begin, os.SEEK_DATA) >= end:
+            # Given back already; the rest waits for its reader.
+            return None
         libc = ctypes.CDLL(None, use_errno=True)
         length = ctypes.c_int64(end - begin)
         if libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(begin), length) != 0:
@@ -72,12 +83,12 @@ class Trimmed:
     problem: str | None = None
 
 
-def trim_all(paths: Iterable[Path], quota: Quota) -> list[Trimmed]:
-    """Trim each; files that are gone are passed over."""
+def trim_all(paths: Iterable[Path], quota: Quota, read_bytes: Mapping[Path, int] = _NOTHING_IS_READ) -> list[Trimmed]:
+    """Trim each; files that are gone are passed over. ``read_bytes`` as for `gap`, by path."""
     found = []
     for path in paths:
         try:
-            missing = trim(path, quota)
+            missing = trim(path, quota, read_bytes.get(path))
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, woken by the sampler, by files that changed, by a shim that ended, or by time."""
+"""The agent's loop: one thread, woken by the sampler, by commands, by a shim that ended, or by time."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gputui.agent import handlers, rebuilding, removing
+from gputui.agent import handlers, rebuilding
 from gputui.agent.alerting import Alerting
+from gputui.agent.doorbell import Doorbell
+from gputui.agent.ending import note_first_steps
 from gputui.agent.file_output import FileOutput
+from gputui.agent.free_pages import FreePages
+from gputui.agent.guarding import roll_back
 from gputui.agent.hiding import HidingFormatter, redactor_of
 from gputui.agent.lock import AgentLock
 from gputui.agent.predecessor import note_predecessor
 from gputui.agent.recorder import Recorder
 from gputui.agent.sinks import Sinks
+from gputui.agent.slices import SliceSize
 from gputui.agent.supervisor import Supervisor
 from gputui.agent.upkeep import Upkeep
+from gputui.agent.write_ahead_log import WriteAheadLog
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import MetricsIngest
-from gputui.metrics.report import IngestReport
-from gputui.metrics.watch import FileWatcher
 from gputui.runs import repository
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
-from gputui.runs.repository import transaction
 from gputui.runs.states import RunState
 from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
 from gputui.version import VERSION
@@ -44,14 +47,17 @@ log = logging.getLogger(__name__)
 # Whoever writes a command rings the doorbell, which wakes the agent at once; this is for a bell that was not heard.
 COMMAND_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 1.0
-# Lines that arrive together are stored together; one flush per line would be one transaction per line.
-GATHER_SECONDS = 0.05
-PUMP_BUDGET_BYTES = 8 << 20
-# Between slices of what an older gputui stored and did not reduce for charts; a slice takes about 10 ms.
+# How often the metrics files of live runs are looked at: lines that arrive in between are stored together.
+INTAKE_SECONDS = 0.25
+# Between slices of what an older gputui stored and did not reduce for charts.
 REDUCE_SECONDS = 0.1
+# Between slices of what is deleted of removed runs, and of the pages that it leaves; a slice takes about 16 ms.
+REMOVE_SECONDS = 0.03
+LOOK_SECONDS = 5.0
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
 UNWRITABLE_SECONDS = 0.5
+RESTING_SECONDS = 0.05
 TICKET_SECONDS = 3600.0
 
 
@@ -95,7 +101,7 @@ class Agent:
         self.recorder = Recorder(self.connection, workspace.runs, self.wall)
         self.ingest = MetricsIngest(self.connection, redactor_of=partial(redactor_of, workspace))
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.watcher = FileWatcher(workspace.runs, self._wake_write)
+        self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(
             self.connection,
             workspace,
@@ -104,8 +110,6 @@ class Agent:
             self.selector,
             self.wall,
             self.clock,
-            on_start=self.watcher.follow,
-            on_end=self.watcher.unfollow,
             wake=self._wake,
         )
         self.alerting = Alerting(
@@ -119,10 +123,16 @@ class Agent:
         )
         self.supervisor.outbox.alerts_by = self.alerting.told_by
         self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall, options.interval_seconds)
+        self.free_pages = FreePages(self.connection, self.clock)
+        self.log = WriteAheadLog(self.connection, workspace.database, self.supervisor.jobs, self.clock)
         self.sinks = Sinks(self.connection, workspace, self.wall, self.clock)
-        self._needed_at = self.clock()
+        self._began_at = self._needed_at = self.clock()
+        # When each part is due, in monotonic seconds.
+        self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "reducing", "removal"), self._began_at)
         # A scenario among the state makes this a workspace of simulated GPUs.
         self.is_simulated = workspace.scenario.exists()
+        if self.is_simulated:
+            self._due["occupants"] = self._began_at
         self.sampler = SamplerClient(
             SamplerCommand(
                 source="simulated" if self.is_simulated else "nvml",
@@ -133,6 +143,8 @@ class Agent:
             workspace.agent_log,
         )
         self._unwritable: str | None = None
+        self._stretches = SliceSize(self.clock, 2, 1, 8)
+        self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -141,81 +153,134 @@ class Agent:
         """Until a signal, the duration, or until nobody needs an agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
-        note_predecessor(self.connection, self.wall())
+        with self.supervisor.guard.around_part("looking for a former agent"):
+            # Before this agent takes its place.
+            note_predecessor(self.connection, self.wall())
         self._introduce(ready=False)
-        rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
-        removing.go_on(self.workspace)
-        self.watcher.start()
-        self.supervisor.adopt()
-        self.supervisor.repeat_stops()
-        self.upkeep.begin()
-        self.alerting.begin()
-        self.sinks.begin()
+        self.doorbell.start()
+        self._begin()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
-        log.info("agent %s started, pid %d, files by %s", VERSION, os.getpid(), self.watcher.mode)
+        log.info("agent %s started, pid %d", VERSION, os.getpid())
         try:
             self._loop()
         finally:
-            self.watcher.stop()
+            self.doorbell.stop()
             self.sampler.close()
             self.sinks.close()
             if self.options.output is not None:
                 self.options.output.close()
             self._leave()
 
+    def _begin(self) -> None:
+        """Go on where a former agent ended. What nobody foresaw in one step must not keep every agent from starting.
+        Raises sqlite3.Error where the database itself is in trouble."""
+
+        def rebuild() -> None:
+            self._describe("reading runs back from their folders")
+            rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+            self._describe()
+
+        steps: dict[str, Callable[[], object]] = {
+            "reading runs back": rebuild,
+            "removal": self.supervisor.removal.go_on,
+            "adoption": self.supervisor.adopt,
+            "repeating stops": self.supervisor.repeat_stops,
+            "upkeep": self.upkeep.begin,
+            "alerting": self.alerting.begin,
+            "exports": self.sinks.begin,
+        }
+        for name, step in steps.items():
+            with self.supervisor.guard.around_part(name):
+                step()
+
     def _loop(self) -> None:
-        started = self.clock()
-        next_commands = next_housekeeping = next_occupants = next_reducing = started
-        pump_at: float | None = started
+        parts = self.supervisor.parts
+        self._began_at = self.clock()
         while not self.stopping:
-            now = self.clock()
-            due = min(next_commands, next_housekeeping, next_reducing, now + 1.0 if pump_at is None else pump_at)
-            due = min(due, self.supervisor.next_due() or due)
-            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - now))}
+            due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
+            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - self.clock()))}
             if self._wake_read in ready:
                 self._drain_wake()
-                next_commands = min(next_commands, self.clock())
-                pump_at = min(pump_at or float("inf"), self.clock() + GATHER_SECONDS)
+                self._hasten("commands", self.clock())
+            parts.begin_turn()
             try:
-                is_tick = self.sampler.fileno() in ready and self._read_sampler()
-                now = self.clock()
-                # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
-                soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
-                if pump_at is not None and now >= pump_at:
-                    pump_at = now if self._pump() else None
-                if soon >= next_commands:
-                    next_commands = now + COMMAND_SECONDS
-                    if handlers.answer_all(self.supervisor):
-                        self._needed_at = now
-                self.supervisor.turn()
-                if soon >= next_housekeeping:
-                    next_housekeeping = now + HOUSEKEEPING_SECONDS
-                    pump_at = now if pump_at is None and self.supervisor.live else pump_at
-                    self._housekeeping(now, started)
-                if now >= next_reducing:
-                    next_reducing = now + REDUCE_SECONDS if self.ingest.reduce_more() else math.inf
-                if self.is_simulated and now >= next_occupants:
-                    next_occupants = now + OCCUPANTS_SECONDS
-                    self.sampler.send_occupants(self.supervisor.occupants())
+                self._turn(ready)
             except sqlite3.OperationalError as error:
-                # A full disk or a lock held elsewhere: nothing was changed, everything is tried again.
-                self._wait_quietly(str(error))
-            else:
-                if self._unwritable is not None:
-                    log.info("the database can be written again")
-                    self._unwritable = None
+                # A lock held elsewhere: nothing was changed, everything is tried again.
+                roll_back(self.connection)
+                parts.unwritable = str(error)
+            parts.end_turn()
+            self._pause(parts.unwritable, is_one_resting=parts.is_one_resting)
 
-    def _wait_quietly(self, why: str) -> None:
-        if why != self._unwritable:
+    def _turn(self, ready: set[int]) -> None:
+        """One turn: first the ends of attempts, then what was sampled and logged, then what people ask for, then all
+        that follows from it. Each part fails alone. Raises sqlite3.OperationalError where the database is locked."""
+        parts, due = self.supervisor.parts, self._due
+        parts.do("noticing ends", self.supervisor.notice_ends)
+        is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
+        now = self.clock()
+        # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
+        soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
+        if now >= due["metrics"]:
+            due["metrics"] = now + INTAKE_SECONDS if self.supervisor.live else math.inf
+            if parts.do("metrics", self._pump):
+                due["metrics"] = now
+        if soon >= due["commands"]:
+            # A bell that is not heard at all is made up for by looking as often as at the files.
+            due["commands"] = now + (COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS)
+            if parts.do("commands", partial(handlers.answer_all, self.supervisor)):
+                self._needed_at = now
+                self._hasten("removal", now)
+        self.supervisor.advance()
+        if soon >= due["housekeeping"]:
+            due["housekeeping"] = now + HOUSEKEEPING_SECONDS
+            if self.supervisor.live:
+                self._hasten("metrics", now + INTAKE_SECONDS)
+            self._housekeeping(now)
+        if now >= due["reducing"]:
+            due["reducing"] = now + REDUCE_SECONDS if parts.do("reducing", self._reduce) else math.inf
+        if now >= due["removal"]:
+            # Pages are free once the lines are gone; both are given little of each turn.
+            is_more = self.log.is_long or (
+                parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
+            )
+            due["removal"] = self.clock() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
+            if is_more:
+                self._needed_at = now
+        parts.do("the log", self.log.turn)
+        if self.is_simulated and now >= due["occupants"]:
+            due["occupants"] = now + OCCUPANTS_SECONDS
+            parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
+
+    def _reduce(self) -> bool:
+        """Reduce for charts some of what an older gputui stored; whether there is more."""
+        is_more = False
+
+        def act(stretches: int) -> None:
+            nonlocal is_more
+            is_more = self.ingest.reduce_more(stretches)
+
+        self._stretches.run(act)
+        return is_more
+
+    def _hasten(self, what: str, at: float) -> None:
+        self._due[what] = min(self._due[what], at)
+
+    def _pause(self, unwritable: str | None, *, is_one_resting: bool) -> None:
+        """After a turn in which something could not be done. What is ready stays so until it is looked at, so that a
+        selector would not wait."""
+        if unwritable is not None and unwritable != self._unwritable:
             # Said once: where the disk is full, the log lies on it too.
-            log.warning("the database cannot be written now: %s", why)
-            self._unwritable = why
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
-        # What is ready stays so until it is looked at, so that a selector would not wait.
-        time.sleep(UNWRITABLE_SECONDS)
+            log.warning("the database cannot be written now: %s", unwritable)
+        elif unwritable is None and self._unwritable is not None:
+            log.info("the database can be written again")
+        self._unwritable = unwritable
+        if unwritable is not None:
+            time.sleep(UNWRITABLE_SECONDS)
+        elif is_one_resting:
+            time.sleep(RESTING_SECONDS)
 
     # --- what wakes it --------------------------------------------------------------------------------------------
 
@@ -254,52 +319,51 @@ class Agent:
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
-        self.watcher.take()
-        report = self.ingest.pump(budget_bytes=PUMP_BUDGET_BYTES)
-        self._note_progress(report)
+        report = self.ingest.pump()
+        note_first_steps(self.connection, report, self.wall())
         self.alerting.take(report)
         for run_id, note in report.notes:
-            repository.add_event(self.connection, note, now=self.wall(), severity="warning", run_id=run_id)
+            # What holds for all of a run is noticed again by each agent.
+            if not repository.has_event(self.connection, run_id, note):
+                repository.add_event(self.connection, note, now=self.wall(), severity="warning", run_id=run_id)
         return report.more
-
-    def _note_progress(self, report: IngestReport) -> None:
-        for progress in report.progress:
-            with transaction(self.connection):
-                repository.note_steps(
-                    self.connection,
-                    progress.run_id,
-                    progress.attempt,
-                    first=progress.first_step,
-                    last=progress.last_step,
-                    at=self.wall(),
-                )
-                run = repository.get_run(self.connection, progress.run_id)
-                if run is not None and run.state is RunState.STARTING and run.attempt == progress.attempt:
-                    repository.move(
-                        self.connection, run, RunState.RUNNING, cause="its first step was seen", now=self.wall()
-                    )
 
     # --- once a second --------------------------------------------------------------------------------------------
 
-    def _housekeeping(self, now: float, started: float) -> None:
-        self._watch_sampler(now)
-        self.upkeep.turn(now, self.supervisor.folders())
-        self.alerting.turn()
-        self.sinks.turn()
+    def _housekeeping(self, now: float) -> None:
+        parts = self.supervisor.parts
+        parts.do("the sampler", lambda: self._watch_sampler(now))
+        parts.do("upkeep", lambda: self.upkeep.turn(now, self.supervisor.folders()))
+        parts.do("alerting", self.alerting.turn)
+        parts.do("exports", self.sinks.turn)
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
+        parts.do("housekeeping", lambda: self._look_at_itself(now))
+
+    def _look_at_itself(self, now: float) -> None:
+        """Whether this agent is still needed, and its store still the one that everybody else opens."""
+        self._show_longest_turn()
         if not self._store_is_ours():
             log.error("%s was replaced or removed; starting over with what is there", self.workspace.database)
             self.replaced = self.stopping = True
         if self.on_second is not None:
             self.on_second(self)
-        if self.options.duration_seconds is not None and now - started >= self.options.duration_seconds:
+        if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:
             self.stopping = True
         if self.options.recording or self.supervisor.is_busy() or self.sinks.is_busy() or anybody_looks(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:
             log.info("nobody needs an agent now")
             self.stopping = True
+
+    def _show_longest_turn(self) -> None:
+        parts = self.supervisor.parts
+        if parts.longest_seconds > self._shown_turn:
+            self._shown_turn = parts.longest_seconds
+            self.connection.execute(
+                "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
+                (parts.longest_seconds, parts.longest_part),
+            )
 
     def _watch_sampler(self, now: float) -> None:
         health = self.sampler.check(now)
@@ -323,7 +387,7 @@ class Agent:
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
         try:
-            return open_writer(path)
+            return open_writer(path, self._describe)
         except StoreCorruptError as error:
             aside = set_aside(path, self.wall())
             connection = open_writer(path)
@@ -336,7 +400,8 @@ class Agent:
             log.error("%s; set aside as %s", error, aside)
             return connection
 
-    def _introduce(self, *, ready: bool) -> None:
+    def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
+        """Say in the lock's file who holds it, and what it does that others have to wait for."""
         own = identify(os.getpid())
         assert own is not None
         self.lock.describe(
@@ -348,8 +413,13 @@ class Agent:
                 "started_at": self.started_at,
                 "recording": self.options.recording,
                 "ready": ready,
+                "doing": doing,
             }
         )
+
+    def _introduce(self, *, ready: bool) -> None:
+        own = identify(os.getpid())
+        assert own is not None
         self.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, "
             "recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -364,6 +434,8 @@ class Agent:
                 self.options.interval_seconds,
             ),
         )
+        # Last, for whoever waits for an agent begins at once.
+        self._describe(ready=ready)
 
     def _leave(self) -> None:
         try:

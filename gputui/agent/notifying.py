@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.recovery.policies import Notice
+from gputui.runs.identity import open_pidfd
 
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 LAST_WORDS = 200
+# So often is looked for the end of a command where the kernel does not report it.
+BLIND_LOOK_SECONDS = 0.05
 PIECE_BYTES = 1 << 16
 
 
@@ -54,25 +57,28 @@ def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -
     """Wait for a process to end, and keep the end of what it says. Raises subprocess.TimeoutExpired."""
     deadline = time.monotonic() + seconds
     words = b""
-    ended = os.pidfd_open(process.pid)
+    ended = open_pidfd(process.pid)
     try:
         with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
+            if ended is not None:
+                selector.register(ended, selectors.EVENT_READ)
             selector.register(errors, selectors.EVENT_READ)
             while True:
                 left = deadline - time.monotonic()
-                ready = {key.fd for key, _ in selector.select(max(0.0, left))}
+                at_most = left if ended is not None else min(left, BLIND_LOOK_SECONDS)
+                ready = {key.fd for key, _ in selector.select(max(0.0, at_most))}
                 if errors in ready:
                     piece = os.read(errors, PIECE_BYTES)
                     words = (words + piece)[-PIECE_BYTES:]
                     if not piece:
                         selector.unregister(errors)
-                if ended in ready:
+                if ended in ready or (ended is None and process.poll() is not None):
                     return words
                 if left <= 0:
                     raise subprocess.TimeoutExpired(process.args, seconds)
     finally:
-        os.close(ended)
+        if ended is not None:
+            os.close(ended)
 
 
 def post(notice: Notice, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:

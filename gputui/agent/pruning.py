@@ -1,7 +1,7 @@
 """Deleting what is older, or more, than is to be kept: a little at a time, the oldest first.
 
-Samples go only after the hour that they lie in has been put together. Freed pages are used again; where the file was
-created to allow it, many of them are given back to the file system, some at a time.
+Samples go only after the hour that they lie in has been put together. Freed pages are used again, or given back to the
+file system (``agent.free_pages``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gputui.runs.repository import transaction
 from gputui.store.packs import BLOCK_SECONDS
 from gputui.store.retention import Retention
-from gputui.store.room import pragma, room
+from gputui.store.room import room
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 from gputui.store.summaries import DAY, HOUR
 
@@ -22,10 +22,6 @@ TICKS_AT_ONCE = 600
 PACKS_AT_ONCE = 60
 # Below the limit by so much, so that not every second has something to delete.
 SIZE_SLACK = 0.02
-# Free pages below this, or below a tenth of the file, are soon used again: an hour of eight GPUs at 10 Hz frees 6000
-# when it is packed, and the next one takes them.
-KEPT_FREE_PAGES = 8192
-VACUUMED_PAGES = 256
 
 
 def put_together(connection: sqlite3.Connection) -> float:
@@ -48,8 +44,6 @@ class Pruning:
         while self._slice(retention, now, ages_hold):
             if self.clock() >= deadline:
                 return False
-        if self.clock() < deadline:
-            self._give_back()
         return True
 
     def _slice(self, retention: Retention, now: float, ages_hold: bool) -> bool:
@@ -131,8 +125,3 @@ class Pruning:
             if bound is not None:
                 self.connection.execute(f"UPDATE record_bounds SET {bound} = max({bound}, ?)", (cut,))  # noqa: S608
         return True
-
-    def _give_back(self) -> None:
-        free, pages = (pragma(self.connection, name) for name in ("freelist_count", "page_count"))
-        if free > max(KEPT_FREE_PAGES, pages // 10) and pragma(self.connection, "auto_vacuum") == 2:
-            self.connection.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()

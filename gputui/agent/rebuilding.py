@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor, redact_params
 from gputui.runs import repository
+from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
-from gputui.runs.identity import marked_processes
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
@@ -77,13 +78,13 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
         for record in attempts:
             repository.insert_attempt(
                 connection,
-                _get(connection, folder.name),
+                replace(_get(connection, folder.name), resume_from=record.get("resume_from")),
                 number=int(record["attempt"]),
                 gpus=tuple(record["gpus"]),
                 launch=redact_launch(Launch.from_json(record), own),
                 now=float(record["created_at"]),
             )
-            ingest.readmit_attempt(folder.name, int(record["attempt"]), int(record.get("metrics_bytes") or 0))
+            ingest.readmit_attempt(folder.name, int(record["attempt"]), record.get("metrics_bytes") or 0)
             if record is not newest:
                 repository.end_attempt(
                     connection,
@@ -131,7 +132,7 @@ def _attempts(folder: Path) -> list[dict[str, Any]]:
             record = json.loads(plan.read_text("utf-8"))
             ended = entry / "exit.json"
             record["exit"] = json.loads(ended.read_text("utf-8")) if ended.exists() else None
-            begun = (entry / "started.json").exists() or marked_processes(folder, int(entry.name))
+            begun = (entry / "started.json").exists() or processes_of(folder, int(entry.name))
             if record["exit"] is not None or begun:
                 found.append(record)
     return sorted(found, key=lambda record: int(record["attempt"]))

@@ -22,7 +22,8 @@ from gputui.gpu.model import (
     SlowTick,
 )
 from gputui.host.model import HostSample
-from gputui.runs.identity import Owner, environment_of, owner_in, read_stat
+from gputui.runs.attempt_processes import owner_of
+from gputui.runs.identity import Owner, read_stat
 from gputui.runs.repository import add_event, transaction
 from gputui.store import series
 
@@ -55,8 +56,9 @@ _INSERT_SLOW = _insert(series.SLOW.rows, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
-    """Which run and rank a PID belongs to, told by the mark in its environment. A process keeps its environment, so
-    each is read once. ``runs`` is the folder of this home's runs: a run of another home is a stranger here."""
+    """Which run and rank a PID belongs to, told by its environment tag or by the process tree above it. Neither
+    changes in the life of a process, so each is read once. ``runs`` is the folder of this home's runs: a run of another
+    home is a stranger here."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = str(runs)
@@ -76,11 +78,9 @@ class ProcessOwners:
         self._known = {key: owner for key, owner in self._known.items() if key in alive}
 
     def _look(self, process: GpuProcess) -> Owner | None:
-        environment = environment_of(process.pid)
+        owner = owner_of(process.pid, self._runs)
         stat = read_stat(process.pid)
-        if environment is None or stat is None or stat.start_ticks != process.start_ticks:
-            return None
-        return owner_in(environment, self._runs)
+        return None if stat is None or stat.start_ticks != process.start_ticks else owner
 
 
 def _digits(name: str) -> int | None:

@@ -9,78 +9,131 @@ from gputui.runs.repository import RunRecord
 
 # A foreign process below this is a display server or a context that shares a GPU peacefully.
 FOREIGN_BUSY_BYTES = 1 << 30
+LEAST_CPU_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class GpuStanding:
-    """One GPU as the scheduler sees it. ``obstacle`` says why nothing may start on it now, None when it may;
-    ``out_of_service`` that waiting does not help; ``holder`` is the run that leases it; ``free_bytes`` is None when the
-    driver does not say."""
+    """One GPU as the scheduler sees it: one that the driver lists, or one that it does not list although a run leases
+    it, which has no ``index``. ``obstacle`` says why nothing may start on it now, None when it may; ``out_of_service``
+    that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holder`` is the run that leases
+    it; ``free_bytes`` is None when the driver does not say."""
 
     uuid: str
-    index: int
+    index: int | None
     holder: str | None = None
     obstacle: str | None = None
     free_bytes: int | None = None
     out_of_service: bool = False
+    is_settling: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.uuid if self.index is None else f"GPU {self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """This run starts now, on these GPUs."""
+    """This run starts now, on these GPUs. ``replaced`` says of each GPU that it held and does not get again why."""
 
     run: RunRecord
     uuids: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """This run waits, and why."""
+    """This run waits, and why. ``in_service`` is set where a run goes on after an incident and GPUs that it held are
+    out of service, so that fewer than it needs are left: so many."""
 
     run: RunRecord
     reason: str
+    in_service: int | None = None
 
 
 PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
+def gpus_wanted(run: RunRecord) -> int:
+    """How many GPUs the run's next attempt has: what its specification asks for, unless exclude_gpu left fewer."""
+    request = run.spec.gpus
+    return run.gpu_count or len(request.uuids) or request.count
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRoom:
+    """How many ranks of runs without GPUs may run at a time, and how many do."""
+
+    limit: int
+    running: int = 0
+
+    @classmethod
+    def of(cls, cores: int, running: int) -> CpuRoom:
+        """A rank for each core; on small machines more, for such runs may as well wait for a disk or a network."""
+        return cls(max(cores, LEAST_CPU_RANKS), running)
+
+
 def schedule(
-    queue: Sequence[RunRecord], gpus: Sequence[GpuStanding] | None, *, paused: bool = False
+    queue: Sequence[RunRecord],
+    gpus: Sequence[GpuStanding] | None,
+    *,
+    paused: bool = False,
+    cpu: CpuRoom | None = None,
 ) -> list[Start | Wait]:
-    """Strictly in the order of ``queue``. A run that must wait holds back later ones from any GPU that it could use
-    itself, so that a large run is never starved by small ones; one that the GPUs in service could never satisfy holds
-    back nobody. Runs without GPUs start at once.
+    """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: nobody else can have those,
+    and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
+    could use itself, so that a large run is never starved by small ones; one that the GPUs in service could never
+    satisfy holds back nobody. A run that goes on after an incident returns to the GPUs that it leases, and gets others
+    for those that are lost, in quarantine or in use by others. Runs without GPUs start while there is room for their
+    ranks; one that waits for that holds back later ones without GPUs.
 
     ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
     incident.
     """
     outcome: list[Start | Wait] = []
     taken: set[str] = set()
-    for run in queue:
+    ranks = 0 if cpu is None else cpu.running
+    holders = {gpu.holder for gpu in gpus or ()}
+    for run in sorted(queue, key=lambda run: run.run_id not in holders):
         if paused and not goes_on(run):
             outcome.append(Wait(run, PAUSED))
-            continue
-        request = run.spec.gpus
-        wanted = len(request.uuids) or request.count
-        if not wanted:
-            outcome.append(Start(run, ()))
-            continue
-        if gpus is None:
+        elif not gpus_wanted(run):
+            # More ranks than there is ever room for have it to themselves.
+            if cpu is None or not ranks or ranks + run.spec.nproc <= cpu.limit:
+                ranks += run.spec.nproc
+                outcome.append(Start(run, ()))
+            else:
+                ranks = cpu.limit
+                outcome.append(
+                    Wait(run, f"waits: {cpu.limit} ranks of runs without GPUs run at a time on this machine")
+                )
+        elif gpus is None:
             outcome.append(Wait(run, "waits for the first look at the GPUs"))
-            continue
-        own = [gpu for gpu in gpus if gpu.holder == run.run_id]
-        candidates = own or [gpu for gpu in gpus if not request.uuids or gpu.uuid in request.uuids]
-        fitting = [gpu for gpu in candidates if _fits(gpu, run, taken)]
-        if len(fitting) >= (len(own) or wanted):
-            chosen = tuple(gpu.uuid for gpu in fitting[: len(own) or wanted])
-            taken.update(chosen)
-            outcome.append(Start(run, chosen))
         else:
-            in_service = [gpu for gpu in candidates if not gpu.out_of_service]
-            if own or len(in_service) >= wanted:
-                taken.update(gpu.uuid for gpu in candidates)
-            outcome.append(Wait(run, _why(candidates, fitting, wanted, run)))
+            outcome.append(_place(run, gpus, taken))
     return outcome
+
+
+def _place(run: RunRecord, gpus: Sequence[GpuStanding], taken: set[str]) -> Start | Wait:
+    """What becomes of one run; adds to ``taken`` what later ones cannot have."""
+    request, wanted = run.spec.gpus, gpus_wanted(run)
+    own = [gpu for gpu in gpus if gpu.holder == run.run_id]
+    pool = own + [gpu for gpu in gpus if gpu not in own and (not request.uuids or gpu.uuid in request.uuids)]
+    fitting = [gpu for gpu in pool if _fits(gpu, run, taken)]
+    # Its own GPUs are as good as free: it waits for them rather than move to others.
+    soon = [gpu for gpu in own if gpu in fitting or gpu.is_settling]
+    if len(soon) >= wanted > len([gpu for gpu in own if gpu in fitting]):
+        return Wait(run, _why(own, fitting, wanted, run))
+    if len(fitting) >= wanted:
+        chosen = {gpu.uuid for gpu in fitting[:wanted]}
+        taken.update(chosen)
+        left = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in own if gpu not in fitting]
+        return Start(run, tuple(gpu.uuid for gpu in gpus if gpu.uuid in chosen), tuple(left))
+    in_service = [gpu for gpu in pool if not gpu.out_of_service]
+    if len(in_service) >= wanted:
+        taken.update(gpu.uuid for gpu in pool)
+    is_short = goes_on(run) and len(in_service) < wanted and any(gpu.out_of_service for gpu in own)
+    return Wait(run, _why(pool, fitting, wanted, run), len(in_service) if is_short else None)
 
 
 def goes_on(run: RunRecord) -> bool:
@@ -97,7 +150,7 @@ def _fits(gpu: GpuStanding, run: RunRecord, taken: set[str]) -> bool:
 
 def _why(candidates: Sequence[GpuStanding], fitting: Sequence[GpuStanding], wanted: int, run: RunRecord) -> str:
     noun = "GPU" if wanted == 1 else "GPUs"
-    obstacles = [f"GPU {gpu.index} {_obstacle(gpu, run)}" for gpu in candidates if gpu not in fitting]
+    obstacles = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in candidates if gpu not in fitting]
     detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
     return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
 

@@ -17,7 +17,8 @@ from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, 
 from gputui.agent.reporting import record_line, record_shape
 from gputui.config import Workspace
 from gputui.runs.agent_process import anybody_looks, spawn_agent, stop_agent
-from gputui.store.database import StoreError
+from gputui.store.database import StoreError, refuse_other_machine
+from gputui.store.machine import claim
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,18 @@ def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_s
     log_to_stderr()
     try:
         workspace.create()
+        # Before the lock, which the other machine may hold.
+        refuse_other_machine(workspace.state)
         lock = AgentLock.take(workspace.agent_lock)
     except AgentRunningError:
         return 0
+    except StoreError as error:
+        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
+        return 1
     except OSError as error:
         log.error("cannot use %s: %s", workspace.state, error)
         return 1
+    workspace.agent_stopped.unlink(missing_ok=True)
     linger = LINGER_SECONDS if linger_seconds is None else linger_seconds
     return _run(workspace, AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger), lock, None)
 
@@ -62,6 +69,9 @@ def record(
     """
     try:
         workspace.create()
+        refuse_other_machine(workspace.state)
+    except StoreError as error:
+        raise RecordError(str(error)) from error
     except OSError as error:
         raise RecordError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
     if samples is not None:
@@ -70,6 +80,7 @@ def record(
         except OSError as error:
             raise RecordError(f"cannot write {error.filename}: {error.strerror}; choose another --output") from error
     lock = _take_over(workspace)
+    workspace.agent_stopped.unlink(missing_ok=True)
     reporter = _Reporter(as_json, output)
     options = AgentOptions(
         recording=True,
@@ -100,6 +111,10 @@ def _take_over(workspace: Workspace) -> AgentLock:
 def _run(
     workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
 ) -> int:
+    try:
+        claim(workspace.state)
+    except OSError as error:
+        log.warning("whose home this is cannot be noted: %s", error)
     try:
         agent = Agent(workspace, options, lock, on_second=on_second)
     except (StoreError, OSError) as error:

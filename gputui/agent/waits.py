@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gputui.agent.gates import POLL_SECONDS, Gates
+from gputui.agent.guarding import Guard
 from gputui.agent.starting import give_up
 from gputui.config import Workspace
 from gputui.runs import repository
@@ -16,11 +17,14 @@ from gputui.runs.states import RunState
 
 @dataclass(slots=True)
 class Waits:
-    """The waits of all runs. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+    """The waits of all runs. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``is_understood`` fails a run
+    whose row cannot be understood."""
 
     connection: sqlite3.Connection
     workspace: Workspace
     gates: Gates
+    guard: Guard
+    is_understood: Callable[[RunRecord], bool]
     wall: Callable[[], float]
     clock: Callable[[], float]
     due_at: dict[str, float] = field(default_factory=dict)
@@ -42,15 +46,25 @@ class Waits:
         for run_id, not_before in waiting.items():
             left = max(0.0, (not_before or 0.0) - self.wall())
             due = self.due_at.setdefault(run_id, self.clock() + left)
-            run = repository.get_run(self.connection, run_id)
-            if run is not None and min(due, self.clock() + left) <= self.clock():
-                if self._is_gated(run):
-                    self.due_at[run_id] = self.clock() + POLL_SECONDS
-                    continue
-                with transaction(self.connection):
-                    repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
-                is_one_over = True
+            if min(due, self.clock() + left) > self.clock():
+                continue
+            # Whatever keeps it now is looked at again then.
+            self.due_at[run_id] = self.clock() + POLL_SECONDS
+            if not self.guard.is_resting(run_id):
+                with self.guard.around(run_id):
+                    is_one_over |= self._end_wait(run_id)
         return is_one_over
+
+    def _end_wait(self, run_id: str) -> bool:
+        """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
+        run = repository.get_run(self.connection, run_id)
+        if run is None or not self.is_understood(run):
+            return False
+        if self._is_gated(run):
+            return False
+        with transaction(self.connection):
+            repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
+        return True
 
     def _is_gated(self, run: RunRecord) -> bool:
         """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""

@@ -10,17 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.concluding import Conclusion
+from gputui.agent.jobs import Job
 from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuReading, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, Line, Pace, Silence
 from gputui.recovery.watch.verdict import Verdict, judge
-from gputui.runs.identity import ProcessIdentity
-from gputui.runs.readings import Reading, rank_of, read_process
+from gputui.runs.attempt_processes import AttemptProcess
+from gputui.runs.connections import reaches_out
+from gputui.runs.readings import Reading, read_process
 from gputui.runs.repository import AttemptRecord
 from gputui.store.metric_queries import Cursor
-from gputui.store.watch_queries import WatchedLine, earlier_starts, newest_lines
+from gputui.store.watch_queries import WatchedLine, earlier_starts, ended_for_hang, newest_lines
 
 LOOK_SECONDS = 2.0
 LINES_PER_LOOK = 5000
@@ -36,19 +38,23 @@ STUCK_AFTER_WORK_SECONDS = 24.0
 @dataclass(slots=True)
 class Look:
     """One look at the processes of an attempt. ``ranks`` holds those that the launcher gave a rank, or, where there are
-    none, all of them as rank None; ``others`` the rest, such as torchrun itself."""
+    none, all of them as rank None; ``others`` the rest, such as torchrun itself. ``is_closed``: no rank is known to be
+    able to wait for anything beyond this machine."""
 
     at: float
     ranks: dict[int | None, list[Reading]]
     others: list[Reading]
     size: int
+    is_closed: bool = False
 
 
 @dataclass(slots=True)
 class Watched:
     """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
     found it stuck; ``worked``: a look since then found it at work;
-    ``together_at``: the last look that found several ranks at work."""
+    ``together_at``: the last look that found several ranks at work; ``was_open``: a look of this silence found a
+    connection beyond the machine; ``is_patient``: an earlier attempt was ended for a hang, so that ranks that
+    wait get all the time that history explains."""
 
     record: AttemptRecord
     course: Course
@@ -62,6 +68,8 @@ class Watched:
     stuck_since: float | None = None
     worked: bool = False
     together_at: float = -math.inf
+    was_open: bool = False
+    is_patient: bool = False
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     memory_at: float = float("-inf")
     size: int = 1
@@ -70,6 +78,8 @@ class Watched:
     pending: list[Finding] = field(default_factory=list)
     ending: str | None = None
     conclusion: Conclusion | None = None
+    metrics_search: Job[str | None] | None = None
+    metrics_searched_at: float = -math.inf
 
     @classmethod
     def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> Watched:
@@ -77,7 +87,7 @@ class Watched:
         pace = Pace()
         for seconds in earlier_starts(connection, record.run_id, record.number):
             pace.add_start(seconds)
-        watched = cls(record, Course(pace), clock)
+        watched = cls(record, Course(pace), clock, is_patient=ended_for_hang(connection, record.run_id, record.number))
         lines, watched.cursor = newest_lines(connection, record.run_id, {}, LINES_PER_LOOK)
         watched.had_lines = bool(lines)
         for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
@@ -113,6 +123,7 @@ class Watched:
         self.stuck_since = None
         self.worked = False
         self.together_at = -math.inf
+        self.was_open = False
         self.last = None
 
     def _numbers(self, line: WatchedLine) -> list[Finding | None]:
@@ -147,12 +158,15 @@ class Watched:
             return None, False
         if sum(not what.is_stuck for what in doings.values()) > 1:
             self.together_at = look.at
+        self.was_open = self.was_open or not look.is_closed
         verdict = judge(
             quiet,
             doings,
             launcher_stopped=any(process.state == "T" for process in look.others),
             meets=self.had_lines or look.size > 1,
             alone_seconds=look.at - self.together_at,
+            is_closed=not self.was_open,
+            is_patient=self.is_patient,
         )
         if verdict is None or not verdict.is_stuck:
             self.stuck_since = None
@@ -160,8 +174,10 @@ class Watched:
             return verdict, False
         if self.stuck_since is None:
             self.stuck_since = look.at
-        needed = STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS
-        return verdict, look.at - self.stuck_since >= min(needed, hang_after)
+        needed = min(STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS, hang_after)
+        if not quiet.is_overdue:
+            needed = verdict.for_seconds
+        return verdict, look.at - self.stuck_since >= needed and (quiet.is_overdue or quiet.may_be_evident)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
         """The leak that the samples up to this one show."""
@@ -196,24 +212,26 @@ class Watched:
         return GpuReading(sample.utilization_percent, sample.memory_utilization_percent, share)
 
 
-def look_at(processes: Sequence[ProcessIdentity], at: float) -> Look:
-    """Read an attempt's processes, the shim left out."""
+def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> Look:
+    """Read an attempt's processes, the shim left out; also whether its ranks have connections beyond this machine."""
     ranks: dict[int | None, list[Reading]] = {}
     others: list[Reading] = []
     size = 1
     for process in processes:
-        reading = read_process(process)
+        reading = read_process(process.identity)
         if reading is None:
             continue
-        rank, count = rank_of(process.pid)
-        if rank is None:
+        if process.rank is None:
             others.append(reading)
         else:
-            ranks.setdefault(rank, []).append(reading)
-            size = max(size, count or 1)
+            ranks.setdefault(process.rank, []).append(reading)
+            size = max(size, process.rank + 1, process.local_world_size or 1)
     if not ranks and others:
         return Look(at, {None: others}, [], 1)
-    return Look(at, ranks, others, size)
+    is_closed = with_connections and not any(
+        reaches_out(process.identity.pid) for process in processes if process.rank is not None
+    )
+    return Look(at, ranks, others, size, is_closed)
 
 
 def _line(line: WatchedLine, arrived_at: float | None = None) -> Line:

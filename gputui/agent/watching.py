@@ -11,12 +11,15 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from gputui.agent import launching
 from gputui.agent.concluding import Conclusion, incident_folder
 from gputui.agent.ending import policy_of
 from gputui.agent.hiding import redactor_of
+from gputui.agent.jobs import Jobs
 from gputui.agent.recorder import Recorder
+from gputui.agent.unread_metrics import missing_metrics, trace_of
 from gputui.agent.watched import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
 from gputui.charts import units
 from gputui.charts.safe_text import clean
@@ -27,7 +30,7 @@ from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.runs import repository
-from gputui.runs.identity import ProcessIdentity, marked_processes
+from gputui.runs.attempt_processes import AttemptProcess, ProcessScan, ProcessScanner
 from gputui.runs.readings import available_bytes
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
@@ -36,6 +39,7 @@ from gputui.store.watch_queries import newest_lines, observations
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 30.0
+METRICS_SEARCH_SECONDS = 6.0
 # An agent that comes so late was suspended, most likely together with its runs.
 SLEPT_SECONDS = 10.0
 # A run that raised something unforeseen is left alone so long.
@@ -52,6 +56,7 @@ _HEADS = {
     "gradient_spike": "gradients grew",
     "straggler": "slow rank",
     "memory_leak": "host memory grows",
+    "no_metrics": "no metrics",
 }
 
 
@@ -68,9 +73,13 @@ class Watching:
     end: Callable[[AttemptRecord], None]
     ask: Callable[[AttemptRecord], None]
     wake: Callable[[], None]
+    jobs: Jobs
     watched: dict[str, Watched] = field(default_factory=dict)
     troubled_until: dict[str, float] = field(default_factory=dict)
     due: float = float("-inf")
+    scanner: ProcessScanner = field(default_factory=ProcessScanner)
+    # Of this turn: all attempts are looked for in one look at the machine.
+    scan: ProcessScan | None = None
 
     def turn(self, living: Collection[AttemptRecord]) -> None:
         """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
@@ -82,6 +91,7 @@ class Watching:
             for one in self.watched.values():
                 one.begin_anew(now)
         self.due = now + LOOK_SECONDS
+        self.scan = None
         numbers = {record.run_id: record.number for record in living}
         self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}
         for record in living:
@@ -119,8 +129,9 @@ class Watching:
             one.note_power(self._gpus())
         if one.ending is None:
             self._look_for_hang(one, policy)
+        self._look_for_metrics(one, run)
         # Until steps are made, data may be read into memory and caches be filled.
-        settled = run.spec.metrics.kind == "none" or one.course.lines >= EARLY_LINES
+        settled = not run.spec.metrics or one.course.lines >= EARLY_LINES
         if one.ending is None and settled and self.clock() - one.memory_at >= MEMORY_SECONDS:
             self._look_for_leak(one, run, policy)
 
@@ -137,15 +148,38 @@ class Watching:
 
     def _look_for_hang(self, one: Watched, policy: Policy) -> None:
         quiet = silence(one.course, self.clock() - one.progress_at, policy.hang_after_seconds)
-        if not quiet.is_overdue:
+        if not quiet.is_worth_a_look:
             one.last, one.stuck_since = None, None
             return
-        look = look_at(self._processes(one), self.clock())
+        look = look_at(self._processes(one), self.clock(), with_connections=not quiet.is_overdue)
         verdict, is_certain = one.judged(look, self._gpus(), quiet, policy.hang_after_seconds)
         if verdict is not None and not verdict.is_stuck:
             self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
         elif verdict is not None and is_certain:
             self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
+
+    def _look_for_metrics(self, one: Watched, run: RunRecord) -> None:
+        """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
+        if one.had_lines or not run.spec.metrics or "no_metrics" in one.told:
+            return
+        if one.metrics_search is not None:
+            if one.metrics_search.is_over:
+                search, one.metrics_search = one.metrics_search, None
+                try:
+                    text = search.result()
+                except OSError as error:
+                    log.warning("%s", error)
+                    text = None
+                if text is not None:
+                    self._tell(one, "no_metrics", None, None, text)
+        elif self.clock() >= one.metrics_searched_at + METRICS_SEARCH_SECONDS:
+            one.metrics_searched_at = self.clock()
+            record = one.record
+            trace = trace_of(
+                run.spec, self.workspace.run_dir(record.run_id), record.number, record.started_at or record.created_at
+            )
+            name = f"looking for what {record.run_id} prints and saves"
+            one.metrics_search = self.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
     def _look_for_leak(self, one: Watched, run: RunRecord, policy: Policy) -> None:
         one.memory_at = self.clock()
@@ -169,10 +203,12 @@ class Watching:
         """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
         return {} if self.workspace.scenario.exists() else self.recorder.fast
 
-    def _processes(self, one: Watched) -> list[ProcessIdentity]:
-        marked = marked_processes(self.workspace.run_dir(one.record.run_id), one.record.number)
+    def _processes(self, one: Watched) -> list[AttemptProcess]:
+        if self.scan is None:
+            self.scan = self.scanner.scan()
+        found = self.scan.processes_of(self.workspace.run_dir(one.record.run_id), one.record.number)
         shim = one.record.shim
-        return [process for process in marked if shim is None or process.pid != shim.pid]
+        return [process for process in found if shim is None or process.pid != shim.pid]
 
     # --- what follows ---------------------------------------------------------------------------------------------
 

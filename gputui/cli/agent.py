@@ -7,6 +7,7 @@ import sqlite3
 import click
 
 from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, print_json, say
+from gputui.config import PRIVATE_FILE_MODE
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store import json_shapes, queries
 from gputui.store.record_status import RecordStatus, record_status
@@ -30,10 +31,13 @@ def start(session: Session) -> None:
 @command.command("stop")
 @click.pass_obj
 def stop(session: Session) -> None:
-    """End the agent; runs go on, and the next agent takes them over."""
+    """End the agent; runs go on, and the next agent takes them over. No run starts one when it ends, however it does,
+    until a command or screen has."""
     try:
+        if session.workspace.state.is_dir():
+            session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
         ended = stop_agent(session.workspace)
-    except AgentUnreachableError as error:
+    except (AgentUnreachableError, OSError) as error:
         fail(str(error), EXIT_UNREACHABLE)
     say("agent ended; runs go on" if ended else "no agent runs")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,14 +22,27 @@ MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 @click.argument("profile")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Only read an old log as the profile would have it read, and show what would be drawn.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
 @click.pass_obj
-def command(session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, as_json: bool) -> None:
+def command(
+    session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, log: Path | None, as_json: bool
+) -> None:
     """Check a profile, and show the exact command, environment and GPUs that it would start with."""
     from gputui.cli import resolving
     from gputui.profiles.preflight import check
 
     chosen = resolving.load_profile(session, profile)
+    if log is not None:
+        from gputui.cli.log_trial import show_trial
+
+        show_trial(chosen, log, as_json=as_json)
+        return
     situation = resolving.gpu_situation(session)
     spec = resolving.resolve_spec(chosen, changes, gpus, situation)
     past = resolving.earlier_peaks(session, spec)

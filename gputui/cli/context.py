@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -19,7 +20,7 @@ from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent
 from gputui.store import commands, queries
-from gputui.store.database import StoreError, StoreMissingError, open_commander, open_reader
+from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.views import RunView
 
 EXIT_OK = 0
@@ -32,6 +33,11 @@ EXIT_INTERRUPTED = 130
 ANSWER_SECONDS = 20.0
 # Before a run is resumed, checkpoints are read whole: that may be hundreds of gigabytes.
 RESUME_SECONDS = 1800.0
+
+
+def tell_doing(doing: str) -> None:
+    """Say what the agent does first, on a line of standard error."""
+    click.echo(f"The agent is {doing} …", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Session:
     def need_agent(self) -> None:
         """Start an agent where none runs."""
         try:
-            ensure_agent(self.workspace)
+            ensure_agent(self.workspace, report=tell_doing)
         except AgentUnreachableError as error:
             fail(str(error), EXIT_UNREACHABLE)
 
@@ -76,8 +82,13 @@ class Session:
             yield
         except (OSError, sqlite3.Error) as error:
             words = error.strerror if isinstance(error, OSError) else str(error)
-            locked = "locked" in str(words)
-            remedy = "another program holds it, try again" if locked else "free some disk space or check permissions"
+            if isinstance(error, OSError) and error.errno == errno.E2BIG:
+                fail(str(words), EXIT_REFUSED)
+            remedy = (
+                "another program holds it, try again"
+                if is_locked(error)
+                else "free some disk space or check permissions"
+            )
             fail(f"cannot write {self.workspace.state}: {words}; {remedy}", EXIT_REFUSED)
 
     def commander(self) -> sqlite3.Connection:
@@ -87,7 +98,13 @@ class Session:
             fail(str(error), EXIT_UNREACHABLE)
 
     def wait(self, connection: sqlite3.Connection, command_id: int, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        answer = commands.wait_for_answer(connection, command_id, seconds)
+        try:
+            answer = commands.wait_for_answer(connection, command_id, seconds)
+        except commands.NotWithdrawnError as error:
+            remedy = "it may still be carried out; gputui ps tells"
+            fail(
+                f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", EXIT_UNREACHABLE
+            )
         if answer is None:
             fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
         if answer.state == "refused":

@@ -13,7 +13,7 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, Session, fail, say
 from gputui.metrics.intake_words import intake_words
-from gputui.store import alerts, metric_intake, queries
+from gputui.store import alerts, checkpoints, metric_intake, queries
 from gputui.store.alerts import AlertView
 from gputui.store.step_times import StepTimes
 
@@ -27,7 +27,10 @@ ALERTS_TOLD = 8
 @click.pass_obj
 def command(session: Session, run: str, evidence: bool) -> None:
     """What happened to a run, why each decision was taken, and how it stands: in plain sentences."""
+    from gputui.recovery.checkpoint_ledger import spans_of
+    from gputui.recovery.checkpoint_words import checkpoints_sentence
     from gputui.recovery.cost import costs
+    from gputui.recovery.resumption import resumptions
     from gputui.recovery.story import tell
 
     with closing(session.reader()) as connection:
@@ -35,6 +38,7 @@ def command(session: Session, run: str, evidence: bool) -> None:
         attempts = queries.attempts(connection, view.run_id)
         incidents = queries.incidents(connection, view.run_id)
         decisions = queries.decisions(connection, view.run_id)
+        clock = StepTimes(connection, view.run_id)
         story = tell(
             view,
             attempts,
@@ -42,9 +46,11 @@ def command(session: Session, run: str, evidence: bool) -> None:
             decisions,
             queries.transitions(connection, view.run_id),
             now=time.time(),
-            costs=costs(attempts, incidents, decisions, StepTimes(connection, view.run_id)),
+            costs=costs(attempts, incidents, decisions, clock),
+            went_on=resumptions(attempts, clock.repeats),
         )
         raised = alerts.of_run(connection, view.run_id)
+        rows = checkpoints.of_run(connection, view.run_id)
         trouble = intake_words(metric_intake.intake(connection, view.run_id))
     kept = evidence_folders(session.workspace.run_dir(view.run_id))
     if evidence:
@@ -53,6 +59,8 @@ def command(session: Session, run: str, evidence: bool) -> None:
         for folder in kept:
             say(str(folder))
         return
+    if rows:
+        story.append(checkpoints_sentence(rows, spans_of(view, attempts, time.time())))
     if trouble:
         story.append(f"{trouble}.")
     if raised:

@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
     "gpus": ("gpus", "The GPUs, and who is on them."),
     "profiles": ("profiles", "List the profiles."),
+    "init": ("init", "Write a profile for a script or a command."),
     "check": ("check", "Check a profile and show what it would start."),
     "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
     "policy": ("policy", "What recovery would do, without doing it."),

@@ -16,7 +16,7 @@ import click
 
 from gputui.charts.plain import characters_for
 from gputui.charts.units import age
-from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, typed_moment
+from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, tell_doing, typed_moment
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
 from gputui.store import queries
 from gputui.tui.reading import Interest, SnapshotReader
@@ -44,7 +44,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
     notice = None
     if moment is None and not readonly:
         try:
-            ensure_agent(session.workspace)
+            ensure_agent(session.workspace, report=tell_doing)
         except AgentUnreachableError as error:
             if not session.workspace.database.exists():
                 fail(str(error), EXIT_UNREACHABLE)

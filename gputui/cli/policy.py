@@ -91,6 +91,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
 @click.option("--policy", "policy_name", metavar="NAME", help="A ready policy instead of the one that it has.")
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
+@click.option("--refuses", is_flag=True, help="Assume that the script does not start with changed parameters.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
 def try_(
@@ -101,6 +102,7 @@ def try_(
     policy_name: str | None,
     times: int,
     progress: bool,
+    refuses: bool,
     as_json: bool,
 ) -> None:
     """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
@@ -120,8 +122,10 @@ def try_(
     else:
         subject = policy_subjects.example()
     chosen = subject.policy if policy is None else policy
-    rounds = trying.attempts_of(subject.situation, kind, chosen, times=times, progress=progress)
+    rounds = trying.attempts_of(subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses)
     assumed = policy_subjects.assumptions(subject, progress)
+    if refuses:
+        assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]
     if as_json:
         print_json(
             {
@@ -142,7 +146,7 @@ def try_(
     ladder = chosen.ladder(kind)
     for one in rounds:
         say("")
-        _say_round(one, subject, len(ladder))
+        _say_round(one, kind, subject, len(ladder))
     if rounds[-1].plan.verdict != "stop":
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
@@ -165,9 +169,9 @@ def _effect(result: Result) -> tuple[str, str]:
     return "skipped", result.why
 
 
-def _say_round(one: Round, subject: Subject, rungs: int) -> None:
+def _say_round(one: Round, kind: str, subject: Subject, rungs: int) -> None:
     plan = one.plan
-    where = "" if one.step is None else f" at step {one.step}"
+    where = f" at its start ({one.kind})" if one.kind != kind else "" if one.step is None else f" at step {one.step}"
     if plan.verdict == "stop":
         say(f"attempt {one.attempt} fails{where}: the run stops")
         say(f"  {plan.reason}")
@@ -190,6 +194,7 @@ def _round_json(one: Round, subject: Subject) -> dict[str, Any]:
     return {
         "attempt": one.attempt,
         "step": one.step,
+        "incident": one.kind,
         "verdict": plan.verdict,
         "rung": plan.rung,
         "because": plan.because,

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputui.agent.checkpoint_survey import search_of
 from gputui.cli import resolving
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.profiles.loading import ProfileNotFoundError
@@ -16,13 +17,14 @@ from gputui.profiles.loading import find as find_profile
 from gputui.profiles.nearest import nearest
 from gputui.recovery import trying
 from gputui.recovery.action_results import Result
-from gputui.recovery.checkpoints import survey
+from gputui.recovery.checkpoint_search import Choice, choose, surveyed
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policies import POLICIES, Action, Policy
 from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
+from gputui.runs import repository
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store import queries
@@ -98,28 +100,37 @@ def of_run(session: Session, wanted: str) -> Subject:
         incidents = queries.incidents(connection, view.run_id)
         decisions = queries.decisions(connection, view.run_id)
         transitions = queries.transitions(connection, view.run_id)
+        record = repository.get_run(connection, view.run_id)
+        search = None if record is None else search_of(connection, session.workspace, record, time.time())
     spec = _stored_spec(view)
     policy = _policy(spec, view.run_id)
     directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
-    pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern
-    found = () if directory is None else tuple(survey(directory, pattern, wanted=policy.checkpoints_wanted))
+    try:
+        choice = Choice(()) if search is None else choose(surveyed(search), search.attempts, policy.checkpoints_wanted)
+    except OSError as error:
+        fail(
+            f"{directory} cannot be read: {error.strerror or error}; see whether its file system answers", EXIT_REFUSED
+        )
     # What an attempt that ended with an incident led to is history; the attempt that fails now is the one after it.
-    reached = progress_of(attempts, view.attempt, found, transitions, ended_at=time.time())
+    reached = progress_of(attempts, view.attempt, choice.rows, transitions, ended_at=time.time())
     judged = any(decision.attempt == view.attempt for decision in decisions)
+    spans = () if search is None else search.attempts
+    newest = spans[-1] if spans else None
+    before = spans if judged else spans[:-1]
     steps = [step for step in (reached.best_step_before, reached.last_step) if step is not None]
     situation = Situation(
         run_id=view.run_id,
         spec=spec,
         params=dict(view.params),
         attempt=max(1, view.attempt + (1 if judged else 0)),
-        history=tuple(past_decisions(attempts, incidents, decisions, transitions)),
-        checkpoints=found,
+        history=tuple(past_decisions(attempts, incidents, decisions, transitions, choice.rows)),
+        checkpoints=choice.rows,
         directory=directory,
         fails_at=reached.last_step,
         best_step_before=max(steps, default=None) if judged else reached.best_step_before,
-        resumed_from=view.resume_from if judged else reached.resumed_from,
-        resumed_step=None if judged else reached.resumed_step,
-        started_at=time.time() if judged or reached.started_at is None else reached.started_at,
+        resumed_from=view.resume_from if judged or newest is None else newest.resumed_from,
+        started_at=time.time() if judged or newest is None else newest.begun_at,
+        before=before,
         gpus=view.gpus,
     )
     return Subject(policy, situation, run=view.run_id)

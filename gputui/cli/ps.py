@@ -10,7 +10,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
-from gputui.store import json_shapes, queries, queue
+from gputui.store import json_shapes, metric_intake, queries, queue
 
 
 @click.command("ps")
@@ -31,6 +31,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
         say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
     now = time.time()
+    unread = {} if connection is None else metric_intake.without_metrics(connection)
     rows = [
         (
             run.run_id,
@@ -38,7 +39,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
             str(run.attempt or "–"),
             str(len(run.gpus)) if run.gpus else "–",
             units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
-            run.waiting_for or run.told_reason or "",
+            run.waiting_for or run.told_reason or (f"no metrics: {unread[run.run_id]}" if run.run_id in unread else ""),
         )
         for run in runs
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import click
 
@@ -10,19 +12,24 @@ from gputui.cli.acting import act
 from gputui.cli.context import EXIT_USAGE, Session, fail
 from gputui.redaction import redact_params
 from gputui.runs.spec import Scalar
+from gputui.store import checkpoints
+from gputui.store.checkpoints import CheckpointRow
 
 
 @click.command("resume")
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
+@click.option("--from", "named", metavar="PATH", help="The checkpoint to go on from, of whatever training it is.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def command(session: Session, run: str, changes: tuple[str, ...], as_json: bool) -> None:
-    """Continue a run that is over from its newest checkpoint that validates."""
+def command(session: Session, run: str, changes: tuple[str, ...], named: str | None, as_json: bool) -> None:
+    """Continue a run that is over from the newest checkpoint of its training that validates."""
     from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
+        rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
+    path = None if named is None else named_path(named, rows)
     try:
         texts = split_assignments(changes)
         values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
@@ -32,4 +39,11 @@ def command(session: Session, run: str, changes: tuple[str, ...], as_json: bool)
             fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
     except ParameterError as error:
         fail(str(error).replace("\n", "; "), EXIT_USAGE)
-    act(session, "resume", view.run_id, as_json, set=wanted)
+    act(session, "resume", view.run_id, as_json, set=wanted, **({} if path is None else {"from": path}))
+
+
+def named_path(named: str, rows: Sequence[CheckpointRow]) -> str:
+    """The file or folder that is meant: a path, or the name of one of the run's own checkpoints."""
+    path = Path(named).expanduser().absolute()
+    own = [row.path for row in rows if row.name == named]
+    return own[0] if len(own) == 1 and not path.exists() else str(path)

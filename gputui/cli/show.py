@@ -12,7 +12,7 @@ from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
 from gputui.runs.places import sinks_of
-from gputui.store import json_shapes, metric_intake, queries
+from gputui.store import checkpoints, json_shapes, metric_intake, queries
 from gputui.store.run_costs import RunCost, run_cost
 from gputui.store.step_times import StepTimes
 
@@ -24,6 +24,9 @@ from gputui.store.step_times import StepTimes
 def command(session: Session, run: str, as_json: bool) -> None:
     """One run: its parameters, its attempts, how each ended, and what its failures cost."""
     from gputui.recovery import cost
+    from gputui.recovery.checkpoint_ledger import candidates, refused, spans_of
+    from gputui.recovery.checkpoint_words import checkpoints_shape
+    from gputui.recovery.resumption import resumptions
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
@@ -32,12 +35,18 @@ def command(session: Session, run: str, as_json: bool) -> None:
         decisions = queries.decisions(connection, view.run_id)
         taken = run_cost(connection, view.run_id, time.time())
         lines = metric_intake.intake(connection, view.run_id)
-        costs = cost.costs(attempts, incidents, decisions, StepTimes(connection, view.run_id))
+        saved = checkpoints.of_run(connection, view.run_id)
+        clock = StepTimes(connection, view.run_id)
+        costs = cost.costs(attempts, incidents, decisions, clock)
+        went_on = resumptions(attempts, clock.repeats)
     together = cost.total(costs.values())
+    spans = spans_of(view, attempts, time.time())
     if as_json:
         sums = None if together is None else together.sum_json()
         shape = json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken)
-        print_json({**shape, "sinks": sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))})
+        shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
+        sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+        print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans)})
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
@@ -50,6 +59,11 @@ def command(session: Session, run: str, as_json: bool) -> None:
     sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
     for position, (name, target) in enumerate(sinks.items()):
         say(f"{'sinks' if position == 0 else '':12}{name} → {target}")
+    if saved:
+        usable, passed = candidates(saved, spans), refused(saved, spans)
+        newest = f", the next one {usable[0].name}" if usable else ""
+        more = f"; {len(passed)} passed over: gputui explain {view.run_id} says why" if passed else ""
+        say(f"checkpoints {len(usable)} can be resumed from{newest}{more}")
     if view.waiting_for:
         say(f"waiting     {view.waiting_for}")
     causes = {incident.attempt: incident.summary for incident in incidents}
@@ -59,7 +73,7 @@ def command(session: Session, run: str, as_json: bool) -> None:
             attempt.state,
             units.duration((attempt.ended_at or now) - attempt.started_at) if attempt.started_at else "–",
             steps(attempt.first_step, attempt.last_step),
-            causes.get(attempt.number, ""),
+            "; ".join(filter(None, (_NOT_RESUMED.get(went_on.get(attempt.number)), causes.get(attempt.number)))),
         )
         for attempt in attempts
     ]
@@ -71,6 +85,12 @@ def command(session: Session, run: str, as_json: bool) -> None:
         say("")
         incidents_word = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
         say(f"{incidents_word} cost {'at least ' if together.unknown else ''}{cost.in_words(together)}")
+
+
+_NOT_RESUMED: dict[str | None, str] = {
+    "beginning": "started from the beginning although a checkpoint was given",
+    "earlier": "went on from an earlier step than its checkpoint's",
+}
 
 
 def steps(first: int | None, last: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.config import NETWORK_FILE_SYSTEMS
+from gputui.config import is_network_file_system
 from gputui.doctor.home_reading import HomeReading
 from gputui.profiles.checks import CheckResult
 from gputui.profiles.sizes import format_size
@@ -53,10 +53,10 @@ def judge_write(home: HomeReading) -> CheckResult:
 
 
 def judge_file_system(home: HomeReading) -> CheckResult:
-    """SQLite's WAL needs shared memory of one machine (`config.NETWORK_FILE_SYSTEMS`)."""
+    """SQLite's WAL needs shared memory of one machine (`config.is_network_file_system`)."""
     if home.file_system is None:
         return CheckResult("file system", "skip", f"unknown for {home.state}")
-    if home.file_system in NETWORK_FILE_SYSTEMS:
+    if is_network_file_system(home.file_system):
         said = f"{home.state} is on {home.file_system}, where the database cannot work"
         return CheckResult("file system", "fail", said, "set GPUTUI_HOME, or --home, to a folder on a local disk")
     return CheckResult("file system", "pass", f"local ({home.file_system})")

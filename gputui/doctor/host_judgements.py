@@ -23,6 +23,7 @@ def judge_host(host: HostReading) -> list[CheckResult]:
         judge_swap(host),
         judge_shm(host),
         judge_files(host),
+        judge_pidfds(host),
         judge_clock(host),
         judge_logout(host),
         judge_linger(host),
@@ -80,6 +81,16 @@ def judge_files(host: HostReading) -> CheckResult:
     if soft < FILES_FEW:
         return CheckResult("open files", "warn", said, remedy)
     return CheckResult("open files", "pass", said)
+
+
+def judge_pidfds(host: HostReading) -> CheckResult:
+    """Can a signal be tied to the very process that it is meant for?"""
+    if host.has_pidfds:
+        return CheckResult("signals", "pass", "processes are held by pidfds")
+    return CheckResult(
+        "signals", "warn", "pidfd_open does not work here: signals go by PID, right after a check of the process",
+        "use Linux 5.3 or newer, or allow pidfd_open and pidfd_send_signal in the sandbox",
+    )  # fmt: skip
 
 
 def judge_clock(host: HostReading) -> CheckResult:

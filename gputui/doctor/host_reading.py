@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import getpass
+import os
 import resource
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from gputui.host.logout import what_a_logout_does
+from gputui.runs.identity import open_pidfd
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _STATUS_OFFSET = 40  # of `status` in struct timex, where long has 64 bits
@@ -24,7 +26,7 @@ _DISPLAY_CLASS = "0x03"
 class HostReading:
     """The host now. ``clock_synchronised`` as the kernel says; ``logout`` why a logout would end the agent; ``lingers``
     None where there is no systemd; ``oom_kills_boot`` counts since boot, ``oom_kills_cgroup`` those in this control
-    group."""
+    group; ``has_pidfds``: processes can be held by a descriptor."""
 
     memory_available_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -40,6 +42,7 @@ class HostReading:
     oom_kills_boot: int | None = None
     oom_kills_cgroup: int | None = None
     nvidia_hardware: bool = False
+    has_pidfds: bool = True
 
 
 def read_host() -> HostReading:
@@ -62,7 +65,15 @@ def read_host() -> HostReading:
         oom_kills_boot=_counter(Path("/proc/vmstat")),
         oom_kills_cgroup=_cgroup_oom_kills(),
         nvidia_hardware=_has_nvidia_hardware(),
+        has_pidfds=_has_pidfds(),
     )
+
+
+def _has_pidfds() -> bool:
+    descriptor = open_pidfd(os.getpid())
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
 
 
 def _usage(path: str) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from gputui.store.metric_queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10
-BATCH_LINES = 4096
+BATCH_LINES = 1024
 
 EVENT_CHARACTERS = 64
 
@@ -33,7 +34,8 @@ class SourceState:
     """How far a file was read: the committed columns of ``metric_sources``.
 
     ``skipping`` counts the bytes of an over-long line passed over so far; 0 when not in one. ``fingerprint`` tells
-    whether the bytes before ``byte_offset`` are still those that were read.
+    whether the bytes before ``byte_offset`` are still those that were read. ``mark_count`` is how many lines that is,
+    each with a mark in the store; None where there are no marks. ``is_rewritten``: it was reported that the file is.
     """
 
     inode: int | None = None
@@ -41,6 +43,8 @@ class SourceState:
     byte_offset: int = 0
     skipping: int = 0
     fingerprint: str | None = None
+    mark_count: int | None = None
+    is_rewritten: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -72,12 +76,15 @@ class Batch:
 
     ``redactor`` knows the secrets of the run. ``to_reduce`` are those lines that charts show. ``newest`` holds the last
     number of each name by rank, ``events`` how many lines told of each event. ``long_line`` is (offset, length so far)
-    of an over-long line that was told of before. ``more``: there is more to read at once.
+    of an over-long line that was told of before. ``marks`` are those of the lines, the last that the state counts; all
+    that the store has behind them are void. ``arrived_at`` (UTC unix seconds) is when they were written at the latest,
+    and the time of those that tell none. ``more``: there is more to read at once.
     """
 
     state: SourceState
     attempt: int
     redactor: Redactor = BY_LOOK
+    arrived_at: float | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[Line] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
@@ -88,6 +95,7 @@ class Batch:
     last_step: int | None = None
     last_at: float | None = None
     long_line: tuple[int, int] | None = None
+    marks: array[int] = field(default_factory=lambda: array("I"))
     bytes_read: int = 0
     more: bool = False
     note: str | None = None
@@ -95,6 +103,8 @@ class Batch:
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line's row."""
         step, at, rank, data, values = parsed
+        if at is None:
+            at = self.arrived_at
         known = self.newest.get(rank)
         if known is None:
             known = self.newest[rank] = {}
@@ -130,7 +140,9 @@ class Batch:
 
 class SourceReader(Protocol):
     """Reads one source. It changes nothing by itself: the state it is given is the truth, the state it answers counts
-    once it is committed."""
+    once it is committed. ``is_busy``: it answered None because it is not done with looking; it is to be asked again."""
+
+    is_busy: bool
 
     def read(
         self,

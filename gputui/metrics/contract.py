@@ -88,7 +88,8 @@ def cut_off(parsed: Parsed) -> Parsed:
 def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
     """The beginning of a line in visible characters and without secrets, however it began."""
     # Looked at further than is kept, so that none is cut before it is known.
-    text = redactor.text(line[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace"))[:EXCERPT_CHARACTERS]
+    head = line.removesuffix(b"\r")[: 4 * EXCERPT_CHARACTERS]
+    text = redactor.text(head.decode("utf-8", "backslashreplace"))[:EXCERPT_CHARACTERS]
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text[:EXCERPT_CHARACTERS]

@@ -8,12 +8,17 @@ import hashlib
 import os
 import re
 import stat
+import time
 from pathlib import Path
 
 # The fingerprint covers the file's first bytes and those just before the offset: content that was rewritten and has
 # grown past the old offset differs in the one or, where it begins the same, almost certainly in the other.
 HEAD_BYTES = 256
 TAIL_BYTES = 64
+
+# What looking for files may take of the time, and how long it rests at most.
+LOOKING_SHARE = 0.01
+LOOKING_SECONDS = 10.0
 
 # How logrotate and Python's logging name what they put aside; copies made by people are named otherwise.
 _ROTATED = re.compile(r"[.-]\d+")
@@ -39,14 +44,41 @@ def is_unchanged(descriptor: int, offset: int, expected: str | None) -> bool:
     return expected is None or fingerprint(*marks(descriptor, offset)) == expected
 
 
+class Matches:
+    """The files that match a pattern. Looking for them takes a small share of the time: an output folder may hold
+    thousands of files."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._found: list[str] = []
+        self._look_at = 0.0
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._look_at
+
+    def paths(self, *, at_once: bool = False) -> list[str]:
+        """As they were found a little ago, or now where ``at_once``."""
+        if at_once or self.is_due():
+            began = time.thread_time()
+            self._found = glob.glob(self._pattern, recursive=True)  # noqa: PTH207 - it is absolute
+            cost = time.thread_time() - began
+            self._look_at = time.monotonic() + min(cost / LOOKING_SHARE, LOOKING_SECONDS)
+        return self._found
+
+
 class FollowedFile:
     """Descriptors of the file at ``path`` (or the first that matches it, where ``is_pattern``), by inode.
 
-    A descriptor outlives the name: what was renamed or deleted can be read to its end.
+    A descriptor outlives the name: what was renamed or deleted can be read to its end. A ``path`` with ``*`` or ``?``
+    in it stands for the newest file that it matches, as scripts begin one with each start; to one that a newer has
+    followed nothing leads back, even where it still grows.
     """
 
     def __init__(self, path: str, *, is_pattern: bool = False) -> None:
         self._pattern = path if is_pattern else None
+        self._newest = Matches(path) if not is_pattern and ("*" in path or "?" in path) else None
+        self._newest_inode: int | None = None
+        self._left: set[int] = set()
         self.path = path
         self._descriptors: dict[int, int] = {}
         self._sought: int | None = None
@@ -60,8 +92,14 @@ class FollowedFile:
             for other in [number for number in self._descriptors if number != inode]:
                 os.close(self._descriptors.pop(other))
 
-    def status(self) -> os.stat_result | None:
-        """Of the file at the path now, or None while there is none (a pipe or a directory is none)."""
+    def status(self, *, at_once: bool = False) -> os.stat_result | None:
+        """Of the file at the path now, or None while there is none (a pipe or a directory is none). Of several the
+        newest is looked for now and then, or ``at_once``."""
+        if self._newest is not None:
+            if at_once or self._newest.is_due():
+                return self._newest_status(self._newest.paths(at_once=at_once))
+            if self._newest_inode is None:
+                return None
         if self._pattern is not None:
             found = min(glob.glob(self._pattern), default=None)  # noqa: PTH207 - it is absolute
             if found is None:
@@ -73,8 +111,23 @@ class FollowedFile:
             return None
         return status if stat.S_ISREG(status.st_mode) else None
 
+    def _newest_status(self, paths: list[str]) -> os.stat_result | None:
+        found: list[tuple[int, str, os.stat_result]] = []
+        for path in paths:
+            with contextlib.suppress(OSError):
+                status = Path(path).stat()
+                if stat.S_ISREG(status.st_mode) and status.st_ino not in self._left:
+                    found.append((status.st_mtime_ns, path, status))
+        if not found:
+            return None
+        _, self.path, newest = max(found, key=lambda each: each[:2])
+        if self._newest_inode not in (None, newest.st_ino):
+            self._left.add(self._newest_inode)
+        self._newest_inode = newest.st_ino
+        return newest
+
     def open_current(self, inode: int) -> int | None:
-        """The file at the path, where it is (still) the one with this inode."""
+        """The file at the path, where it is (still) the one with this inode, or one that is open."""
         held = self._descriptors.get(inode)
         return self._open(self.path, inode) if held is None else held
 
@@ -87,7 +140,10 @@ class FollowedFile:
             return None
         self._sought = inode
         try:
-            candidates = [entry.path for entry in os.scandir(Path(self.path).parent) if entry.inode() == inode]
+            if self._newest is not None:
+                candidates = [path for path in self._newest.paths(at_once=True) if Path(path).stat().st_ino == inode]
+            else:
+                candidates = [entry.path for entry in os.scandir(Path(self.path).parent) if entry.inode() == inode]
         except OSError:
             return None
         for path in candidates:

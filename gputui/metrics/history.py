@@ -3,40 +3,61 @@
 An entry's place is its index, so the rows look like those of a growing file. A history that takes another course than
 the one read before (training resumed at an older checkpoint, or began again) continues as the next generation at the
 first entry that differs.
+
+A file is looked through once for each time that it changes, a piece at a time: entries that are known by their bytes
+are never parsed, and nothing of the file is kept but where its entries are.
 """
 
 from __future__ import annotations
 
-import glob
 import json
+import os
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
-from gputui.metrics.contract import ParsedLine, Rejected, parse_values
+from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
+from gputui.metrics.files import Matches
+from gputui.metrics.history_scan import HistoryScan
+from gputui.metrics.marks import KnownMarks, common, packed
 from gputui.redaction import BY_LOOK, Redactor
 
-MAX_DOCUMENT_BYTES = 64 << 20
-_MARK_CHARACTERS = 8
+DAMAGED_KEPT = 1000
 
 
 class HistoryReader:
-    """Reads the newest of the files that match ``pattern``. The state's fingerprint holds one CRC-32 per entry."""
+    """Reads the newest of the files that match ``pattern``; ``known`` answers marks of entries that were stored,
+    ``clock`` gives UTC unix seconds. The state's fingerprint names the file, as it was, that was read to its end."""
 
-    def __init__(self, source_id: int, pattern: str, redactor: Redactor = BY_LOOK) -> None:
+    def __init__(
+        self,
+        source_id: int,
+        pattern: str,
+        redactor: Redactor = BY_LOOK,
+        *,
+        known: KnownMarks,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.is_busy = False
+        self._clock = clock
         self._source_id = source_id
         self._redactor = redactor
-        self._pattern = pattern
-        self._read: tuple[str, int, int] | None = None
-        self._entries: list[Any] = []
+        self._matches = Matches(pattern)
+        self._known = known
+        self._scan: HistoryScan | None = None
+        self._damaged: set[str] = set()
+        self._expected: SourceState | None = None
+        self._settled: tuple[str, SourceState] | None = None
+        self._candidates: list[str] = []
 
     def close(self) -> None:
-        """Forget the document; no file stays open."""
-        self._read, self._entries = None, []
+        """Forget the file; none stays open."""
+        self._scan, self._expected = None, None
 
     def read(
         self,
@@ -47,92 +68,119 @@ class HistoryReader:
         ended: bool = False,
     ) -> Batch | None:
         """As SourceReader.read. A file that is being written, or damaged, is passed over for the next older one."""
-        if not boundaries or not self._look():
+        self.is_busy = False
+        if not boundaries:
             return None
-        found = [_mark(entry) for entry in self._entries]
-        known = _split(state.fingerprint)
-        start = next((i for i, pair in enumerate(zip(found, known, strict=False)) if pair[0] != pair[1]), len(known))
-        if start >= len(found):
+        scan = self._scanned(state, at_once=ended)
+        if scan is None:
             return None
-        generation = state.generation + (start < len(known))
+        if not scan.go_on():
+            self.is_busy = True
+            return None
+        if scan.is_damaged:
+            self._pass_over(scan)
+            self.is_busy = True
+            return None
+        count = len(scan.marks)
+        start, total = state.byte_offset, state.byte_offset
+        if state != self._expected and state.mark_count is not None:
+            total = state.mark_count
+            start = common(packed(scan.marks), self._known(0, total))
+        if start >= count:
+            self._settled = (scan.version, state)
+            return None
+        generation = state.generation + (start < total)
         attempt, segment_end = owner(boundaries, (generation, start))
         if attempt is None:
             return None
-        stop = min(len(found), start + BATCH_LINES, len(found) if segment_end is None else segment_end)
-        batch = Batch(state, attempt, self._redactor)
-        for index in range(start, stop):
-            self._take(batch, generation, index)
-        batch.state = SourceState(None, generation, stop, 0, "".join(found[:stop]))
-        batch.more = stop < len(found)
+        batch = Batch(state, attempt, self._redactor, min(self._clock(), scan.modified_at))
+        stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
+        with Path(scan.path).open("rb") as file:
+            for index in range(start, stop):
+                self._take(batch, generation, index, file.fileno(), scan)
+                if batch.bytes_read >= budget_bytes:
+                    stop = index + 1
+                    break
+        # An older gputui has stored no marks: what it had read is taken for what is there now.
+        batch.marks = scan.marks[start if state.mark_count is not None else 0 : stop]
+        batch.state = SourceState(
+            None, generation, stop, 0, scan.version if stop == count else None, stop, state.is_rewritten
+        )
+        batch.more = stop < count
+        self._expected = batch.state
         return batch
 
     def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
         """As SourceReader.end_place, counted in entries; with ``at_most``, which is in bytes, always the start."""
-        if at_most is not None or not self._look():
+        if at_most is not None:
             return state
-        found = [_mark(entry) for entry in self._entries]
-        known = _split(state.fingerprint)
-        if found == known[: len(found)]:
+        scan = self._scanned(state, at_once=True)
+        if scan is None:
             return state
-        diverged = found[: len(known)] != known
-        return SourceState(None, state.generation + diverged, len(found), 0, "".join(found))
+        while not scan.go_on():
+            pass
+        if scan.is_damaged:
+            self._pass_over(scan)
+            return self.end_place(state)
+        total = state.mark_count or 0
+        equal = common(packed(scan.marks), self._known(0, total))
+        if equal == len(scan.marks):
+            return state
+        return SourceState(None, state.generation + (equal < total), len(scan.marks), 0, scan.version)
 
-    def _take(self, batch: Batch, generation: int, index: int) -> None:
-        entry = self._entries[index]
+    def _pass_over(self, scan: HistoryScan) -> None:
+        if len(self._damaged) >= DAMAGED_KEPT:
+            self._damaged.clear()
+        self._damaged.add(scan.version)
+        self._scan = None
+
+    def _take(self, batch: Batch, generation: int, index: int, descriptor: int, scan: HistoryScan) -> None:
+        begin, size = scan.starts[index], scan.sizes[index]
+        raw = os.pread(descriptor, min(size, MAX_LINE_BYTES + 1), begin)
+        entry = _decoded(raw)
         parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
+        batch.bytes_read += size
         if isinstance(parsed, ParsedLine):
-            batch.bytes_read += len(parsed.data)
             batch.take(self._source_id, generation, index, parsed)
         else:
-            batch.reject(generation, index, _text(entry).encode("utf-8", "replace"), parsed)
+            batch.reject(generation, index, raw, parsed)
 
-    def _look(self) -> bool:
-        """Bring the entries up to date with the newest readable file; False while there is none."""
-        candidates = []
-        for path in glob.glob(self._pattern):  # noqa: PTH207 - it is absolute
+    def _scanned(self, state: SourceState, *, at_once: bool) -> HistoryScan | None:
+        """The look through the newest usable file, begun or done; None where there is none, or nothing new in it."""
+        for path in self._newest_first(at_once=at_once):
             try:
                 status = Path(path).stat()
-            except FileNotFoundError:
+            except OSError:
                 continue
-            candidates.append((status.st_mtime_ns, status.st_size, path))
-        for modified, size, path in sorted(candidates, reverse=True):
-            if self._read == (path, modified, size):
-                return True
-            entries = _history(path) if size <= MAX_DOCUMENT_BYTES else None
-            if entries is not None:
-                self._read, self._entries = (path, modified, size), entries
-                return True
-        return False
-
-
-def _history(path: str) -> list[Any] | None:
-    try:
-        raw = Path(path).read_bytes()
-    except FileNotFoundError:
+            version = f"{zlib.crc32(os.fsencode(path)):08x}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+            if version in self._damaged:
+                continue
+            if version == state.fingerprint or (version, state) == self._settled:
+                self._scan = None
+                return None
+            if self._scan is None or self._scan.version != version:
+                self._scan, self._expected = HistoryScan(path, version, status.st_mtime), None
+            return self._scan
         return None
+
+    def _newest_first(self, *, at_once: bool) -> list[str]:
+        if at_once or self._matches.is_due():
+            found = []
+            for path in self._matches.paths(at_once=at_once):
+                try:
+                    found.append((Path(path).stat().st_mtime_ns, path))
+                except OSError:
+                    continue
+            self._candidates = [path for _, path in sorted(found, reverse=True)]
+        return self._candidates
+
+
+def _decoded(raw: bytes) -> Any:
     try:
-        document = orjson.loads(raw)
+        return orjson.loads(raw)
     except orjson.JSONDecodeError:
         # Written by Python's own json: NaN in it is no damage.
         try:
-            document = json.loads(raw)
+            return json.loads(raw)
         except (ValueError, RecursionError):
             return None
-    history = document.get("log_history") if isinstance(document, dict) else None
-    return history if isinstance(history, list) else None
-
-
-def _text(entry: object) -> str:
-    try:
-        return repr(entry)
-    except RecursionError:
-        return "(nested too deeply)"
-
-
-def _mark(entry: object) -> str:
-    return f"{zlib.crc32(_text(entry).encode('utf-8', 'surrogatepass')):08x}"
-
-
-def _split(fingerprint: str | None) -> list[str]:
-    text = fingerprint or ""
-    return [text[i : i + _MARK_CHARACTERS] for i in range(0, len(text), _MARK_CHARACTERS)]

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import glob
-import json
+import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from gputui.metrics.batch import BATCH_BYTES, Boundary, SourceReader, SourceState
-from gputui.metrics.formats import line_format
+from gputui.metrics.batch import BATCH_BYTES, Batch, Boundary, SourceReader, SourceState
+from gputui.metrics.formats import AS_USUAL, PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
+from gputui.metrics.marks import stored_marks
+from gputui.metrics.records import TRACKERS, RecordReader
 from gputui.metrics.reducing import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
+from gputui.metrics.step_order import STARTS_AGAIN, StepOrder
 from gputui.metrics.storing import store_batch
 from gputui.metrics.tailer import SourceTailer
 from gputui.redaction import BY_LOOK, Redactor
 
 PUMP_BYTES = 4 << 20
+# The loop that reads also looks after runs: what is left over is read in its next turn.
+PUMP_SECONDS = 0.03
 
 # What a line costs beyond its bytes, in bytes, so that a budget also bounds a flood of tiny lines.
 _LINE_COST_BYTES = 128
 
-# The format of the source of one attempt's output; its run's source of format "stdout" only says how to read it.
+# The format of the sources of one attempt's output; its run's source of format "stdout" only says how to read them.
+_PRINTED = "stdout"
 _ATTEMPT_OUTPUT = "output"
 
 
@@ -36,6 +43,7 @@ class _Source:
     reducer: Reducer
     state: SourceState = field(default_factory=SourceState)
     boundaries: list[Boundary] = field(default_factory=list)
+    order: StepOrder = field(default_factory=StepOrder)
     is_loaded: bool = False
     problem: str | None = None
 
@@ -58,28 +66,32 @@ class MetricsIngest:
         self._clock = clock
         self._redactor_of = redactor_of
         self._sources: dict[int, _Source] = {}
-        self._is_stale = True
+        # Runs whose sources are to be read from the store again; None for all.
+        self._stale: set[str] | None = None
         self._waiting: deque[int] = deque()
         self._report = IngestReport()
-        self._patterns: dict[str, tuple[str, ...]] = {}
         self._to_reduce: list[int] | None = None
 
     # --- what the caller's transaction covers -----------------------------------------------------------------------
 
-    def open_source(self, run_id: str, path: str, kind: str, patterns: Sequence[str] = ()) -> None:
-        """Note where a run's metrics come from. May be called again, and inside the caller's transaction.
+    def open_source(self, run_id: str, path: str, kind: str, reading: Reading = AS_USUAL) -> None:
+        """Note one of the places where a run's metrics come from. May be called again, and inside the caller's
+        transaction.
 
-        ``kind`` is ``jsonl`` or ``csv`` (``path`` is the file), ``hf`` (``path`` is a glob pattern), or ``stdout``
-        (``path`` is the run's folder, below which each attempt has its output; ``patterns`` are the expressions, which
-        a later process takes from the run's specification). Raises ValueError for an unknown kind or bad patterns.
+        ``kind`` is ``jsonl`` or ``csv`` (``path`` is the file), ``hf`` (``path`` is a glob pattern), ``tensorboard`` or
+        ``wandb`` (``path`` is the folder with their files, or a glob of such), or ``stdout``, ``stderr`` or ``output``
+        (``path`` is the run's folder, below which each attempt has its output). Raises ValueError for an unknown kind
+        or bad patterns.
         """
-        if kind != "hf":
-            line_format(kind, patterns)
-        self._patterns[run_id] = tuple(patterns)
+        if kind in PRINTED_STREAMS:
+            reading = reading._replace(streams=PRINTED_STREAMS[kind])
+            kind = _PRINTED
+        if kind != "hf" and kind not in TRACKERS:
+            line_format(kind, reading)
         self._connection.execute(
-            "INSERT OR IGNORE INTO metric_sources (run_id, path, format) VALUES (?, ?, ?)", (run_id, path, kind)
+            "INSERT OR IGNORE INTO metric_sources (run_id, path, format, reading, mark_count) VALUES (?, ?, ?, ?, 0)",
+            (run_id, path, kind, reading.to_json()),
         )
-        self._is_stale = True
 
     def begin_attempt(self, run_id: str, attempt: int) -> None:
         """Record that what is appended from now on belongs to ``attempt``. To be called before the attempt is started,
@@ -90,42 +102,45 @@ class MetricsIngest:
         """
         self._begin(run_id, attempt, None)
 
-    def readmit_attempt(self, run_id: str, attempt: int, offset: int) -> None:
-        """The same for an attempt that the store has lost: its lines begin at ``offset`` bytes of the file, or at its
-        start where it is shorter by now (it was rotated since). To be called in the order of the attempts."""
-        self._begin(run_id, attempt, offset)
+    def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int) -> None:
+        """The same for an attempt that the store has lost: its lines begin at so many bytes of each file, or at its
+        start where it is shorter by now (it was rotated since). ``offsets`` are by path, or one number for a run's only
+        file. To be called in the order of the attempts."""
+        self._begin(run_id, attempt, offsets)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run's files; nothing in the store changes. The next call that names the run finds them again."""
         for source in [source for source in self._sources.values() if source.run_id == run_id]:
             source.reader.close()
             del self._sources[source.source_id]
-        self._patterns.pop(run_id, None)
 
     def close(self) -> None:
         """Let go of all files."""
         for source in self._sources.values():
             source.reader.close()
         self._sources.clear()
-        self._is_stale = True
+        self._stale = None
 
     # --- what makes transactions of its own -------------------------------------------------------------------------
 
-    def pump(self, run_id: str | None = None, budget_bytes: int = PUMP_BYTES) -> IngestReport:
-        """Store what is new of one run, or of all that are not over: whole lines, and about ``budget_bytes`` of them.
+    def pump(
+        self, run_id: str | None = None, budget_bytes: int = PUMP_BYTES, budget_seconds: float = PUMP_SECONDS
+    ) -> IngestReport:
+        """Store what is new of one run, or of all that have an attempt: whole lines, about ``budget_bytes`` of them,
+        for about ``budget_seconds``. What the budget left out comes first in the next call.
 
-        Each batch is a transaction. Raises sqlite3.OperationalError (the disk is full, the database is locked) with
-        everything before the failing batch stored and the rest untouched: the next call tries again, and its report
-        tells what this one stored. A file that cannot be read is a note in the report. Raises RuntimeError inside a
-        transaction.
+        A batch of each source that has something new is stored in one transaction. Raises sqlite3.OperationalError
+        (the disk is full, the database is locked) with everything before the failing transaction stored and the rest
+        untouched: the next call tries again, and its report tells what this one stored. A file that cannot be read is
+        a note in the report. Raises RuntimeError inside a transaction.
         """
-        return self._drain(self._open_sources(run_id), budget_bytes, ended=False)
+        return self._drain(self._open_sources(run_id), budget_bytes, budget_seconds, ended=False)
 
-    def finish(self, run_id: str, budget_bytes: int | None = None) -> IngestReport:
+    def finish(self, run_id: str, budget_bytes: int | None = None, budget_seconds: float = math.inf) -> IngestReport:
         """The same after an attempt's end, to the end of its files; the last line is stored without its newline where
         it is complete, and set aside where it is not. With a budget, ``more`` tells that it is to be called again.
         """
-        report = self._drain(self._open_sources(run_id), budget_bytes, ended=True)
+        report = self._drain(self._open_sources(run_id), budget_bytes, budget_seconds, ended=True)
         if not report.more:
             self.forget(run_id)
         return report
@@ -134,7 +149,9 @@ class MetricsIngest:
         """Reduce for charts at most so many stretches of the lines that were stored before there were envelopes, the
         newest sources first, in one transaction; whether there is more to look at. Raises sqlite3.OperationalError."""
         if self._to_reduce is None:
-            rows = self._connection.execute("SELECT source_id FROM metric_sources ORDER BY source_id").fetchall()
+            rows = self._connection.execute(
+                "SELECT source_id FROM metric_sources WHERE run_id IS NOT NULL ORDER BY source_id"
+            ).fetchall()
             self._to_reduce = [row[0] for row in rows]
         if not self._to_reduce:
             return False
@@ -154,26 +171,72 @@ class MetricsIngest:
             self._to_reduce.pop()
         return bool(self._to_reduce)
 
-    def _drain(self, sources: list[_Source], budget_bytes: int | None, *, ended: bool) -> IngestReport:
+    def _drain(
+        self, sources: list[_Source], budget_bytes: int | None, budget_seconds: float, *, ended: bool
+    ) -> IngestReport:
         if self._connection.in_transaction:
             raise RuntimeError("metrics are stored in transactions of their own")
         places = {source.source_id: index for index, source in enumerate(sources)}
         first = [sources[places[source_id]] for source_id in self._waiting if source_id in places]
         queue = deque(first + [source for source in sources if source not in first])
-        spent = 0
-        while queue and (budget_bytes is None or spent < budget_bytes):
-            source = queue.popleft()
-            cost, more = self._advance(source, BATCH_BYTES if budget_bytes is None else budget_bytes - spent, ended)
-            spent += cost
-            if more:
-                queue.append(source)
+        until = time.monotonic() + budget_seconds
+        left = math.inf if budget_bytes is None else budget_bytes
+        while queue and left > 0 and time.monotonic() < until:
+            left -= self._advance(queue, left, min(until, time.monotonic() + PUMP_SECONDS), ended)
         self._waiting = deque(source.source_id for source in queue)
         report, self._report = self._report, IngestReport()
         report.more = bool(queue)
         return report
 
-    def _advance(self, source: _Source, budget_bytes: int, ended: bool) -> tuple[int, bool]:
-        """Store one batch of a source: (what it cost of the budget, whether there is more)."""
+    def _advance(self, queue: deque[_Source], budget_bytes: float, until: float, ended: bool) -> int:
+        """Store one batch of each source at the head of the queue in one transaction, and put those that have more at
+        its end. Returns what that cost of the budget.
+
+        A source comes once at most: its reader keeps a file that was replaced only until it sees the state behind it,
+        which must have been committed by then.
+        """
+        taken: list[tuple[_Source, Batch]] = []
+        spent = 0
+        try:
+            for source in list(queue):
+                if spent >= budget_bytes or time.monotonic() >= until:
+                    break
+                batch = self._read(source, int(min(BATCH_BYTES, budget_bytes - spent)), ended)
+                queue.popleft()
+                if batch is None:
+                    if source.reader.is_busy:
+                        queue.append(source)
+                        spent += BATCH_BYTES
+                    continue
+                if not self._connection.in_transaction:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                taken.append((source, batch))
+                now = self._clock()
+                if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
+                    taken.pop()
+                    self.forget(source.run_id)
+                    self._note_stale(source.run_id)
+                    continue
+                spent += max(batch.bytes_read, _LINE_COST_BYTES * (len(batch.rows) + len(batch.rejected)), 1)
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
+        except BaseException:
+            for source, _ in taken:
+                source.reducer.forget()
+            # SQLite has rolled back by itself after some errors, a full disk among them.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        for source, batch in taken:
+            source.state = batch.state
+            self._report.add(source.run_id, batch)
+            if source.order.add(batch.to_reduce):
+                self._report.notes.append((source.run_id, STARTS_AGAIN))
+            if batch.more:
+                queue.append(source)
+        return spent
+
+    def _read(self, source: _Source, budget_bytes: int, ended: bool) -> Batch | None:
         if not source.is_loaded:
             source.state, source.boundaries = self._stored(source.source_id)
             source.is_loaded = True
@@ -184,102 +247,101 @@ class MetricsIngest:
             if source.problem != problem:
                 source.problem = problem
                 self._report.notes.append((source.run_id, problem))
-            return 0, False
+            return None
         source.problem = None
-        if batch is None:
-            return 0, False
-        now = self._clock()
-        if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
-            self.forget(source.run_id)
-            self._is_stale = True
-            return 0, False
-        source.state = batch.state
-        self._report.add(source.run_id, batch)
-        cost = max(batch.bytes_read, _LINE_COST_BYTES * (len(batch.rows) + len(batch.rejected)), 1)
-        return cost, batch.more
+        return batch
 
     # --- which sources there are ------------------------------------------------------------------------------------
 
     def _open_sources(self, run_id: str | None) -> list[_Source]:
-        if self._is_stale:
+        if self._stale is None:
+            self._open("runs.state IN ('starting', 'running', 'stopping')", ())
+        for stale in self._stale or ():
             for source in self._sources.values():
-                source.is_loaded = False
-            self._open("runs.ended_at IS NULL", ())
-            self._is_stale = False
+                if source.run_id == stale:
+                    source.is_loaded = False
+            self._open("runs.run_id = ? AND runs.ended_at IS NULL", (stale,))
+        self._stale = set()
         if run_id is None:
             return list(self._sources.values())
         if not any(source.run_id == run_id for source in self._sources.values()):
             self._open("runs.run_id = ?", (run_id,))
         return [source for source in self._sources.values() if source.run_id == run_id]
 
+    def _note_stale(self, run_id: str) -> None:
+        if self._stale is not None:
+            self._stale.add(run_id)
+
     def _open(self, condition: str, values: tuple[str, ...]) -> None:
-        """Open the sources that can still grow: of a run's outputs only that of its newest attempt."""
+        """Open the sources that can still grow: of a run's outputs only those of its newest attempt."""
         rows = self._connection.execute(
-            "SELECT s.source_id, s.run_id, s.path, s.format FROM metric_sources AS s JOIN runs USING (run_id) "  # noqa: S608
-            f"WHERE {condition} AND s.format != 'stdout' AND (s.format != ? OR s.source_id = (SELECT max(o.source_id) "
-            "FROM metric_sources AS o WHERE o.run_id = s.run_id AND o.format = s.format)) ORDER BY s.source_id",
-            (*values, _ATTEMPT_OUTPUT),
+            "SELECT s.source_id, s.run_id, s.path, s.format, s.reading FROM metric_sources AS s "  # noqa: S608
+            f"JOIN runs USING (run_id) WHERE {condition} AND s.format != '{_PRINTED}' "
+            f"AND (s.format != '{_ATTEMPT_OUTPUT}' OR "
+            "(SELECT max(b.attempt) FROM metric_boundaries AS b WHERE b.source_id = s.source_id) = "
+            "(SELECT max(b.attempt) FROM metric_sources AS o JOIN metric_boundaries AS b USING (source_id) "
+            f"WHERE o.run_id = s.run_id AND o.format = '{_ATTEMPT_OUTPUT}')) ORDER BY s.source_id",
+            values,
         ).fetchall()
-        for source_id, run_id, path, name in rows:
+        for source_id, run_id, *how in rows:
             if source_id not in self._sources:
-                reader = self._reader(run_id, source_id, path, name)
+                reader = self._reader(run_id, source_id, *how)
                 self._sources[source_id] = _Source(source_id, run_id, reader, Reducer(source_id))
 
-    def _reader(self, run_id: str, source_id: int, path: str, name: str) -> SourceReader:
+    def _reader(self, run_id: str, source_id: int, path: str, name: str, reading: str | None) -> SourceReader:
         redactor = self._redactor_of(run_id)
+        known = partial(stored_marks, self._connection, source_id)
         if name == "hf":
-            return HistoryReader(source_id, path, redactor)
-        if name == _ATTEMPT_OUTPUT:
-            patterns = self._run_patterns(run_id)
-            return SourceTailer(source_id, path, line_format("stdout", patterns), redactor, is_pattern=True)
-        return SourceTailer(source_id, path, line_format(name), redactor)
+            return HistoryReader(source_id, path, redactor, known=known, clock=self._clock)
+        if name in TRACKERS:
+            return RecordReader(source_id, path, name, redactor)
+        is_printed = name == _ATTEMPT_OUTPUT
+        format_ = line_format(_PRINTED if is_printed else name, Reading.from_json(reading))
+        return SourceTailer(source_id, path, format_, redactor, is_pattern=is_printed, known=known, clock=self._clock)
 
-    def _run_patterns(self, run_id: str) -> tuple[str, ...]:
-        if run_id not in self._patterns:
-            self._patterns[run_id] = tuple(json.loads(self._specification(run_id, "$.metrics.patterns") or "[]"))
-        return self._patterns[run_id]
-
-    def _specification(self, run_id: str, path: str) -> str | None:
-        row = self._connection.execute("SELECT spec ->> ? FROM runs WHERE run_id = ?", (path, run_id)).fetchone()
-        return None if row is None or row[0] is None else str(row[0])
-
-    def _begin(self, run_id: str, attempt: int, offset: int | None) -> None:
+    def _begin(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int | None) -> None:
         rows = self._connection.execute(
-            "SELECT source_id, path, format FROM metric_sources WHERE run_id = ? AND format != ?",
+            "SELECT source_id, path, format, reading FROM metric_sources WHERE run_id = ? AND format != ?",
             (run_id, _ATTEMPT_OUTPUT),
         ).fetchall()
-        for source_id, path, name in rows:
-            if name == "stdout":
-                self._begin_output(run_id, attempt, path)
+        for source_id, path, name, reading in rows:
+            if name == _PRINTED:
+                self._begin_output(run_id, attempt, path, reading)
                 continue
             known = self._sources.get(source_id)
-            reader = self._reader(run_id, source_id, path, name) if known is None else known.reader
+            reader = self._reader(run_id, source_id, path, name, reading) if known is None else known.reader
             state, boundaries = self._stored(source_id)
+            offset = offsets.get(path, 0) if isinstance(offsets, Mapping) else offsets
             end = reader.end_place(state, offset)
             if not boundaries and end.byte_offset:
                 self._connection.execute(
-                    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, fingerprint = ? "
-                    "WHERE source_id = ?",
+                    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, fingerprint = ?, "
+                    "mark_count = NULL WHERE source_id = ?",
                     (end.inode, end.generation, end.byte_offset, end.fingerprint, source_id),
                 )
             self._add_boundary(source_id, end.place, attempt)
             if known is None:
                 reader.close()
-        self._is_stale = True
+        self._note_stale(run_id)
 
-    def _begin_output(self, run_id: str, attempt: int, run_dir: str) -> None:
-        """An attempt's output is a file of its own: what torchrun keeps of rank 0, or what the shim caught."""
+    def _begin_output(self, run_id: str, attempt: int, run_dir: str, reading: str | None) -> None:
+        """An attempt's output is a file of its own: what torchrun keeps of rank 0, or what the shim caught, where both
+        outputs are one."""
         folder = f"{glob.escape(run_dir)}/attempts/{attempt}"
-        torchrun = self._specification(run_id, "$.launcher") == "torchrun"
-        path = f"{folder}/ranks/*/attempt_0/0/stdout.log" if torchrun else f"{folder}/output.log"
-        self._connection.execute(
-            "INSERT OR IGNORE INTO metric_sources (run_id, path, format) VALUES (?, ?, ?)",
-            (run_id, path, _ATTEMPT_OUTPUT),
-        )
         row = self._connection.execute(
-            "SELECT source_id FROM metric_sources WHERE run_id = ? AND path = ?", (run_id, path)
+            "SELECT spec ->> '$.launcher' = 'torchrun' FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
-        self._add_boundary(row[0], (0, 0), attempt)
+        streams = Reading.from_json(reading).streams
+        files = [f"ranks/*/attempt_0/0/{stream}.log" for stream in streams] if row and row[0] else ["output.log"]
+        for file in files:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO metric_sources (run_id, path, format, reading) VALUES (?, ?, ?, ?)",
+                (run_id, f"{folder}/{file}", _ATTEMPT_OUTPUT, reading),
+            )
+            (source_id,) = self._connection.execute(
+                "SELECT source_id FROM metric_sources WHERE run_id = ? AND path = ?", (run_id, f"{folder}/{file}")
+            ).fetchone()
+            self._add_boundary(source_id, (0, 0), attempt)
 
     def _add_boundary(self, source_id: int, place: tuple[int, int], attempt: int) -> None:
         self._connection.execute(
@@ -289,7 +351,8 @@ class MetricsIngest:
 
     def _stored(self, source_id: int) -> tuple[SourceState, list[Boundary]]:
         row = self._connection.execute(
-            "SELECT inode, generation, byte_offset, skipping, fingerprint FROM metric_sources WHERE source_id = ?",
+            "SELECT inode, generation, byte_offset, skipping, fingerprint, mark_count, is_rewritten "
+            "FROM metric_sources WHERE source_id = ?",
             (source_id,),
         ).fetchone()
         boundaries = self._connection.execute(

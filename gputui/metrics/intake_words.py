@@ -22,6 +22,8 @@ def intake_words(known: Intake) -> str | None:
         cut = known.example[: EXAMPLE_CHARACTERS - 1] + "…"
         example = known.example if len(known.example) <= EXAMPLE_CHARACTERS else cut
         return f"{begin} ({known.reason}): {example}"
+    if known.no_metrics is not None:
+        return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
     if known.printed_bytes and not known.taken:
         return "Nothing printed so far matches the metrics patterns of its profile"
     return None

@@ -1,4 +1,4 @@
-"""One batch of lines and the place it was read up to, stored in one transaction."""
+"""One batch of lines and the place it was read up to, stored together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sqlite3
 from typing import Any
 
 from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.marks import packed, store_marks
 from gputui.metrics.reducing import Reducer
 
 # A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
@@ -15,8 +16,15 @@ NAMES_KEPT = 500
 
 _MOVE_ON = (
     "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, fingerprint = ?, "
-    "line_count = line_count + ?, rejected_count = rejected_count + ? "
+    "mark_count = ?, is_rewritten = ?, line_count = line_count + ?, rejected_count = rejected_count + ? "
     "WHERE source_id = ? AND generation = ? AND byte_offset = ? AND skipping = ?"
+)
+
+# Kept with the lines, so that nobody has to look at all lines of an attempt, and an agent that is killed loses nothing.
+_NOTE_STEPS = (
+    "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
+    "first_step_at = coalesce(first_step_at, ?) "
+    "WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = ?) AND number = ?"
 )
 
 
@@ -28,55 +36,52 @@ def store_batch(
     now: float,
     reducer: Reducer | None = None,
 ) -> bool:
-    """Store the batch that was read after ``before``, and reduce what is complete for charts. False, and nothing
-    changed, where the source stands elsewhere: another process has stored these lines, or the run is gone.
+    """Store the batch that was read after ``before``, what it says of its attempt's steps, and what is complete for
+    charts, inside the caller's transaction. False, and nothing changed, where the source stands elsewhere: another
+    process has stored these lines, or the run is gone.
 
-    ``reducer`` is the source's own; without one, lines that are not reduced yet are read back from the store.
+    ``reducer`` is the source's own, to be told to `forget` where the transaction fails; without one, lines that are
+    not reduced yet are read back from the store.
 
-    Raises sqlite3.Error, with nothing changed.
+    Raises sqlite3.Error; the transaction is to be rolled back.
     """
-    reducer = reducer or Reducer(source_id)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        after = batch.state
-        moved = connection.execute(
-            _MOVE_ON,
-            (
-                after.inode,
-                after.generation,
-                after.byte_offset,
-                after.skipping,
-                after.fingerprint,
-                len(batch.rows),
-                len(batch.rejected),
-                source_id,
-                before.generation,
-                before.byte_offset,
-                before.skipping,
-            ),
+    after = batch.state
+    moved = connection.execute(
+        _MOVE_ON,
+        (
+            after.inode,
+            after.generation,
+            after.byte_offset,
+            after.skipping,
+            after.fingerprint,
+            after.mark_count,
+            after.is_rewritten,
+            len(batch.rows),
+            len(batch.rejected),
+            source_id,
+            before.generation,
+            before.byte_offset,
+            before.skipping,
+        ),
+    )
+    if moved.rowcount != 1:
+        return False
+    connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
+    if after.mark_count is not None and (batch.marks or after.mark_count < (before.mark_count or 0)):
+        store_marks(connection, source_id, after.mark_count - len(batch.marks), packed(batch.marks))
+    if batch.rejected:
+        _keep_rejected(connection, source_id, batch, now)
+    if batch.long_line is not None:
+        offset, length = batch.long_line
+        connection.execute(
+            "UPDATE rejected_lines SET length_bytes = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
+            (length, source_id, before.generation, offset),
         )
-        if moved.rowcount != 1:
-            connection.execute("ROLLBACK")
-            return False
-        connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
-        if batch.rejected:
-            _keep_rejected(connection, source_id, batch, now)
-        if batch.long_line is not None:
-            offset, length = batch.long_line
-            connection.execute(
-                "UPDATE rejected_lines SET length_bytes = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-                (length, source_id, before.generation, offset),
-            )
-        for rank, values in batch.newest.items():
-            _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, values)
-        reducer.take(connection, batch.to_reduce)
-        connection.execute("COMMIT")
-    except BaseException:
-        reducer.forget()
-        # SQLite has rolled back by itself after some errors, a full disk among them.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    if batch.last_step is not None:
+        connection.execute(_NOTE_STEPS, (batch.first_step, batch.last_step, now, source_id, batch.attempt))
+    for rank, values in batch.newest.items():
+        _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, values)
+    (reducer or Reducer(source_id)).take(connection, batch.to_reduce)
     return True
 
 

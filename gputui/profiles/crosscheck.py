@@ -67,6 +67,7 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
                 )
     for place, problem, meant in sink_problems(data.get("sinks")):
         yield Finding(place, problem, meant)
+    yield from _scopes(data)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []
@@ -78,3 +79,16 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
                 )
             elif isinstance(name, str) and name not in names:
                 yield Finding(("roles", role), f"{name} is not a parameter", nearest(name, names))
+
+
+def _scopes(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whose a number is matters only where recovery may change the effective batch with it."""
+    params, roles = data.get("params"), data.get("roles")
+    mapped = roles if isinstance(roles, dict) else {}
+    for name, form in params.items() if isinstance(params, dict) else ():
+        if isinstance(form, dict) and "scope" in form:
+            counts = [name in (mapped.get(role), *ROLE_NAMES[role]) for role in ("batch_size", "grad_accum")]
+            if not any(counts):
+                yield Finding(
+                    ("params", name, "scope"), "only the batch size and the accumulation have a scope; see roles"
+                )

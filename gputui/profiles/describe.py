@@ -50,7 +50,10 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
         f"in           {shown.cwd}",
         f"GPUs         {_gpus(spec, situation)}",
         f"processes    {spec.nproc}",
-        f"metrics      {substitute(_metrics(spec), values)}",
+        *(
+            f"{'metrics' if position == 0 else '':13}{substitute(text, values)}"
+            for position, text in enumerate(_metrics(spec))
+        ),
         f"checkpoints  {_checkpoints(spec, values)}",
         *(f"{'sinks' if position == 0 else '':13}{text}" for position, text in enumerate(sinks)),
         f"recovery     {spec.recovery.get('policy', 'standard')}",
@@ -76,14 +79,18 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
     return f"{wanted}{memory}" + ("; waits until they are free" if situation is not None else "")
 
 
-def _metrics(spec: RunSpec) -> str:
-    metrics = spec.metrics
-    if metrics.kind == "none":
-        return "off"
-    if metrics.kind == "stdout":
-        count = len(metrics.patterns)
-        return f"from its output, by {count} pattern{'' if count == 1 else 's'}"
-    return f"{metrics.kind} from {metrics.path}"
+def _metrics(spec: RunSpec) -> list[str]:
+    if not spec.metrics:
+        return ["off"]
+    shown = []
+    for source in spec.metrics:
+        if source.path is not None:
+            shown.append(f"{source.kind} from {source.path}")
+        else:
+            count = f"{len(source.patterns)} pattern{'' if len(source.patterns) == 1 else 's'}"
+            where = {"stdout": "its output", "stderr": "its error output"}.get(source.kind, "all that it prints")
+            shown.append(f"from {where}, by {count}")
+    return shown
 
 
 def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:

@@ -90,7 +90,9 @@ def read_profile(text: str, path: Path) -> Profile:
     try:
         form = ProfileForm.model_validate(_with_launcher(document.data))
     except ValidationError as error:
-        problems += [_problem(path, document, place, **what) for place, what in findings(error, empty)]
+        has_one_source = isinstance(document.data.get("metrics"), dict)
+        found = findings(error, empty, has_one_source=has_one_source)
+        problems += [_problem(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)
     parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}
@@ -193,10 +195,13 @@ def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:
         if data[key] is None:
             del data[key]
             yield (key,)
-        elif key in ("requires", "metrics", "checkpoints", "roles") and isinstance(data[key], dict):
-            for inner in [name for name, value in data[key].items() if value is None]:
-                del data[key][inner]
-                yield (key, inner)
+        elif key in ("requires", "metrics", "checkpoints", "roles"):
+            one = data[key]
+            items = enumerate(one) if key == "metrics" and isinstance(one, list) else [(None, one)]
+            for position, item in items:
+                for inner in [name for name, value in item.items() if value is None] if isinstance(item, dict) else ():
+                    del item[inner]
+                    yield (key, inner) if position is None else (key, position, inner)
 
 
 def _problem(

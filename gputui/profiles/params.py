@@ -46,6 +46,7 @@ class Parameter:
     choices: tuple[Scalar, ...] = ()
     minimum: int | float | None = None
     maximum: int | float | None = None
+    multiple_of: int | None = None
 
     @property
     def kind(self) -> Kind:
@@ -66,6 +67,8 @@ class Parameter:
             "str": "text",
             "any": "a number" if self._is_bounded else "text, a number or none",
         }[self.kind]
+        if self.multiple_of is not None:
+            words = f"a multiple of {self.multiple_of}"
         if self.minimum is not None and self.maximum is not None:
             return f"{words} from {format_value(self.minimum)} to {format_value(self.maximum)}"
         if self.minimum is not None:
@@ -98,6 +101,8 @@ class Parameter:
                 self.maximum is None or value <= self.maximum
             ):
                 raise self._error(given)
+        if self.multiple_of is not None and (not isinstance(value, int) or value % self.multiple_of):
+            raise self._error(given)
         return value
 
     @property

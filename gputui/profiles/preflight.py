@@ -67,6 +67,8 @@ def quick_checks(
         _placeholders(spec),
         _parameters(spec),
         _roles(spec),
+        _checkpoints(spec),
+        _resume(spec),
         check_gpus(spec, gpus),
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
@@ -147,8 +149,9 @@ def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield "args", token
     for name, text in spec.env.items():
         yield f"env.{name}", text
-    if spec.metrics.path is not None:
-        yield "metrics.path", spec.metrics.path
+    for source in spec.metrics:
+        if source.path is not None:
+            yield "metrics.path", source.path
     if spec.launcher == "command":
         for token in spec.program:
             yield "command", token
@@ -167,9 +170,10 @@ def _parameters(spec: RunSpec) -> CheckResult:
     used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
     unused = [name for name in spec.params if name not in used]
     if unused:
-        remedy = f"add {' '.join(f'{{{name}}}' for name in unused)} to args, or remove the parameter"
-        return CheckResult("parameters", "warn", f"{', '.join(unused)} is not used in args or env", remedy)
-    return CheckResult("parameters", "pass", f"{len(spec.params)} used in args or env")
+        key = "command" if spec.launcher == "command" else "args"
+        remedy = f"add {' '.join(f'{{{name}}}' for name in unused)} to {key}, or remove the parameter"
+        return CheckResult("parameters", "warn", f"{', '.join(unused)} is not used in {key} or env", remedy)
+    return CheckResult("parameters", "pass", f"{len(spec.params)} used")
 
 
 def _roles(spec: RunSpec) -> CheckResult:
@@ -187,6 +191,36 @@ def _roles(spec: RunSpec) -> CheckResult:
         return CheckResult("recovery", "warn", f"{batch} is {value!r}, not a whole number", "write it as a number")
     listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
     return CheckResult("recovery", "pass", f"may change {listed}")
+
+
+def _checkpoints(spec: RunSpec) -> CheckResult:
+    """A folder that several runs write into hides whose a checkpoint is."""
+    if spec.checkpoints is None:
+        return CheckResult("checkpoints", "skip", "the profile names none")
+    if _RUN_DIR not in spec.checkpoints.directory:
+        return CheckResult(
+            "checkpoints",
+            "warn",
+            f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
+            "begins is not resumed from, nor what is written while another run has it too",
+            'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUI_RUN_DIR)',
+        )
+    return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
+
+
+def _resume(spec: RunSpec) -> CheckResult:
+    """Whether a script that is started again is told where to go on; what it does with that cannot be known."""
+    if spec.checkpoints is None:
+        return CheckResult("resume", "skip", "the profile names no checkpoints")
+    if spec.checkpoints.resume or any("{checkpoint}" in text for _, text in _templates(spec)):
+        return CheckResult("resume", "pass", "the script is given the checkpoint")
+    return CheckResult(
+        "resume",
+        "warn",
+        "checkpoints has no resume: unless the script itself looks at $GPUTUI_CHECKPOINT, or for its own checkpoints, "
+        "every attempt after an incident starts from the beginning",
+        'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes',
+    )
 
 
 def _smallest_bytes(spec: RunSpec, situation: GpuSituation | None) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 from gputui.host.child import ChildError, run_child
 from gputui.profiles.checks import CheckResult
 from gputui.runs.command import substitute, values_for
+from gputui.runs.launch_shell import passed_on
 from gputui.runs.spec import RunSpec
 
 DEADLINE_SECONDS = 20.0
@@ -131,9 +132,9 @@ def _ask(spec: RunSpec, module: str, environ: Mapping[str, str], deadline_second
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` with what the profile adds to it."""
+    """What a run gets of the shell whose environment is ``environ``, with what the profile adds to it."""
     values = values_for(spec.params, "/nowhere", None)
-    return {**environ, **{name: substitute(text, values) for name, text in spec.env.items()}}
+    return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
 
 
 def ask(

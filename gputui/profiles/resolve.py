@@ -18,7 +18,7 @@ from gputui.gpu.model import GpuFacts
 from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
 from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply
-from gputui.profiles.schema import ProfileForm
+from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.kinds import FORMATS, is_format, is_uri
 from gputui.runs.command import substitute, values_for
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
@@ -87,11 +87,13 @@ def resolve(
         visible=form.visible,
         disk_bytes=form.requires.disk,
         params=params,
-        args=None if form.args is None else tuple(form.args),
+        args=None if form.args is None and form.command is None else tuple(form.args or ()),
         env=dict(form.env),
-        metrics=_metrics(form, workdir, params),
+        metrics=tuple(_metrics(source, workdir, params) for source in form.metrics),
         checkpoints=_checkpoints(form, workdir, params),
         roles=dict(form.roles),
+        multiples={name: one.multiple_of for name, one in form.params.items() if one.multiple_of is not None},
+        scopes={name: one.scope for name, one in form.params.items() if one.scope is not None},
         recovery=dict(form.recovery),
         alerts=form.alerts,
         grace_seconds=float(form.grace),
@@ -189,15 +191,16 @@ def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -
     return int(form.nproc)
 
 
-def _metrics(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) -> MetricsSpec:
-    if form.metrics is None:
-        return MetricsSpec()
-    metrics = form.metrics
-    path = metrics.path
-    if path is None and metrics.source == "jsonl":
+def _metrics(source: Metrics, workdir: str, params: Mapping[str, Scalar]) -> MetricsSpec:
+    path = source.path
+    if path is None and source.source == "jsonl":
         path = f"{RUN_DIR}/metrics.jsonl"
     return MetricsSpec(
-        metrics.source, None if path is None else _rooted(workdir, path, params), tuple(metrics.patterns or ())
+        source.source,
+        None if path is None else _rooted(workdir, path, params),
+        tuple(source.patterns or ()),
+        source.step,
+        dict(source.units),
     )
 
 

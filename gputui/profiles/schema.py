@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
+from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
 from gputui.profiles.params import Parameter, ParameterError
 from gputui.profiles.values import (
     Alerts,
+    Arguments,
     Bound,
     EnvironmentName,
     EnvironmentValue,
     Gpus,
     MetricPattern,
     ModuleName,
-    OrOff,
     ParameterName,
     Processes,
     Recovery,
@@ -25,6 +35,7 @@ from gputui.profiles.values import (
     Sinks,
     Size,
     Text,
+    Unit,
     Value,
     Words,
     problem,
@@ -46,6 +57,8 @@ class ParameterForm(Model):
     choices: list[Value] | None = Field(None, min_length=1)
     min: Bound | None = None
     max: Bound | None = None
+    multiple_of: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    scope: Literal["rank", "global"] | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ParameterForm:
@@ -53,6 +66,8 @@ class ParameterForm(Model):
             raise problem("min is larger than max")
         if self.choices is not None and (self.min is not None or self.max is not None):
             raise problem("give choices, or min and max, not both")
+        if self.multiple_of is not None and (isinstance(self.default, bool) or not isinstance(self.default, int)):
+            raise problem("multiple_of is for a parameter whose default is a whole number")
         try:
             parameter = self.parameter("default")
             if self.default is not None:
@@ -62,7 +77,8 @@ class ParameterForm(Model):
         return self
 
     def parameter(self, name: str) -> Parameter:
-        return Parameter(name, self.default, self.help, tuple(self.choices or ()), self.min, self.max)
+        choices = tuple(self.choices or ())
+        return Parameter(name, self.default, self.help, choices, self.min, self.max, self.multiple_of)
 
 
 class Requires(Model):
@@ -73,26 +89,59 @@ class Requires(Model):
 
 
 class Metrics(Model):
-    """Where the run's metrics are read from."""
+    """One place where the run's metrics are read from."""
 
-    source: Literal["jsonl", "csv", "hf", "stdout"]
-    path: Text | None = Field(None, description="the file; may hold {run_dir} and, for hf, a glob")
+    source: Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
+    path: Text | None = Field(
+        None, description="the file, or the folder of tensorboard and wandb; may hold {run_dir} and a glob"
+    )
     patterns: list[MetricPattern] | None = Field(
-        None, min_length=1, description="for stdout: regular expressions with named groups"
+        None, min_length=1, description="for stdout, stderr and output: regular expressions with named groups"
+    )
+    step: Text | None = Field(None, description="the column or group that is the step, such as epoch")
+    units: dict[str, Unit] = Field(
+        default_factory=dict, description="what values of a group are in, such as {step_time: ms}"
     )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Metrics:
-        if self.source == "stdout":
+        if self.is_printed:
             if self.patterns is None:
-                raise problem("source stdout needs patterns")
+                raise problem(f"source {self.source} needs patterns")
             if self.path is not None:
-                raise problem("source stdout has no path")
-        elif self.patterns is not None:
-            raise problem("only source stdout has patterns")
+                raise problem(f"source {self.source} has no path")
+            try:
+                OutputPatterns(self.patterns, self.step)
+            except ValueError as error:
+                raise problem(str(error)) from error
+        elif self.patterns is not None or self.units:
+            raise problem("only sources stdout, stderr and output have patterns and units")
         elif self.source != "jsonl" and self.path is None:
             raise problem(f"source {self.source} needs a path")
+        elif self.source in ("hf", "tensorboard", "wandb") and self.step is not None:
+            raise problem(f"source {self.source} has its own steps")
         return self
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether it is what the script prints that is searched."""
+        return self.source in PRINTED_STREAMS
+
+
+def _sources(given: object) -> object:
+    """``off`` is no source, a mapping the only one."""
+    if given is False or given == "off":
+        return []
+    return [given] if isinstance(given, dict) else given
+
+
+def _distinct(sources: list[Metrics]) -> list[Metrics]:
+    if sum(source.is_printed for source in sources) > 1:
+        raise problem("give one source of what is printed, with all its patterns")
+    paths = [source.path or source.source for source in sources]
+    if len(set(paths)) < len(paths):
+        raise problem("the same file is given twice")
+    return sources
 
 
 class Checkpoints(Model):
@@ -117,7 +166,7 @@ class ProfileForm(Model):
     )
     script: Text | None = Field(None, description="the script, relative to the profile's folder")
     module: ModuleName | None = Field(None, description="a module instead of a script, as with python -m")
-    command: Annotated[Words, Field(min_length=1)] | None = Field(
+    command: Annotated[Arguments, Field(min_length=1)] | None = Field(
         None, description="the whole command, for launcher command"
     )
     python: Text | None = Field(None, description="the interpreter of the training environment")
@@ -145,17 +194,29 @@ class ProfileForm(Model):
             ),
         ],
     ] = Field(default_factory=dict, description="parameters with their defaults")
-    args: Words | None = Field(None, description="the script's arguments; --key value for each parameter if left out")
+    args: Arguments | None = Field(
+        None,
+        description="the script's arguments; --key value for each parameter if left out, but never behind a command",
+    )
     env: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict, description="environment variables, taken as written"
     )
     metrics: Annotated[
-        Metrics | None,
-        OrOff,
-        WithJsonSchema({"anyOf": [{"enum": ["off", False]}, Metrics.model_json_schema()]}),
+        list[Metrics],
+        BeforeValidator(_sources),
+        AfterValidator(_distinct),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"enum": ["off", False]},
+                    Metrics.model_json_schema(),
+                    {"type": "array", "items": Metrics.model_json_schema()},
+                ]
+            }
+        ),
     ] = Field(
-        Metrics(source="jsonl", path="{run_dir}/metrics.jsonl", patterns=None),
-        description="where metrics come from, or off",
+        default_factory=lambda: [Metrics(source="jsonl", path="{run_dir}/metrics.jsonl", patterns=None, step=None)],
+        description="where metrics come from, a list where from several places, or off",
     )
     checkpoints: Checkpoints | None = Field(None, description="where checkpoints appear and how to resume")
     alerts: Alerts = Field("standard", description="standard, off, or a mapping that changes rules")
@@ -185,7 +246,8 @@ def valid_keys(place: Place) -> list[str]:
         return list(ProfileForm.model_fields)
     if place[0] == "params" and len(place) == 2:
         return list(ParameterForm.model_fields)
-    return list(models[place[0]].model_fields) if place[0] in models and len(place) == 1 else []
+    is_one = len(place) == 1 or (place[0] == "metrics" and len(place) == 2 and isinstance(place[1], int))
+    return list(models[place[0]].model_fields) if place[0] in models and is_one else []
 
 
 def is_literal(place: Place) -> bool:

@@ -33,17 +33,21 @@ _PATTERNS = {
 }
 
 
-def findings(error: ValidationError, empty: Collection[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
+def findings(
+    error: ValidationError, empty: Collection[Place], *, has_one_source: bool = False
+) -> Iterator[tuple[Place, dict[str, Any]]]:
     """For each error its place and the fields of a Problem: problem, expected, found, nearest. A key that is ``empty``
-    has been spoken of, and does not count as missing."""
+    has been spoken of, and does not count as missing. With ``has_one_source``, ``metrics`` was no list in the file."""
     for detail in error.errors(include_url=False):
-        if detail["type"] == "missing" and detail["loc"] in empty:
+        place = tuple(part for part in detail["loc"] if part != "[key]")
+        if has_one_source and place[:2] == ("metrics", 0):
+            place = ("metrics", *place[2:])
+        if detail["type"] == "missing" and place in empty:
             continue
-        yield _finding(detail)
+        yield _finding(detail, place)
 
 
-def _finding(detail: ErrorDetails) -> tuple[Place, dict[str, Any]]:
-    place = tuple(part for part in detail["loc"] if part != "[key]")
+def _finding(detail: ErrorDetails, place: Place) -> tuple[Place, dict[str, Any]]:
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
     # A value of the environment may be a secret.
     found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from gputui.metrics.formats import UNITS
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection, SelectionError, parse_selection
 from gputui.profiles.nearest import one_of
@@ -17,6 +18,7 @@ from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
 from gputui.recovery.policies import POLICIES
 from gputui.reports.export.kinds import FORMATS
+from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
 
 EXPECTED = "gputui_expected"
@@ -58,6 +60,14 @@ def _words(given: object) -> list[str]:
     if isinstance(given, dict):
         raise expected(f"text, or a list of words ({IN_QUOTES})")
     raise expected("text, or a list of words")
+
+
+def _pieces(words: list[str]) -> list[str]:
+    try:
+        find_pieces(words)
+    except PieceError as error:
+        raise problem(str(error)) from error
+    return words
 
 
 def _size(given: object) -> int:
@@ -134,9 +144,13 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _off(given: object) -> object:
-    """``off`` as None; YAML reads it as false."""
-    return None if given is False or given == "off" else given
+def _unit(given: object) -> float:
+    """A unit as what is multiplied with to have seconds, bytes or a plain count."""
+    if isinstance(given, str) and given in UNITS:
+        return UNITS[given]
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given != 0:
+        return float(given)
+    raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 
 
 def _alerts(given: object) -> str | dict[str, Any] | None:
@@ -183,6 +197,7 @@ Words = Annotated[
     BeforeValidator(_words),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}]}),
 ]
+Arguments = Annotated[Words, AfterValidator(_pieces)]
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})]
 Value = Annotated[Any, BeforeValidator(_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 Bound = Annotated[Any, BeforeValidator(_bound), WithJsonSchema({"type": "number"})]
@@ -230,5 +245,5 @@ Sinks = Annotated[
         }
     ),
 ]
-OrOff = BeforeValidator(_off)
+Unit = Annotated[float, BeforeValidator(_unit), WithJsonSchema({"anyOf": [{"enum": list(UNITS)}, {"type": "number"}]})]
 ShortForm = BeforeValidator(_parameter)

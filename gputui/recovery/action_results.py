@@ -36,6 +36,7 @@ class Effect:
         replacements: UUIDs of the GPUs that take their place; fewer than those where there are none.
         gates: what the next attempt waits for.
         notify: somebody is told.
+        gpu_count: how many GPUs the run has from now on, fewer than before; None leaves it.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Effect:
     replacements: tuple[str, ...] = ()
     gates: tuple[Gate, ...] = ()
     notify: bool = False
+    gpu_count: int | None = None
 
     def __or__(self, other: Effect) -> Effect:
         """Both."""
@@ -52,6 +54,7 @@ class Effect:
             replacements=self.replacements + other.replacements,
             gates=self.gates + other.gates,
             notify=self.notify or other.notify,
+            gpu_count=self.gpu_count if other.gpu_count is None else other.gpu_count,
         )
 
 

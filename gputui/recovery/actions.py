@@ -25,39 +25,18 @@ from gputui.recovery.action_results import (
     unmapped,
     whole,
 )
-from gputui.recovery.machine_actions import Case
+from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
+from gputui.recovery.machine_actions import Case, ranks
 from gputui.runs.spec import RunSpec
 
-__all__ = ["ACTIONS", "ActionKind", "AppliedAction", "Change", "Result", "SkippedAction", "apply_changes", "shrink"]
+__all__ = ["ACTIONS", "ActionKind", "AppliedAction", "Change", "Result", "SkippedAction", "apply_changes"]
 
-EFFECTIVE_BATCH_TOLERANCE = 0.02
-BATCH_FACTOR = 0.75
 FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipping switched off
 
 
-def shrink(batch: int, accumulation: int) -> tuple[int, int] | None:
-    """A smaller batch and a larger accumulation with nearly the same product, or None where the batch is 1.
-
-    The new batch is at most 0.75 of the old one and their product stays within 2 %: with the smallest accumulation
-    that allows it, and then as exactly as it goes.
-    """
-    if batch <= 1 or accumulation < 1:
-        return None
-    effective = batch * accumulation
-    largest = math.floor(BATCH_FACTOR * batch)
-    tolerance = EFFECTIVE_BATCH_TOLERANCE * effective
-    least = math.ceil((effective - tolerance) / (BATCH_FACTOR * batch))
-    # A batch of 1 with accumulation `effective` always fits, so that the search ends there at the latest.
-    for more in range(least, effective + 1):
-        sizes = {min(size, largest) for size in (effective // more, effective // more + 1)}
-        fitting = [size for size in sizes if size >= 1 and abs(size * more - effective) <= tolerance]
-        if fitting:
-            return min(fitting, key=lambda size: (abs(size * more - effective), -size)), more
-    return None
-
-
-def shrink_batch(spec: RunSpec, params: Params, argument: float | None) -> Result:
+def shrink_batch(case: Case) -> Result:
     """Lower the batch to at most 0.75 of its size, and raise the accumulation so that their product stays."""
+    spec, params = case.spec, case.params
     name = spec.role("batch_size", params)
     if name is None:
         return unmapped("shrink_batch", "batch_size")
@@ -68,26 +47,35 @@ def shrink_batch(spec: RunSpec, params: Params, argument: float | None) -> Resul
         return SkippedAction("shrink_batch", f"{name} is 1 already")
     accumulation_name = spec.role("grad_accum", params)
     accumulation = None if accumulation_name is None else whole(params[accumulation_name])
+    count = ranks(spec, len(case.around.gpus))
     if accumulation_name is None or accumulation is None or accumulation < 1:
-        smaller = max(1, math.floor(BATCH_FACTOR * batch))
+        step = grain(spec, (name, None), 1, count, count).batch
+        largest = math.floor(BATCH_FACTOR * batch) if case.below is None else case.below - 1
+        smaller = max(1, largest) // step * step
+        if smaller < 1 or smaller >= (case.below or batch):
+            return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
         note = (
             f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make up for it, "
             "so that the effective batch changes"
         )
         return AppliedAction("shrink_batch", note, (Change(name, params[name], like(params[name], smaller)),))
-    found = shrink(batch, accumulation)
+    names = (name, accumulation_name)
+    step_sizes = grain(spec, names, accumulation, count, count)
+    found = shrink(batch, accumulation, step_sizes, case.below)
     if found is None:
-        return SkippedAction("shrink_batch", f"{name} is {batch} already")
-    smaller, more = found
-    before, after = batch * accumulation, smaller * more
-    effective = f"stays {after}" if after == before else f"becomes {after} instead of {before}"
+        return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
+    before, _ = effective(spec, names, batch * accumulation, count)
+    after, of_whom = effective(spec, names, found.batch * found.accumulation, count)
+    size = f"stays {after}" if after == before else f"becomes {after} instead of {before}"
+    verb = "raised" if found.accumulation > accumulation else "set"
     note = (
-        f"lowered {name} {batch} → {smaller} and raised {accumulation_name} {accumulation} → {more}, "
-        f"so that the effective batch {effective}" + (" per rank" if spec.nproc > 1 else "")
+        f"lowered {name} {batch} → {found.batch} and {verb} {accumulation_name} {accumulation} → {found.accumulation}, "
+        f"so that the effective batch {size}{of_whom}"
+        + ("" if found.is_near else ", as no whole pair that may be used keeps it within 2 %")
     )
     changes = (
-        Change(name, params[name], like(params[name], smaller)),
-        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], more)),
+        Change(name, params[name], like(params[name], found.batch)),
+        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], found.accumulation)),
     )
     return AppliedAction("shrink_batch", note, changes)
 
@@ -189,7 +177,7 @@ ACTIONS: dict[str, ActionKind] = {
             "shrink_batch",
             "lower the batch to at most 0.75 of its size and raise gradient accumulation so that the effective batch "
             "stays within 2 %",
-            shrink_batch,
+            apply_here=shrink_batch,
         ),
         ActionKind("gradient_checkpointing", "switch gradient checkpointing on", gradient_checkpointing),
         ActionKind("cpu_offload", "switch CPU offloading on", cpu_offload),
@@ -204,7 +192,13 @@ ACTIONS: dict[str, ActionKind] = {
         ),
         ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
         ActionKind(
-            "rollback", "resume from so many valid checkpoints before the newest", None, "checkpoints", 1, 1, True
+            "rollback",
+            "resume from so many valid checkpoints before the newest; what was written behind it is struck off",
+            None,
+            "checkpoints",
+            1,
+            1,
+            True,
         ),
         ActionKind("new_port", "start again on another network port", new_port),
         ActionKind(
@@ -243,7 +237,7 @@ ACTIONS: dict[str, ActionKind] = {
         ),
         ActionKind(
             "prune_checkpoints",
-            "remove the run's checkpoints that are older than so many valid ones; in no ready policy",
+            "remove checkpoints of the run's course written before so many valid ones; in no ready policy",
             None,
             "checkpoints kept",
             3,

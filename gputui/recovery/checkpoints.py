@@ -11,31 +11,35 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import re
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
+from gputui.recovery.checkpoint_ledger import Found
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
+from gputui.runs.checkpoint_names import step_in_name
 
 PIECE_BYTES = 1 << 20
-# Beyond so many damaged ones in a row the folder is taken to hold none that is whole.
-MAX_DAMAGED = 1000
+# Of a folder with more, the newest count.
+MOST_FOUND = 1000
 
 GZIP_MAGIC = b"\x1f\x8b"
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".stale", ".lock", "~", CHECKSUM_SUFFIX)
-_DIGITS = re.compile(r"\d+")
 # In a folder, files with these endings hold weights and must each be valid; others are only required to be readable.
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A checkpoint and what was found out about it. ``why`` says what was checked, or what is wrong with it."""
+    """A checkpoint and what was found out about it. ``why`` says what was checked, or what is wrong with it.
+
+    ``is_unknown``: its format cannot be checked; ``is_unreadable``: it could not be read now; ``is_missing``: because
+    it is not there.
+    """
 
     path: Path
     step: int | None
@@ -43,62 +47,64 @@ class CheckpointInfo:
     why: str
     size_bytes: int | None = None
     modified_at: float | None = None
+    is_unknown: bool = False
+    is_unreadable: bool = False
+    is_missing: bool = False
 
 
 class _InvalidError(Exception):
     """The checkpoint is not whole; the text says why."""
 
 
-def newest_valid(directory: Path, pattern: str) -> CheckpointInfo | None:
-    """The newest checkpoint that is whole, or None."""
-    return next((info for info in survey(directory, pattern) if info.valid), None)
+class _UnknownFormatError(_InvalidError):
+    """Nothing tells whether the checkpoint is whole."""
 
 
-def survey(directory: Path, pattern: str, *, wanted: int = 1, before: int | None = None) -> list[CheckpointInfo]:
-    """Checkpoints from the newest back to the ``wanted``-th valid one, the invalid ones among them with the reason.
+def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[Found]:
+    """What the pattern (a glob relative to the directory) finds, unfinished files aside, the newest first, at most
+    ``most``. Nothing where there is no such directory.
 
-    Those of step ``before`` and later are passed over unread.
+    Raises OSError where the directory cannot be read.
     """
-    found: list[CheckpointInfo] = []
-    damaged = 0
-    for path in _newest_first(directory, pattern):
-        step = step_of(path, directory)
-        if before is not None and step is not None and step >= before:
-            continue
-        found.append(validate(path))
-        damaged = 0 if found[-1].valid else damaged + 1
-        if damaged > MAX_DAMAGED or sum(info.valid for info in found) >= wanted:
-            break
-    return found
-
-
-def candidates(directory: Path, pattern: str) -> list[Path]:
-    """What the pattern (a glob relative to the directory) finds, unfinished files aside, the newest first.
-
-    Newest is the highest step in the name; names without a number come after all others, by their time.
-    """
-    return list(_newest_first(directory, pattern))
-
-
-def _newest_first(directory: Path, pattern: str) -> Iterator[Path]:
-    """The candidates one by one: of thousands only those that are asked for are looked at."""
-    by_step: dict[int | None, list[Path]] = {}
+    try:
+        os.scandir(directory).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
     try:
         for path in directory.glob(pattern):
             if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED) and _is_text(path):
-                by_step.setdefault(step_of(path, directory), []).append(path)
-    except (OSError, ValueError, NotImplementedError):
-        return  # no such directory, or a pattern that is none: nothing is found
-    for step in sorted(by_step, key=lambda step: (step is not None, step or 0), reverse=True):
-        dated = []
-        for path in by_step[step]:
-            try:
-                status = path.stat()
-            except OSError:
-                continue  # gone meanwhile: scripts delete their old ones
-            if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                dated.append((status.st_mtime_ns, path))
-        yield from (path for _, path in sorted(dated, reverse=True))
+                one = measured(path)
+                found += [] if one is None else [one]
+    except (ValueError, NotImplementedError):
+        return []  # a pattern that is none
+    found = _without_links(found)
+    found.sort(key=lambda one: (one.modified_ns, one.path), reverse=True)
+    return found[:most]
+
+
+def _without_links(found: list[Found]) -> list[Found]:
+    """A link to another one of them (``latest``) is no checkpoint of its own."""
+    links = {one.path for one in found if Path(one.path).is_symlink()}
+    real = {os.path.realpath(one.path) for one in found if one.path not in links} if links else set()
+    return [one for one in found if one.path not in links or os.path.realpath(one.path) not in real]
+
+
+def measured(path: Path) -> Found | None:
+    """Size and newest change of a file, or of a folder with all that is in it; None where it is neither, or gone."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return Found(str(path), status.st_mtime_ns, status.st_size)
+        if not stat.S_ISDIR(status.st_mode):
+            return None
+        held = [entry.stat() for entry in checkpoint_folders.files_of(path)]
+    except checkpoint_folders.IncompleteError:
+        return Found(str(path), status.st_mtime_ns, None)
+    except OSError:
+        return None  # gone meanwhile: scripts delete their old ones
+    newest = max((each.st_mtime_ns for each in held), default=0)
+    return Found(str(path), max(status.st_mtime_ns, newest), sum(each.st_size for each in held))
 
 
 def _is_text(path: Path) -> bool:
@@ -110,33 +116,19 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def step_of(path: Path, directory: Path | None = None) -> int | None:
-    """The step that a checkpoint's name tells: the last number in its name, else in those of its folders."""
-    parts = (
-        path.relative_to(directory).parts if directory is not None and path.is_relative_to(directory) else (path.name,)
-    )
-    for part in reversed(parts):
-        stem = part.rsplit(".", 1)[0] if "." in part else part
-        numbers = _DIGITS.findall(stem)
-        if numbers and len(numbers[-1]) <= 18:
-            return int(numbers[-1])
-    return None
-
-
 def validate(path: Path) -> CheckpointInfo:
     """Check one checkpoint, a file or a folder. Never raises."""
-    size: int | None = None
-    modified: float | None = None
+    info = CheckpointInfo(path, step_in_name(path, path.parent.parent), False, "")
     try:
         status = path.stat()
-        size, modified = status.st_size, status.st_mtime
+        info = replace(info, size_bytes=status.st_size, modified_at=status.st_mtime)
         why = _check_folder(path) if stat.S_ISDIR(status.st_mode) else _check_file(path)
-        valid = True
     except _InvalidError as error:
-        why, valid = str(error), False
+        return replace(info, why=str(error), is_unknown=isinstance(error, _UnknownFormatError))
     except OSError as error:
-        why, valid = f"cannot be read: {error.strerror or error}", False
-    return CheckpointInfo(path, step_of(path, path.parent.parent), valid, why, size, modified)
+        why, is_missing = f"cannot be read: {error.strerror or error}", isinstance(error, FileNotFoundError)
+        return replace(info, why=why, is_unreadable=True, is_missing=is_missing)
+    return replace(info, valid=True, why=why)
 
 
 def _check_file(path: Path) -> str:
@@ -156,7 +148,7 @@ def _check_file(path: Path) -> str:
             return _check_gzip(file)
         if path.suffix == ".safetensors":
             return _check_safetensors(file, size)
-    raise _InvalidError(
+    raise _UnknownFormatError(
         f"has no {CHECKSUM_SUFFIX} file beside it and a format that cannot be checked (none of ZIP, gzip, safetensors)"
     )
 
@@ -200,7 +192,7 @@ def _check_folder(path: Path) -> str:
             elif entry.suffix == ".distcp" and not entry.stat().st_size:
                 raise _InvalidError("is empty")
         except _InvalidError as error:
-            raise _InvalidError(f"{entry.relative_to(path)} {error}") from None
+            raise type(error)(f"{entry.relative_to(path)} {error}") from None
     return f"each of its {len(held)} files was checked" if len(held) != 1 else "its file was checked"
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from gputui.charts.safe_text import clean
 from gputui.charts.units import bytes_text
 from gputui.recovery.evidence import Evidence
-from gputui.recovery.findings import Finding, gather, last_message, report_of, signal_name
+from gputui.recovery.findings import Finding, gather, last_message, reports_of, signal_name
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.recovery.torchrun_report import TorchrunReport
@@ -63,9 +63,12 @@ class Incident:
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
     """How an attempt ended. ``stop_intended`` says that a person asked gputui to stop the run.
 
-    A stop is known by the intent noted before it: its exit status is that of a crash, or of success.
+    A stop is known by the intent noted before it: its exit status is that of a crash, or of success. What lives on has
+    not been stopped.
     """
     record = evidence.exit
+    if record is not None and record.is_unkillable:
+        return "failed"
     done = record is not None and record.clean and not record.stop_requested
     if stop_intended:
         return "succeeded" if done else "stopped"
@@ -78,8 +81,8 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     The evidence may hold secrets, for what is hidden in it may be what it is known by; ``hide`` takes them out of what
     is said of it.
     """
-    report = report_of(evidence)
-    found = gather(evidence, report)
+    reports = reports_of(evidence)
+    found = gather(evidence, reports)
     primary = min(found, key=_order) if found else _without_findings(evidence)
     if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
         primary = full
@@ -95,7 +98,7 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         summary=_line(summary, hide),
         fingerprint=fingerprint(primary.kind, hide(primary.text)),
         evidence_lines=tuple(
-            _line(text, hide) for text in _evidence(evidence, report, primary, found)[:MAX_EVIDENCE_LINES]
+            _line(text, hide) for text in _evidence(evidence, reports, primary, found)[:MAX_EVIDENCE_LINES]
         ),
         gpu=primary.gpu,
         contained=primary.contained,
@@ -159,10 +162,10 @@ def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
 
 
-def _evidence(evidence: Evidence, report: TorchrunReport, primary: Finding, found: list[Finding]) -> list[str]:
+def _evidence(evidence: Evidence, reports: list[TorchrunReport], primary: Finding, found: list[Finding]) -> list[str]:
     return [
         *_exit_lines(evidence),
-        *_report_lines(report),
+        *(line for report in reports for line in _report_lines(report)),
         *_finding_lines(primary, evidence),
         *(line for other in found if other is not primary for line in _other_lines(other, primary)),
         *_context_lines(evidence, primary),
@@ -180,11 +183,15 @@ def _exit_lines(evidence: Evidence) -> Iterator[str]:
         yield f"exit: {name} ended with code {record.code}"
     if record is not None and record.stop_requested:
         yield "exit: a stop had been asked for" + (", and force was needed" if record.forced else "")
+    if record is not None and record.oom_victims:
+        pids = ", ".join(f"pid {pid}" for pid in record.oom_victims)
+        yield f"kernel: its log names as killed for lack of memory {pids}"
     if record is not None and record.oom_killed:
         counts = [
             f"{count} {place}"
             for count, place in (
                 (record.oom_kills_cgroup, "in its control group"),
+                (record.oom_kills_processes, "in its processes' control groups"),
                 (record.oom_kills_host, "on the host"),
             )
             if count
@@ -196,7 +203,7 @@ def _report_lines(report: TorchrunReport) -> Iterator[str]:
     if report.root is not None:
         code = report.root.exit_code
         how = signal_name(-code) if code < 0 else f"code {code}"
-        yield f"torchrun: saw rank {report.root.rank} fail first, with {how}"
+        yield f"{report.launcher}: saw rank {report.root.rank} fail first, with {how}"
     for failure in report.failures:
         if failure.pid in report.forced:
             yield f"torchrun: rank {failure.rank} did not react when it was asked to end, and was killed"

@@ -10,10 +10,11 @@ but the time of those before is not counted a second time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gputui.charts.units import UNKNOWN, count, duration
+from gputui.recovery.resumption import Resumption, resumptions
 from gputui.store.views import AttemptView, DecisionView, IncidentView
 
 SECONDS_PER_HOUR = 3600.0
@@ -26,13 +27,18 @@ class Clock(Protocol):
 
     def last_at(self, attempt: int, step: int) -> float | None: ...
 
+    def repeats(self, attempt: int, step: int) -> bool: ...
+
+    def come_with_checkpoints(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What one incident cost, or several together; None is unknown, or not over yet.
 
     ``incidents`` is how many are counted; ``unknown`` how many of them lack a figure, so that the sum is at least so
-    much. A run without GPUs costs 0 GPU-hours.
+    much. A run without GPUs costs 0 GPU-hours. ``is_at_least``: there may be more lost steps than are known, as lines
+    arrive only with checkpoints.
     """
 
     lost_steps: int | None
@@ -40,12 +46,14 @@ class Cost:
     lost_gpu_hours: float | None
     incidents: int = 1
     unknown: int = 0
+    is_at_least: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "lost_steps": self.lost_steps,
             "lost_seconds": None if self.lost_seconds is None else round(self.lost_seconds, 3),
             "lost_gpu_hours": None if self.lost_gpu_hours is None else round(self.lost_gpu_hours, 6),
+            "lost_steps_is_at_least": self.is_at_least,
         }
 
     def sum_json(self) -> dict[str, Any]:
@@ -59,6 +67,8 @@ def costs(
     clock: Clock,
 ) -> dict[int, Cost]:
     """The cost of every incident by its id. Of several incidents of one attempt the first bears it."""
+    went_on = resumptions(attempts, clock.repeats) if incidents else {}
+    is_at_least = bool(incidents) and clock.come_with_checkpoints()
     numbered = {attempt.number: attempt for attempt in attempts}
     verdicts = {decision.incident_id: decision.verdict for decision in decisions}
     found: dict[int, Cost] = {}
@@ -72,7 +82,9 @@ def costs(
         following = min(later, key=lambda row: row.number, default=None)
         stopped = verdicts.get(incident.incident_id) == "stop"
         had_predecessor = any(row.attempt == attempt.number - 1 for row in incidents)
-        found[incident.incident_id] = _cost(attempt, following, clock, stopped, had_predecessor)
+        kept = None if following is None else _kept(following, went_on.get(following.number))
+        cost = _cost(attempt, following, kept, clock, stopped, had_predecessor)
+        found[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)
     return found
 
 
@@ -90,14 +102,21 @@ def total(found: Iterable[Cost]) -> Cost | None:
         lost_gpu_hours=sum(hours) if hours else None,
         incidents=len(parts),
         unknown=sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
+        is_at_least=any(part.is_at_least for part in parts),
     )
 
 
 def in_words(cost: Cost) -> str:
     """``9 steps, 13 s and 0.02 GPU-hours``; "" where nothing is known."""
     parts = []
-    if cost.lost_steps is not None:
-        parts.append(f"{count(cost.lost_steps)} step" + ("" if cost.lost_steps == 1 else "s"))
+    if cost.is_at_least and not cost.lost_steps:
+        parts.append("the steps since then, which are not known")
+    elif cost.lost_steps is not None:
+        parts.append(
+            ("at least " if cost.is_at_least else "")
+            + f"{count(cost.lost_steps)} step"
+            + ("" if cost.lost_steps == 1 else "s")
+        )
     if cost.lost_seconds is not None:
         parts.append(duration(cost.lost_seconds))
     if cost.lost_gpu_hours:
@@ -113,12 +132,16 @@ def gpu_hours(hours: float | None) -> str:
 
 
 def _cost(
-    attempt: AttemptView, following: AttemptView | None, clock: Clock, stopped: bool, had_predecessor: bool
+    attempt: AttemptView,
+    following: AttemptView | None,
+    kept: int | None,
+    clock: Clock,
+    stopped: bool,
+    had_predecessor: bool,
 ) -> Cost:
     # Whoever begins a stopped run anew gives up what it had; that is no cost of the incident.
     if following is None or (stopped and following.resumed_from is None):
         return Cost(None, None, None)
-    kept = _kept(following)
     steps = None
     if attempt.last_step is not None and kept is not None:
         steps = max(0, attempt.last_step - kept)
@@ -133,13 +156,15 @@ def _cost(
     return Cost(steps, max(0.0, end - begin), held / SECONDS_PER_HOUR)
 
 
-def _kept(following: AttemptView) -> int | None:
-    """The last step that was not lost, as the metrics number it.
+def _kept(following: AttemptView, went_on: Resumption | None) -> int | None:
+    """The last step that was not lost, as the metrics number it: by what the attempt did, not by what it was given.
 
     A checkpoint called 40 holds 40 steps. Where the attempt that resumed from it calls its first step 40 too, steps
     are counted from 0, and the last one kept is 39.
     """
-    resumed = 0 if following.resumed_from is None else following.resumed_step
+    if went_on == "earlier" and following.first_step is not None:
+        return following.first_step - 1
+    resumed = 0 if following.resumed_from is None or went_on == "beginning" else following.resumed_step
     if resumed is None:
         return None if following.first_step is None else following.first_step - 1
     return resumed - 1 if following.first_step == resumed else resumed

@@ -18,6 +18,7 @@ from gputui.runs.logs import Stream, rank_logs, tail_text
 TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
 MAX_ERROR_FILE_BYTES = 1024 * 1024
+MAX_ERROR_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class ExitRecord:
     forced: bool = False
     oom_kills_cgroup: int | None = None
     oom_kills_host: int | None = None
+    oom_kills_processes: int | None = 0
+    oom_victims: tuple[int, ...] | None = None
+    pid: int | None = None
     max_rss_bytes: int | None = None
     disk_free_bytes: int | None = None
     cpu_seconds: float | None = None
@@ -44,14 +48,31 @@ class ExitRecord:
         return self.code == 0 and self.error is None and not self.lease_conflict
 
     @property
+    def is_unkillable(self) -> bool:
+        """Whether the command itself was given up: SIGKILL had no effect on it."""
+        return bool(self.survivors) and self.code is None and self.signal is None
+
+    @property
     def oom_killed(self) -> bool:
         """Whether the kernel killed something for lack of memory shortly before the end.
 
-        The control group's count holds every kill of a process in it, whatever memory was short (memory.events in
-        the kernel's cgroup-v2 documentation). Where it is known, a kill elsewhere on the host is somebody else's.
+        A control group's count holds every kill of a process in it, whatever memory was short (memory.events in the
+        kernel's cgroup-v2 documentation). Where the counts of all groups that the attempt was in are known, a kill
+        elsewhere on the host is somebody else's.
         """
-        count = self.oom_kills_host if self.oom_kills_cgroup is None else self.oom_kills_cgroup
-        return bool(count)
+        if self.oom_victims == ():
+            return False
+        if self.oom_kills_cgroup or self.oom_kills_processes:
+            return True
+        is_known = self.oom_kills_cgroup is not None and self.oom_kills_processes is not None
+        return not is_known and bool(self.oom_kills_host)
+
+    def killed_for_memory(self, pid: int | None) -> bool:
+        """Whether a process that SIGKILL ended was killed by the kernel for lack of memory. Its log names every
+        victim; where it was not read, or which process it was is not known, the counts decide."""
+        if pid is not None and self.oom_victims is not None:
+            return pid in self.oom_victims
+        return self.oom_killed
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
@@ -68,10 +89,13 @@ class ExitRecord:
             forced=data.get("forced") is True,
             oom_kills_cgroup=_whole(kills.get("cgroup")),
             oom_kills_host=_whole(kills.get("host")),
+            oom_kills_processes=_whole(kills.get("processes", 0)),
+            oom_victims=_pids(data.get("oom_victims")),
+            pid=_whole(data.get("pid")),
             max_rss_bytes=_whole(data.get("max_rss_bytes")),
             disk_free_bytes=_whole(data.get("disk_free_bytes")),
             cpu_seconds=_number(data.get("cpu_seconds")),
-            survivors=tuple(pid for pid in _list(data.get("survivors")) if isinstance(pid, int)),
+            survivors=_pids(data.get("survivors")) or (),
             error=None if error is None else str(error),
             lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
         )
@@ -146,6 +170,7 @@ class Evidence:
         if values["exit"] is not None:
             record = dict(values["exit"])
             record["survivors"] = tuple(record["survivors"])
+            record["oom_victims"] = _pids(record.get("oom_victims"))
             record["lease_conflict"] = tuple(record["lease_conflict"])
             values["exit"] = ExitRecord(**record)
         values["observed"] = tuple(Observation(**entry) for entry in values["observed"])
@@ -224,13 +249,14 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
 
 
 def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
-    found: list[tuple[int | None, Path]] = [
+    """Those of the ranks of every torchrun that writes below the attempt's folder, and the copy of the first one's."""
+    found = [
         (int(path.parent.name), path)
-        for path in sorted(attempt_dir.glob("ranks/*/attempt_*/*/error.json"))
+        for path in sorted(attempt_dir.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
     copy = attempt_dir / "error.json"
-    return [*found, (None, copy)] if copy.exists() else found
+    return [*found[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 
 def _whole(value: Any) -> int | None:
@@ -246,6 +272,10 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _pids(value: Any) -> tuple[int, ...] | None:
+    return tuple(pid for pid in value if isinstance(pid, int)) if isinstance(value, (list, tuple)) else None
 
 
 def _list(value: Any) -> Sequence[Any]:

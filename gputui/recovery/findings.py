@@ -7,11 +7,12 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gputui.recovery.evidence import ErrorFile, Evidence
+from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
-from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_report
-from gputui.recovery.tracebacks import Chain, Raised, fatal_where, last_chain, parse_message
+from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_reports
+from gputui.recovery.tracebacks import Chain, Raised, by_rank, fatal_where, last_chain, parse_message
+from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands, wrapped_code
 from gputui.runs.logs import lines_of
 
 # Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.
@@ -27,7 +28,11 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFP
 _SHELL_SIGNAL_BASE = 128  # a shell ends with 128 + N when signal N ended its last command
 _USAGE_EXIT = 2
 _OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
+# PyTorch's torch/csrc/DataLoader.cpp.
+_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
 _ANNOUNCED = re.compile(r"^\S+: \S")
+# How argparse and click refuse arguments, wherever a launcher's own words stand behind it.
+_REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
 # Where the exception only says that communication or a worker failed, a native message may say why.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
 
@@ -58,7 +63,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """One process whose end is to be explained. ``code`` is negative for a signal and None where it is unknown."""
+    """One process whose end is to be explained. ``code`` is negative for a signal and None where it is unknown; so is
+    ``pid`` where another process passed the code on."""
 
     rank: int | None
     code: int | None
@@ -68,24 +74,31 @@ class _Process:
     traceback: str | None
     stderr: str
     stdout: str
+    pid: int | None = None
 
 
-def report_of(evidence: Evidence) -> TorchrunReport:
-    """torchrun's own words on the end."""
-    text = "".join(tail.text for tail in evidence.tails if tail.stream == "output")
-    return parse_report(text if evidence.launcher == "torchrun" else "")
+def reports_of(evidence: Evidence) -> list[TorchrunReport]:
+    """What the launchers of an attempt say of the end, in their order; the last is of what ended it."""
+    return parse_reports(_text(evidence, None, "output")) or [TorchrunReport(None)]
 
 
-def gather(evidence: Evidence, report: TorchrunReport) -> list[Finding]:
+def gather(evidence: Evidence, reports: Sequence[TorchrunReport]) -> list[Finding]:
     """Everything that explains the end, in no particular order."""
-    found = list(_supervision(evidence, report))
-    for process in _processes(evidence, report):
-        found += _of_process(process, evidence)
+    got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
+    found = list(_supervision(evidence, got_signal))
+    of_ranks: list[Finding] = []
+    for report in reports:
+        for process in _ranks_processes(evidence, report, is_last=report is reports[-1]):
+            of_ranks += _of_process(process, evidence)
+    found += of_ranks
     if evidence.launcher == "torchrun":
-        found += _of_launcher(evidence, report)
+        for report in reports:
+            found += _of_launcher(evidence, report)
+    else:
+        found += _of_command(evidence, reports[-1], of_ranks)
     disturbed = (
         any(seen.ended_run for seen in evidence.observed)
-        or report.got_signal is not None
+        or got_signal is not None
         or (evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None))
     )
     if any(seen.ended_run for seen in evidence.observed):
@@ -93,11 +106,15 @@ def gather(evidence: Evidence, report: TorchrunReport) -> list[Finding]:
         found = [
             replace(finding, tier=Tier.CONSEQUENCE) if finding.kind in _OUR_DOING else finding for finding in found
         ]
+    if any(seen.kind == "gpu_lost" for seen in evidence.observed):
+        # Who kills a rank says nothing of why, and without another GPU the next attempt would fail as well.
+        found = [replace(finding, tier=Tier.CONSEQUENCE) if finding.kind == "killed" else finding for finding in found]
     if disturbed:
         # What ranks raise while they are being ended is no cause, unless it is a known one.
         found = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in found]
     if not any(finding.tier is Tier.CAUSE for finding in found):
-        found += _left_early(evidence, report, found)
+        for report in reports:
+            found += _left_early(evidence, report, found)
     return found
 
 
@@ -116,7 +133,7 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
         tail for tail in evidence.tails if tail.rank != rank and tail.rank is not None and tail.stream == "stderr"
     ]
     for tail in (*own, *others):
-        lines = [line for line in lines_of(tail.text) if line.strip()]
+        lines = [line for line in lines_of(tail.text) if line.strip() and not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
         if announced or (lines and tail in own):
             return announced[-1] if announced else lines[-1]
@@ -126,7 +143,7 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
 # --- the parts ------------------------------------------------------------------------------------------------------
 
 
-def _supervision(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
+def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
     """What gputui itself saw, and what the attempt's exit record says."""
     for seen in evidence.observed:
         # What the driver said comes in its place in time: it is the cause of what happened after it, not before.
@@ -149,47 +166,77 @@ def _supervision(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding
     if record.survivors:
         pids = ", ".join(map(str, record.survivors))
         yield Finding("unkillable", None, Tier.CAUSE, "survives SIGKILL", float("-inf"), detail=f"pid {pids}")
-    if record.stop_requested or report.got_signal is not None:
-        number = report.got_signal or signal.SIGTERM
+    if record.stop_requested or got_signal is not None:
+        number = got_signal or signal.SIGTERM
         yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", None, detail=signal_name(number))
 
 
-def _processes(evidence: Evidence, report: TorchrunReport) -> Iterator[_Process]:
-    if evidence.launcher != "torchrun":
-        yield _single_process(evidence)
-        return
-    failures = {failure.rank: failure for failure in report.failures}
-    errors = {error.rank: error for error in evidence.errors if error.rank is not None}
-    for rank in sorted({*failures, *errors, *_ranks(evidence)}):
+def _ranks_processes(evidence: Evidence, report: TorchrunReport, *, is_last: bool) -> Iterator[_Process]:
+    """The ranks that a report is about, by its table, their prefixes in the output, and, for the last of them, their
+    own logs and error files."""
+    failures = {failure.rank: failure for failure in reversed(report.failures)}
+    rest, printed = by_rank(report.rest)
+    errors: dict[int, ErrorFile] = {}
+    for file in evidence.errors if is_last else ():
+        if file.rank is not None and (file.rank not in errors or _newer(file, errors[file.rank])):
+            errors[file.rank] = file
+    copy = next((error for error in evidence.errors if error.rank is None), None) if is_last else None
+    logged = _ranks(evidence) if is_last else []
+    for rank in sorted({*failures, *errors, *printed, *logged}):
         failure = failures.get(rank)
+        asked = failure is not None and _ended_by_launcher(failure, report)
+        stderr = printed.get(rank, "") + (_text(evidence, rank, "stderr") if is_last else "")
+        error = errors.get(rank)
+        if failure is not None and not asked and error is None and last_chain(stderr) is None:
+            if rank not in logged and (failure.exit_code > 0 or -failure.exit_code in _CRASHES):
+                # It had no group of ranks yet, whose messages carry the rank.
+                stderr += rest
+            if failure is report.root and failure.traceback is None and evidence.launcher != "torchrun":
+                error = copy
         yield _Process(
             rank=rank,
             code=failure.exit_code if failure else None,
             at=failure.at if failure else None,
-            ended_by_launcher=failure is not None and _ended_by_launcher(failure, report),
-            error=errors.get(rank),
+            ended_by_launcher=asked,
+            error=error,
             traceback=failure.traceback if failure else None,
-            stderr=_text(evidence, rank, "stderr"),
-            stdout=_text(evidence, rank, "stdout"),
+            stderr=stderr,
+            stdout=_text(evidence, rank, "stdout") if is_last else "",
+            pid=failure.pid or None if failure else None,
         )
 
 
-def _single_process(evidence: Evidence) -> _Process:
-    code = None
+def _newer(one: ErrorFile, other: ErrorFile) -> bool:
+    return one.at is not None and (other.at is None or one.at >= other.at)
+
+
+def _of_command(evidence: Evidence, report: TorchrunReport, of_ranks: Sequence[Finding]) -> list[Finding]:
+    """What the command itself says, where what its ranks say does not explain the end: it may be their launcher."""
+    rest, _ = by_rank(report.rest)
+    code = pid = None
     if evidence.exit is not None:
+        pid = evidence.exit.pid
         code = -evidence.exit.signal if evidence.exit.signal is not None else evidence.exit.code
         if evidence.launcher == "command" and code is not None and code > _SHELL_SIGNAL_BASE:
-            code = -(code - _SHELL_SIGNAL_BASE) if code - _SHELL_SIGNAL_BASE < signal.NSIG else code
-    return _Process(
+            code, pid = (-(code - _SHELL_SIGNAL_BASE), None) if code - _SHELL_SIGNAL_BASE < signal.NSIG else (code, pid)
+        if code is not None and code > 0 and (wrapped := wrapped_code(rest)) is not None:
+            code, pid = wrapped, None
+    process = _Process(
         rank=None,
         code=code,
         at=None,
-        ended_by_launcher=False,
-        error=next(iter(evidence.errors), None),
+        ended_by_launcher=report.ended_itself,
+        error=next((error for error in evidence.errors if error.rank is None), None),
         traceback=None,
-        stderr=_text(evidence, None, "output"),
+        stderr=rest if report.root is None else "",
         stdout="",
+        pid=pid,
     )
+    texts = {finding.text for finding in of_ranks}
+    found = [finding for finding in _of_process(process, evidence) if finding.text not in texts]
+    if any(finding.tier is Tier.CAUSE for finding in of_ranks):
+        return [replace(one, tier=Tier.CONSEQUENCE) for one in found if one.specific and one.kind not in _OUR_DOING]
+    return [one for one in found if not (of_ranks and one.kind == "nonzero_exit")]
 
 
 def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
@@ -205,12 +252,12 @@ def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
             if stopping:
                 return []
             name = signal_name(number)
-            out_of_memory = number == signal.SIGKILL and record is not None and record.oom_killed
+            out_of_memory = number == signal.SIGKILL and record is not None and record.killed_for_memory(process.pid)
             kind = "host_oom" if out_of_memory else "killed"
             detail = "killed by the kernel's OOM killer" if out_of_memory else name
             at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
             return [Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)]
-    candidates = list(_candidates(process, record is not None and record.oom_killed))
+    candidates = list(_candidates(process, record))
     if candidates:
         return [min(candidates, key=lambda finding: (finding.tier, not finding.specific))]
     if code is None or process.ended_by_launcher:
@@ -222,14 +269,14 @@ def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
         return [Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)]
     message = last_message(evidence, process.rank)
     if code == _USAGE_EXIT and evidence.last_step is None:
+        refused = [line for line in lines_of(process.stderr)[-LAST_LINES:] if _REFUSED.match(line)]
+        message = refused[-1] if refused else message
         return [
             Finding(
                 "config_error", process.rank, Tier.CAUSE, message or "code 2", process.at, None, bool(message), message
             )
         ]
-    if evidence.launcher == "torchrun" or process.code is not None:
-        return [_exit_code(process, code)]
-    return []
+    return [_exit_code(process, code)]
 
 
 def _exit_code(process: _Process, code: int) -> Finding:
@@ -238,10 +285,10 @@ def _exit_code(process: _Process, code: int) -> Finding:
     )
 
 
-def _candidates(process: _Process, oom_killed: bool) -> Iterator[Finding]:
+def _candidates(process: _Process, record: ExitRecord | None) -> Iterator[Finding]:
     """What may explain an end; among equals the first is the best."""
     chain = _chain(process)
-    of_chain = None if chain is None else _of_chain(chain, process, oom_killed)
+    of_chain = None if chain is None else _of_chain(chain, process, record)
     crashed = process.code is not None and -process.code in _CRASHES
     if of_chain is None or crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
@@ -262,7 +309,7 @@ def _chain(process: _Process) -> Chain | None:
         return parse_message(process.error.message, process.error.callstack)
     if process.traceback is not None and (reported := last_chain(process.traceback)) is not None:
         return reported
-    chain = last_chain(process.stderr)
+    chain = last_chain(process.stderr, is_wrapper)
     if chain is None or chain.ranked:
         return chain
     if process.code is None or process.ended_by_launcher:
@@ -272,23 +319,25 @@ def _chain(process: _Process) -> Chain | None:
     return chain if chain.trailing <= allowed else None
 
 
-def _of_chain(chain: Chain, process: _Process, oom_killed: bool) -> Finding:
+def _of_chain(chain: Chain, process: _Process, record: ExitRecord | None) -> Finding:
     raised, signature = match_chain(chain)
     at = process.at if process.at is not None else (process.error.at if process.error else None)
     detail = ", ".join(part for part in (_first_line(raised), raised.where) if part)
     if signature is None:
         return Finding("user_exception", process.rank, Tier.CAUSE, raised.text, at, raised.where, False, detail)
     kind = signature.kind
-    if kind == "dataloader_killed" and oom_killed and "signal: Killed" in raised.message:
-        kind = "host_oom"
+    if kind == "dataloader_killed" and record is not None and "signal: Killed" in raised.message:
+        worker = _WORKER.search(raised.message)
+        if record.killed_for_memory(None if worker is None else int(worker[1])):
+            kind = "host_oom"
     specific = kind != "bad_sample"
     return Finding(kind, process.rank, signature.rank, raised.text, at, raised.where, specific, detail)
 
 
 def _of_launcher(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
     """What torchrun says about itself, and how it ended."""
-    chain = last_chain(report.rest)
-    if chain is not None and not chain.raised[-1].type.endswith("ChildFailedError"):
+    chain = last_chain(report.rest, is_wrapper)
+    if chain is not None:
         raised, signature = match_chain(chain)
         if signature is None:
             yield Finding("unknown", None, Tier.SYMPTOM, raised.text, None, None, False, _first_line(raised))
@@ -302,7 +351,7 @@ def _of_launcher(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding
     if record.signal is not None:
         name = signal_name(record.signal)
         kind = "segfault" if record.signal in _CRASHES else "killed"
-        if record.signal == signal.SIGKILL and record.oom_killed:
+        if record.signal == signal.SIGKILL and record.killed_for_memory(record.pid):
             kind = "host_oom"
         yield Finding(kind, None, Tier.CAUSE, f"ended by {name}", detail=name)
     elif record.code == _USAGE_EXIT and report.root is None:
@@ -340,7 +389,7 @@ def _text(evidence: Evidence, rank: int | None, stream: str) -> str:
 
 def _first_line(raised: Raised) -> str:
     """An exception in one line; what a data loader worker raised in place of the report that it did."""
-    lines = [line for line in raised.text.splitlines() if line.strip()]
+    lines = [line for line in without_commands(raised.text).splitlines() if line.strip()]
     if any(line.startswith("Original Traceback") for line in lines):
         return lines[-1].strip()
     return lines[0].strip() if lines else raised.type

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gputui.recovery.checkpoints import CheckpointInfo
-from gputui.recovery.policy import PastDecision, Progress, Verdict
-from gputui.runs.repository import step_in_name
+from gputui.recovery.policy import UNDO, PastDecision, Progress, Verdict
+from gputui.runs.spec import Scalar
 from gputui.runs.states import RunState
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
 
 
@@ -16,8 +16,9 @@ def past_decisions(
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     transitions: Sequence[TransitionView],
+    ledger: Sequence[CheckpointRow] = (),
 ) -> list[PastDecision]:
-    """The decisions of a run since a person last started it, the oldest first."""
+    """The decisions of a run since a person last started it, the oldest first. ``ledger`` are its checkpoints."""
     since = person_started_at(transitions)
     kinds = {incident.incident_id: incident.kind for incident in incidents}
     series = [attempt for attempt in attempts if attempt.created_at >= since]
@@ -32,9 +33,10 @@ def past_decisions(
                 kind=kinds.get(decision.incident_id, "unknown"),
                 rung=decision.rung,
                 verdict=verdict,
-                progressed=_progressed(series, decision),
+                progressed=_progressed(series, decision, ledger),
                 changed=bool(decision.params),
                 actions=tuple(_applied(decision)),
+                replaced=_replaced(decision),
             )
         )
     return past
@@ -43,12 +45,12 @@ def past_decisions(
 def progress_of(
     attempts: Sequence[AttemptView],
     number: int,
-    checkpoints: Sequence[CheckpointInfo],
+    ledger: Sequence[CheckpointRow],
     transitions: Sequence[TransitionView],
     *,
     ended_at: float,
 ) -> Progress:
-    """How far attempt ``number`` got. ``checkpoints`` are those there now; ``ended_at`` in UTC unix seconds."""
+    """How far attempt ``number`` got. ``ledger`` are the run's checkpoints; ``ended_at`` in UTC unix seconds."""
     since = person_started_at(transitions)
     attempt = next((row for row in attempts if row.number == number), None)
     if attempt is None:
@@ -58,10 +60,7 @@ def progress_of(
     return Progress(
         last_step=attempt.last_step,
         best_step_before=max((step for step in steps if step is not None), default=None),
-        new_checkpoint=any(_is_new(info, attempt, began) for info in checkpoints),
-        resumed_from=attempt.resumed_from,
-        resumed_step=attempt.resumed_step,
-        started_at=began,
+        new_checkpoint=any(row.is_written and row.attempt == number and row.verdict != "invalid" for row in ledger),
         ran_seconds=max(0.0, ended_at - began),
     )
 
@@ -77,7 +76,7 @@ def person_started_at(transitions: Sequence[TransitionView]) -> float:
     return max(times, default=float("-inf"))
 
 
-def _progressed(attempts: Sequence[AttemptView], decision: DecisionView) -> bool:
+def _progressed(attempts: Sequence[AttemptView], decision: DecisionView, ledger: Sequence[CheckpointRow]) -> bool:
     """Whether the attempt that a decision followed got further than those before it."""
     attempt = next((row for row in attempts if row.number == decision.attempt), None)
     if attempt is None:
@@ -88,17 +87,11 @@ def _progressed(attempts: Sequence[AttemptView], decision: DecisionView) -> bool
             for row in attempts
             if row.number < attempt.number
         )
-    # Without steps, a checkpoint beyond the one it began from shows that it worked.
-    reached = step_in_name(decision.resume_from)
-    if decision.resume_from is None or decision.resume_from == attempt.resumed_from:
+    # Without steps, a checkpoint of its own shows that it worked: the one with which the next attempt began.
+    if decision.resume_from is None:
         return False
-    return attempt.resumed_step is None or (reached is not None and reached > attempt.resumed_step)
-
-
-def _is_new(info: CheckpointInfo, attempt: AttemptView, began: float) -> bool:
-    if not info.valid or info.modified_at is None or info.modified_at < began:
-        return False
-    return attempt.resumed_step is None or info.step is None or info.step > attempt.resumed_step
+    row = next((row for row in ledger if row.path == decision.resume_from), None)
+    return decision.resume_from != attempt.resumed_from if row is None else row.attempt >= attempt.number
 
 
 def _applied(decision: DecisionView) -> list[str]:
@@ -107,3 +100,13 @@ def _applied(decision: DecisionView) -> list[str]:
         for action in decision.actions
         if isinstance(action, Mapping) and action.get("applied") is True and "action" in action
     ]
+
+
+def _replaced(decision: DecisionView) -> dict[str, Scalar]:
+    """Parameter → its value before the ladder's actions changed it."""
+    found: dict[str, Scalar] = {}
+    for action in decision.actions:
+        if isinstance(action, Mapping) and action.get("applied") is True and action.get("action") != UNDO:
+            for change in action.get("changes") or ():
+                found.setdefault(str(change["parameter"]), change["from"])
+    return found

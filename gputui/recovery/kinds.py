@@ -161,7 +161,8 @@ def _kinds() -> Iterator[Kind]:
         "unkillable",
         "process cannot be killed",
         "{who} does not react to SIGKILL",
-        "A process hangs inside the kernel, mostly in the GPU driver; only a reboot ends it.",
+        "A process hangs inside the kernel, mostly in the GPU driver, and only a reboot ends it; or it is another "
+        "user's, as what sudo starts is. The attempt's GPUs are held until it is gone.",
         deterministic=True,
     )
     # the set-up

@@ -6,9 +6,8 @@ for the agent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gputui.recovery.action_results import (
     AppliedAction,
@@ -21,11 +20,11 @@ from gputui.recovery.action_results import (
     like,
     whole,
 )
+from gputui.recovery.batches import fit, grain, share
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.runs.spec import RunSpec
 
-EFFECTIVE_BATCH_TOLERANCE = 0.02
 # Below the temperature where the clocks are lowered; a GPU that stops working cools by as much within a minute.
 COOL_MARGIN_CELSIUS = 15.0
 DISK_LIMIT_SECONDS = 6 * 3600.0
@@ -49,18 +48,19 @@ class Surroundings:
         gpus: UUIDs that the attempt held, in the order of its local ranks.
         spares: UUIDs of free, healthy GPUs that the run may have instead, the best first.
         notifies: the run's policy says how somebody is told.
-        own_checkpoints: the checkpoints lie in the run's own folder, so that no other run needs them.
+        no_pruning: why none of the checkpoints may be removed, None where old ones may.
     """
 
     gpus: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     notifies: bool = False
-    own_checkpoints: bool = True
+    no_pruning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One action at one incident."""
+    """One action at one incident. ``below``: the run did not start with this batch size, so that a smaller one is
+    tried."""
 
     incident: Incident
     spec: RunSpec
@@ -68,6 +68,7 @@ class Case:
     argument: float | None = None
     checkpoints: Sequence[CheckpointInfo] = ()
     around: Surroundings = field(default_factory=Surroundings)
+    below: int | None = None
 
 
 def exclude_gpu(case: Case) -> Result:
@@ -84,17 +85,21 @@ def exclude_gpu(case: Case) -> Result:
     if case.around.spares:
         effect = Effect(quarantine=(faulty,), replacements=case.around.spares[:1])
         return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
-    effect = Effect(quarantine=(faulty,))
-    least = spec.gpus.min_count
+    result = go_on_with_fewer(spec, case.params, len(gpus), len(gpus) - 1, index)
+    return replace(result, effect=result.effect | Effect(quarantine=(faulty,)))
+
+
+def go_on_with_fewer(spec: RunSpec, params: Params, before: int, left: int, without: str) -> Result:
+    """What exclude_gpu does where no other GPU can be had: ``left`` GPUs in place of ``before``, where the profile
+    allows so few. ``without`` names those that failed."""
+    name, least = "exclude_gpu", spec.gpus.min_count
     if least is None:
-        return SkippedAction(name, "no other GPU is free, and the profile allows no fewer (min_gpus)", effect)
-    left = len(gpus) - 1
-    if left < least:
-        return SkippedAction(name, f"no other GPU is free, and {left} would be fewer than min_gpus {least}", effect)
-    before, after = ranks(spec, len(gpus)), ranks(spec, left)
-    changes, words = for_fewer_ranks(spec, case.params, before, after)
-    note = f"went on with {left} of {len(gpus)} GPUs, without {index}{words}"
-    return AppliedAction(name, note, changes, effect)
+        return SkippedAction(name, "no other GPU is free, and the profile allows no fewer (min_gpus)")
+    if left < max(1, least):
+        return SkippedAction(name, f"no other GPU is free, and {left} would be fewer than min_gpus {least}")
+    changes, words = for_fewer_ranks(spec, params, ranks(spec, before), ranks(spec, left))
+    note = f"went on with {left} of {before} GPUs, without {without}{words}"
+    return AppliedAction(name, note, changes, Effect(gpu_count=left))
 
 
 def faulty_gpu(incident: Incident, gpus: Sequence[str], spec: RunSpec) -> str | None:
@@ -123,38 +128,25 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
     accumulation = None if accumulation_name is None else whole(params[accumulation_name])
     if accumulation_name is None or accumulation is None or accumulation < 1:
         return (), ", so that the effective batch becomes smaller (the profile has no gradient accumulation)"
-    smaller, more = spread(1 if batch is None else batch, accumulation, before, after)
-    changes = [Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], more))]
-    words = f"{accumulation_name} {accumulation} → {more}"
-    if batch_name is not None and batch is not None and smaller != batch:
-        changes.append(Change(batch_name, params[batch_name], like(params[batch_name], smaller)))
-        words += f" and {batch_name} {batch} → {smaller}"
-    now, was = smaller * more * after, (1 if batch is None else batch) * accumulation * before
-    size = "" if batch is None else f" {now}" if now == was else f" {now} instead of {was}"
-    kept = "stays" if now == was else "becomes"
+    size = 1 if batch is None else batch
+    names = (batch_name or "", accumulation_name)
+    product = size * accumulation * share(spec, names, before) / share(spec, names, after)
+    found = fit(product, size, grain(spec, names, accumulation, before, after))
+    if found is None:
+        return (), ", so that the effective batch becomes smaller (no multiple is small enough)"
+    changes = [
+        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], found.accumulation))
+    ]
+    words = f"{accumulation_name} {accumulation} → {found.accumulation}"
+    if batch_name is not None and batch is not None and found.batch != batch:
+        changes.append(Change(batch_name, params[batch_name], like(params[batch_name], found.batch)))
+        words += f" and {batch_name} {batch} → {found.batch}"
     if batch is None:
         return tuple(changes), f", with {words}"
-    return tuple(changes), f", with {words}, so that the effective batch {kept}{size}"
-
-
-def spread(batch: int, accumulation: int, before: int, after: int) -> tuple[int, int]:
-    """The batch and the accumulation of ``after`` ranks that do nearly what ``before`` ranks did: with the smallest
-    accumulation for which the whole stays within 2 % and the batch is no larger, then as exactly as it goes."""
-    whole_batch = batch * accumulation * before
-    per_rank = whole_batch / after
-    tolerance = EFFECTIVE_BATCH_TOLERANCE * whole_batch
-    least = max(1, math.ceil((whole_batch - tolerance) / (batch * after)))
-    best: tuple[float, int, int] | None = None
-    for more in range(least, max(least, math.ceil(per_rank)) + 1):
-        for size in {min(batch, math.floor(per_rank / more)), min(batch, math.ceil(per_rank / more))} - {0}:
-            miss = abs(size * more * after - whole_batch)
-            if miss <= tolerance:
-                found = (miss, -size, more)
-                best = found if best is None else min(best, found)
-        if best is not None:
-            return -best[1], best[2]
-    # So small a whole that nothing is within 2 %: the nearest accumulation, and the batch as it is.
-    return batch, max(1, round(accumulation * before / after))
+    was = size * accumulation * share(spec, names, before)
+    now = found.batch * found.accumulation * share(spec, names, after)
+    kept = f"stays {float(now):g}" if now == was else f"becomes {float(now):g} instead of {float(was):g}"
+    return tuple(changes), f", with {words}, so that the effective batch {kept}"
 
 
 def nccl_debug(case: Case) -> Result:
@@ -186,12 +178,12 @@ def wait_disk(case: Case) -> Result:
 
 
 def prune_checkpoints(case: Case) -> Result:
-    """Remove the run's own checkpoints that are older than its newest valid ones."""
+    """Remove the checkpoints of the run's course that were written before its newest valid ones."""
     name, keep = "prune_checkpoints", int(case.argument or 3)
     if case.spec.checkpoints is None:
         return SkippedAction(name, "the profile names no checkpoints")
-    if not case.around.own_checkpoints:
-        return SkippedAction(name, "the checkpoints lie outside the run's folder, and may be another's")
+    if case.around.no_pruning is not None:
+        return SkippedAction(name, case.around.no_pruning)
     if sum(info.valid for info in case.checkpoints) <= keep:
         return SkippedAction(name, f"there are no more than {keep} valid checkpoints")
     gate = Gate("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)

@@ -7,11 +7,13 @@ import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from gputui.charts.units import duration
-from gputui.recovery.action_results import NO_EFFECT, Effect
+from gputui.recovery.action_results import NO_EFFECT, Change, Effect, show, whole
 from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes
+from gputui.recovery.checkpoint_ledger import rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
@@ -20,6 +22,7 @@ from gputui.recovery.policies import POLICIES, Policy, Rung
 from gputui.recovery.policy_parse import PolicyError, PolicyProblem, parse_policy
 from gputui.recovery.resume import ResumePoint, resume_points
 from gputui.runs.spec import RunSpec, Scalar
+from gputui.store.checkpoints import CheckpointRow
 
 __all__ = [
     "POLICIES",
@@ -36,9 +39,17 @@ __all__ = [
 
 # A run without metrics that lived this long is past its set-up.
 SETTLED_SECONDS = 60.0
+# How a script ends that refuses its parameters; whatever else happens at a start has other reasons.
+REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
+SHRINK = "shrink_batch"
+EXCLUDE = "exclude_gpu"
+UNDO = "undo"
+"""The action that takes back what another one changed; ladders cannot name it."""
 
 Verdict = Literal["retry", "stop"]
-Because = Literal["ladder", "exhausted", "off", "deterministic", "before_first_step", "attempts", "crash_loop"]
+Because = Literal[
+    "ladder", "exhausted", "off", "deterministic", "before_first_step", "attempts", "crash_loop", "unreadable"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,8 @@ class PastDecision:
     """An earlier decision of the same run, made at the end of ``attempt``.
 
     ``progressed`` says whether that attempt had got further than those before it; ``changed`` whether the decision
-    changed parameters; ``actions`` are the names of those applied.
+    changed parameters; ``actions`` are the names of those applied; ``replaced`` are the values that the ladder's
+    actions put others in the place of.
     """
 
     attempt: int
@@ -56,6 +68,7 @@ class PastDecision:
     progressed: bool
     changed: bool
     actions: tuple[str, ...] = ()
+    replaced: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +77,13 @@ class Progress:
 
     Attributes:
         last_step: the last step it reached; best_step_before: the furthest of the attempts before it.
-        new_checkpoint: it wrote a checkpoint beyond the one that it resumed from.
-        resumed_from, resumed_step, started_at: how and when it began.
+        new_checkpoint: it wrote a checkpoint.
         ran_seconds: how long it lived.
     """
 
     last_step: int | None = None
     best_step_before: int | None = None
     new_checkpoint: bool = False
-    resumed_from: str | None = None
-    resumed_step: int | None = None
-    started_at: float | None = None
     ran_seconds: float | None = None
 
     @property
@@ -109,6 +118,13 @@ class Plan:
     delay_seconds: float = 0.0
     effect: Effect = NO_EFFECT
 
+    def applied_to(self, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:
+        """The ledger after the plan: a rollback leaves for good what was written behind the point it goes back to."""
+        is_rollback = any(isinstance(action, AppliedAction) and action.name == "rollback" for action in self.actions)
+        if not is_rollback or self.resume_from is None:
+            return rows
+        return rolled_back(rows, self.resume_from, f"was left by a rollback to {Path(self.resume_from).name}")
+
     def actions_json(self) -> list[dict[str, Any]]:
         """The actions as they are stored."""
         return [action.to_json() for action in self.actions]
@@ -132,26 +148,29 @@ def decide(
     run_id: str,
     attempt: int,
     around: Surroundings | None = None,
+    unreadable: str | None = None,
 ) -> Plan:
     """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
 
     ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
-    oldest first (see `gputui.recovery.history`); ``checkpoints`` are the newest first, as `survey` gives them;
-    ``around`` is what is known of the machine.
+    oldest first (see `gputui.recovery.history`); ``checkpoints`` are those of the run's course that may be resumed
+    from, the best first, and those that are passed over; ``unreadable`` says why they cannot be read now; ``around`` is
+    what is known of the machine.
     """
     kind = KINDS[incident.kind]
     retries = _series(history)
     fruitless = _fruitless(retries, progress)
-    rung = _rung(incident.kind, retries, progress)
+    refused = _refused(incident, retries, progress, spec)
+    rung = _rung(incident.kind, retries, progress) if refused is None else refused.rung
 
     def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> Plan:
         return Plan("stop", reason, because, dict(params), rung, actions)
 
     if not policy.enabled:
         return stop("off", "recovery is off for this run")
-    if kind.deterministic:
+    if kind.deterministic and refused is None:
         return stop("deterministic", f"{kind.title}: another attempt would end in the same way")
-    if kind.needs_step and not _has_worked(retries, progress, spec):
+    if kind.needs_step and refused is None and not _has_worked(retries, progress, spec):
         return stop(
             "before_first_step",
             f"{kind.title} before the first step: that is taken for a wrong set-up, and not tried again",
@@ -165,18 +184,69 @@ def decide(
             "crash_loop",
             f"crash loop: {fruitless} attempts in a row ended without getting any further (max_without_progress)",
         )
-    points = resume_points(
-        incident,
-        checkpoints,
-        spec,
-        progress.resumed_from,
-        progress.resumed_step,
-        progress.started_at,
-        progress.last_step,
-    )
+    if unreadable is not None:
+        return stop(
+            "unreadable",
+            f"its checkpoints cannot be read now ({unreadable}), and the beginning would lose what they hold; "
+            f"gputui resume {run_id} when they can",
+        )
+    points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
     case = Case(incident, spec, params, None, checkpoints, around or Surroundings())
+    if refused is not None:
+        return _without(refused, case, retries, policy, points, pause)
     return _climb(case, retries, rung, policy, points, pause)
+
+
+def _refused(
+    incident: Incident, retries: Sequence[PastDecision], progress: Progress, spec: RunSpec
+) -> PastDecision | None:
+    """The decision whose other parameters the script seems to have refused: the attempt that began with them ended
+    before its first step, by something that parameters can cause, and not by what they were changed for."""
+    last = retries[-1] if retries else None
+    if last is None or not last.replaced or incident.kind == last.kind or incident.kind not in REFUSALS:
+        return None
+    if EXCLUDE in last.actions:
+        # The parameters fit the GPUs that are left.
+        return None
+    is_over = progress.last_step is not None or progress.new_checkpoint
+    if is_over or (not spec.metrics and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS):
+        return None
+    return last
+
+
+def _without(
+    refused: PastDecision,
+    case: Case,
+    retries: Sequence[PastDecision],
+    policy: Policy,
+    points: ResumePoint,
+    pause: float,
+) -> Plan:
+    """Take a refused change back, and try the next smaller batch, or what the ladder has next for that trouble."""
+    params = {**case.params, **refused.replaced}
+    changes = tuple(
+        Change(name, case.params.get(name), value)
+        for name, value in refused.replaced.items()
+        if case.params.get(name) != value
+    )
+    listed = " and ".join(f"{change.parameter} {show(change.after)} → {show(change.before)}" for change in changes)
+    undone = AppliedAction(UNDO, f"took {listed} back, with which the run did not start", changes)
+    batch_name = case.spec.role("batch_size", params)
+    shrunk = SHRINK in refused.actions and batch_name in refused.replaced
+    below = whole(case.params[batch_name]) if shrunk and batch_name is not None else None
+    trouble = replace(case.incident, kind=refused.kind)
+    again = replace(case, incident=trouble, params=params, below=below)
+    rung = refused.rung if below is not None else refused.rung + 1
+    plan = _climb(again, retries, rung, policy, points, pause)
+    if plan.verdict == "stop":
+        return replace(plan, params=dict(case.params), reason=f"{undone.note}; {plan.reason}")
+    return replace(
+        plan,
+        reason=f"{undone.note}, and {plan.reason}",
+        actions=(undone, *plan.actions),
+        changed={name: value for name, value in plan.params.items() if value != case.params.get(name)},
+    )
 
 
 def _climb(
@@ -245,9 +315,12 @@ def _try(rung: Rung, case: Case, points: ResumePoint) -> tuple[tuple[Result, ...
 
 
 def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
-    """The retries that led to the attempt that ended: those after the last stop."""
+    """The retries that led to the attempt that ended: those after the last stop. One that took a change back went on
+    with the trouble for which that had been made."""
     series: list[PastDecision] = []
     for decision in history:
+        if series and UNDO in decision.actions:
+            decision = replace(decision, kind=series[-1].kind)
         series = [] if decision.verdict == "stop" else [*series, decision]
     return series
 
@@ -280,7 +353,7 @@ def _has_worked(retries: Sequence[PastDecision], progress: Progress, spec: RunSp
         return True
     if any(decision.progressed for decision in retries):
         return True
-    return spec.metrics.kind == "none" and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS
+    return not spec.metrics and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS
 
 
 def _retry_reason(results: tuple[Result, ...], where: str, delay_seconds: float) -> str:
@@ -296,6 +369,7 @@ def _exhausted_reason(
 ) -> str:
     title = KINDS[incident.kind].title
     tried = list(dict.fromkeys(name for past in retries if past.kind == incident.kind for name in past.actions))
+    tried = [name for name in tried if name != UNDO]
     if not tried and not skipped:
         return f"{title}: the policy {policy.name} does not try again after that"
     parts = []

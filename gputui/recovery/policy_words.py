@@ -8,7 +8,7 @@ from gputui.charts.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import DEFAULT, ENDS_ON, POLICIES, Action, Ladder, Policy
-from gputui.recovery.watch.progress import EARLY_FACTOR, START_FACTOR
+from gputui.recovery.watch.progress import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 
 SAYS = {
     "off": "nothing: the run stops with its first incident",
@@ -64,7 +64,8 @@ def _ending_lines(policy: Policy) -> list[str]:
         *(["ends an attempt that is alive (ends_on) for", *ended] if ended else []),
         *([f"only tells of {', '.join(told)} while an attempt is alive (not in ends_on)"] if told else []),
         f"calls no silence of less than {duration(seconds)} a hang, {duration(seconds * EARLY_FACTOR)} in the first "
-        f"steps and {duration(seconds * START_FACTOR)} before them, whatever the history says (hang_after)",
+        f"steps and {duration(seconds * START_FACTOR)} before them, whatever the history says (hang_after); "
+        f"{duration(seconds * EVIDENT_SHARE)} will do where a rank is stopped or all wait for each other",
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
+from gputui.recovery.resumption import Resumption, resumptions
 from gputui.runs.states import RunState
 from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView, TransitionView
 
@@ -25,12 +26,15 @@ def tell(
     *,
     now: float,
     costs: Mapping[int, Cost] | None = None,
+    went_on: Mapping[int, Resumption] | None = None,
 ) -> list[str]:
     """The story of a run: a paragraph per attempt, one before them and one for how it stands.
 
-    ``now`` in UTC unix seconds; ``costs`` by incident (see `gputui.recovery.cost`). Every paragraph is one line of
+    ``now`` in UTC unix seconds; ``costs`` by incident (see `gputui.recovery.cost`); ``went_on`` by attempt (see
+    `gputui.recovery.resumption`). Every paragraph is one line of
     harmless text; wrapping is the caller's.
     """
+    went_on = resumptions(attempts) if went_on is None else went_on
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided: dict[int, DecisionView] = {decision.incident_id: decision for decision in decisions}
     paragraphs = [_launch(run, transitions)]
@@ -41,7 +45,7 @@ def tell(
         paragraphs.append(
             _join(
                 _began_by_person(attempt, before, transitions),
-                _ran(run, attempt, now),
+                _ran(run, attempt, now, went_on.get(attempt.number)),
                 *_ended(attempt, incident, transitions),
                 _decided(decision),
                 _cost(None if incident is None or costs is None else costs.get(incident.incident_id)),
@@ -81,9 +85,9 @@ def _began_by_person(attempt: AttemptView, before: AttemptView | None, transitio
     return f"{asked[-1].actor} asked for a {asked[-1].cause}." if asked else ""
 
 
-def _ran(run: RunView, attempt: AttemptView, now: float) -> str:
+def _ran(run: RunView, attempt: AttemptView, now: float, went_on: Resumption | None) -> str:
     where = _devices(run, attempt)
-    resumed = "" if attempt.resumed_from is None else f", resumed from {_file(attempt.resumed_from)}"
+    resumed = _resumed(attempt, went_on)
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
     if attempt.ended_at is None:
         lasted = f" for {duration(max(0.0, now - began))} so far"
@@ -96,6 +100,22 @@ def _ran(run: RunView, attempt: AttemptView, now: float) -> str:
     else:
         steps = " without a step in its metrics" if attempt.ended_at is not None else ""
     return f"Attempt {attempt.number} {verb} on {where}{steps}{lasted}{resumed}."
+
+
+def _resumed(attempt: AttemptView, went_on: Resumption | None) -> str:
+    if attempt.resumed_from is None:
+        return ""
+    name = _file(attempt.resumed_from)
+    match went_on:
+        case "beginning":
+            return f"; it started from the beginning (step {attempt.first_step}) although {name} was given"
+        case "earlier":
+            return (
+                f"; it went on from step {attempt.first_step} although {name} (step {attempt.resumed_step}) was given"
+            )
+        case _:
+            # An attempt without a step shows only what it was given.
+            return f", resumed from {name}" if attempt.first_step is not None else f", given {name}"
 
 
 def _devices(run: RunView, attempt: AttemptView) -> str:

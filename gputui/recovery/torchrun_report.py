@@ -1,13 +1,16 @@
-"""What torchrun itself writes about an end: which rank failed first, and what it did to the others. Pure.
+"""What launchers write about an end: which rank failed first, and what was done to the others. Pure.
 
-Format: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2.
+A command may start several launchers one after the other, or one inside another, so that its output holds any number
+of reports. Formats: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2
+(torchrun, accelerate), ``torch.multiprocessing.spawn``, the process observer of Lightning 2 and DeepSpeed's launcher.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gputui.runs.logs import lines_of
@@ -23,13 +26,27 @@ _LOG = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\] (.*)$")
 _ASKED = re.compile(r"^Sending process (\d+) closing signal ")
 _FORCED = re.compile(r"^Unable to shutdown process (\d+) via .*forcefully exiting via ")
 _GOT_SIGNAL = re.compile(r"^Received (\d+) death signal, shutting down workers")
+# What other launchers write of the one process for which they end all others.
+_LIGHTNING = re.compile(
+    r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully"
+)
+_DEEPSPEED = re.compile(r"'--local_rank=(?P<rank>\d+)'.*\] exits with return code = (?P<code>-?\d+)$")
+_SPAWN_RAISED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$")
+_SPAWN_ENDED = re.compile(
+    r"^(?:\w+\.)*ProcessExitedException: process (?P<rank>\d+) terminated with "
+    r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
+)
+_OTHERS = (_LIGHTNING, _DEEPSPEED, _SPAWN_RAISED, _SPAWN_ENDED)
+# A command that went on for this long after a launcher's report was not ended by what that report is about.
+SURVIVED_SECONDS = 120.0
+
 _NO_TRACEBACK = re.compile(r"^(?:Signal \d+ \(\S+\) received by PID \d+|To enable traceback see: \S+|<N/A>)$")
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """One rank's entry. ``exit_code`` is negative for a signal; ``time`` is local and in whole seconds: that of the
-    error file where there is one, else when torchrun noticed."""
+    error file where there is one, else when torchrun noticed; empty, and ``pid`` 0, where the launcher does not say."""
 
     rank: int
     local_rank: int
@@ -41,23 +58,24 @@ class RankFailure:
 
     @property
     def at(self) -> float | None:
-        """``time`` as seconds of the local calendar: only the differences between such mean anything."""
+        """``time`` as unix seconds, by the time zone of this machine."""
         try:
             moment = datetime.strptime(self.time, "%Y-%m-%d_%H:%M:%S")
         except ValueError:
             return None
-        return (moment - datetime(1970, 1, 1)).total_seconds()
+        return moment.timestamp()
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunReport:
-    """What torchrun's output tells. ``root`` is its own guess at the cause, which a lost peer can mislead.
+    """What a launcher's output tells. ``root`` is its own guess at the cause, which a lost peer can mislead.
 
     Attributes:
         root, others: the failed ranks; None and empty where torchrun was killed before it could write them.
+        launcher: who wrote it, as a sentence names it; ended_itself: with the ranks it kills its own process.
         asked: pids that torchrun asked to end; forced: those that it then killed.
         got_signal: the signal by which torchrun itself was asked to end.
-        rest: its output without the report.
+        rest: the output up to and with the report, without torchrun's table.
     """
 
     root: RankFailure | None
@@ -66,6 +84,8 @@ class TorchrunReport:
     forced: frozenset[int] = frozenset()
     got_signal: int | None = None
     rest: str = ""
+    launcher: str = "torchrun"
+    ended_itself: bool = False
 
     @property
     def failures(self) -> tuple[RankFailure, ...]:
@@ -79,9 +99,35 @@ class _Entry:
     traceback: list[str] = field(default_factory=list)
 
 
-def parse_report(text: str) -> TorchrunReport:
-    """Read torchrun's output; everything that is not there is None or empty."""
+def parse_reports(text: str) -> list[TorchrunReport]:
+    """Read a command's output: a report for each table of torchrun, in their order, and one for what stands behind the
+    last of them, where that is not blank. What is not there is None or empty; no text gives no report."""
     lines = lines_of(text)
+    reports = []
+    at = 0
+    for root in [number for number, line in enumerate(lines) if line == _ROOT]:
+        if root < at:
+            continue
+        entries, end = _entries(lines, root + 1)
+        head = lines[at:root]
+        start = len(head) - 1 - head[::-1].index(_FAILURES) if _FAILURES in head else len(head)
+        # Above "Failures:" stand a border, the title and another border.
+        rest = head[: max(0, start - 3)]
+        roots, others = _failures(entries), _failures(_entries(head, start + 1)[0])
+        reports.append(_report(rest, roots[0] if roots else None, others))
+        at = end
+    if any(line.strip() for line in lines[at:]):
+        reports.append(_of_other_launcher(lines[at:]))
+    last = max((seen for report in reports if report.root and (seen := report.root.at) is not None), default=None)
+    return [report for report in reports if not _survived(report, last)]
+
+
+def _survived(report: TorchrunReport, last: float | None) -> bool:
+    at = None if report.root is None else report.root.at
+    return at is not None and last is not None and at < last - SURVIVED_SECONDS
+
+
+def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailure, ...] = ()) -> TorchrunReport:
     asked: set[int] = set()
     forced: set[int] = set()
     got_signal: int | None = None
@@ -96,22 +142,30 @@ def parse_report(text: str) -> TorchrunReport:
             forced.add(int(match[1]))
         elif (match := _GOT_SIGNAL.match(message)) and got_signal is None:
             got_signal = int(match[1])
-    root, others, rest = _failures(lines)
-    return TorchrunReport(root, others, frozenset(asked), frozenset(forced), got_signal, "\n".join(rest) + "\n")
+    rest = "".join(f"{line}\n" for line in lines)
+    return TorchrunReport(root, others, frozenset(asked), frozenset(forced), got_signal, rest)
 
 
-def _failures(lines: list[str]) -> tuple[RankFailure | None, tuple[RankFailure, ...], list[str]]:
-    if _ROOT not in lines:
-        return None, (), lines
-    at = len(lines) - 1 - lines[::-1].index(_ROOT)
-    head = lines[:at]
-    start = len(head) - 1 - head[::-1].index(_FAILURES) if _FAILURES in head else at
-    root_entries, end = _entries(lines, at + 1)
-    other_entries, _ = _entries(lines[:at], start + 1)
-    roots = [failure for entry in root_entries if (failure := _failure(entry)) is not None]
-    others = [failure for entry in other_entries if (failure := _failure(entry)) is not None]
-    # Above "Failures:" stand a border, the title and another border.
-    return (roots[0] if roots else None), tuple(others), lines[: max(0, start - 3)] + lines[end:]
+def _of_other_launcher(lines: list[str]) -> TorchrunReport:
+    """What is left without a table: the report of another launcher, where one wrote it, else only text."""
+    report = _report(lines, None)
+    for line in lines:
+        for pattern in _OTHERS:
+            if match := pattern.search(line):
+                named = match.groupdict()
+                rank, code = int(named["rank"]), named.get("code")
+                number = int(code) if code else -_signal_number(named.get("signal"))
+                root = RankFailure(rank, rank, number or 1, int(named.get("pid") or 0), "", None, None)
+                return replace(report, root=root, launcher="the launcher", ended_itself=pattern is _LIGHTNING)
+    return report
+
+
+def _signal_number(name: str | None) -> int:
+    return next((number.value for number in signal.Signals if number.name == name), 0)
+
+
+def _failures(entries: list[_Entry]) -> tuple[RankFailure, ...]:
+    return tuple(failure for entry in entries if (failure := _failure(entry)) is not None)
 
 
 def _entries(lines: list[str], at: int) -> tuple[list[_Entry], int]:

@@ -7,7 +7,7 @@ torchrun put there), after the header and its frames. A line that merely quotes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -18,6 +18,7 @@ MAX_FRAMES = 30
 
 # Native code that ends its message with a NUL leaves it in front of the next line.
 _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
+_RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
 # The library rich draws a box around the frames; below it stands the exception as usual.
 _BOX_HEADER = re.compile(r"^╭─+ Traceback \(most recent call last\) ─+╮")
@@ -38,7 +39,7 @@ _CONTINUES = re.compile(
 # What may still be written after an interpreter printed the exception that ends it.
 _NOISE = re.compile(
     r"^(?:$|\[[WI]\d{4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
-    r"wandb: |\S+: finished with|srun: )"
+    r"wandb: |\S+: finished with|srun: |make(?:\[\d+\])?: )"
 )
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
 _DUMP = re.compile(r"^Fatal Python error: ")
@@ -85,32 +86,59 @@ def bare(line: str) -> str:
     return line[_PREFIX.match(line).end() :]  # type: ignore[union-attr]  # the pattern matches every line
 
 
-def last_chain(text: str) -> Chain | None:
-    """The last exception that a log shows, with its causes, or None."""
+def by_rank(text: str) -> tuple[str, dict[int, str]]:
+    """A log that several ranks write to: what carries no rank's prefix, and the lines of each rank without its own."""
+    rest: list[str] = []
+    of_rank: dict[int, list[str]] = {}
+    for line in lines_of(text):
+        match = _RANKED.match(line)
+        if match is None:
+            rest.append(line)
+        else:
+            of_rank.setdefault(int(match[1]), []).append(line)
+    return _joined(rest), {rank: _joined(lines) for rank, lines in of_rank.items()}
+
+
+def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Chain | None:
+    """The last exception that a log shows, with its causes, or None.
+
+    Those to ``skip`` are passed over, and count as nothing that was written behind others.
+    """
     lines = [_split(line) for line in lines_of(text)]
-    chain: list[Raised] = []
-    ranked = False
-    end = 0
+    skipped: list[str] = []
+    for chain, start, end in reversed(_chains(lines)):
+        behind = [line.text for line in lines[end:]]
+        if not skip(chain):
+            return replace(chain, trailing=_trailing([*behind, *skipped]))
+        skipped = [*behind, *skipped]
+        del lines[start:]
+    return None
+
+
+def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
+    """All exceptions of a log with the lines that they take up, from and up to."""
+    found: list[tuple[Chain, int, int]] = []
     at = 0
     while at < len(lines):
         line = lines[at].text
         if (line.endswith(_HEADER) and not line.endswith("Original " + _HEADER)) or _BOX_HEADER.match(line):
-            found = _traceback(lines, at)
+            raised = _traceback(lines, at)
         elif _SYNTAX.match(line):
-            found = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
+            raised = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
         else:
             at += 1
             continue
-        if found is None:
+        if raised is None:
             at += 1
             continue
-        raised, after = found
-        chain = [*chain, raised] if _linked(lines, at, end) and chain else [raised]
-        ranked = lines[at].ranked
-        at = end = after
-    if not chain:
-        return None
-    return Chain(tuple(chain), _trailing(lines[end:]), ranked)
+        exception, after = raised
+        if found and _linked(lines, at, found[-1][2]):
+            before, start, _ = found.pop()
+            found.append((Chain((*before.raised, exception), 0, lines[at].ranked), start, after))
+        else:
+            found.append((Chain((exception,), 0, lines[at].ranked), at, after))
+        at = after
+    return found
 
 
 def fatal_where(text: str) -> str | None:
@@ -236,10 +264,14 @@ def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
     return own or other, tuple(path[-MAX_FRAMES:])
 
 
-def _trailing(lines: list[_Line]) -> int:
+def _trailing(lines: list[str]) -> int:
     count = 0
     for line in lines:
-        if _DUMP.match(line.text):
+        if _DUMP.match(line):
             break
-        count += not _NOISE.match(line.text)
+        count += not _NOISE.match(line)
     return count
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.action_results import AppliedAction, Result
+from gputui.recovery.checkpoint_ledger import Span
+from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policies import STOP, Action, Policy
-from gputui.recovery.policy import PastDecision, Plan, Progress, decide
+from gputui.recovery.policy import UNDO, PastDecision, Plan, Progress, decide
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
+from gputui.store.checkpoints import CheckpointRow
 
 STEPS = 100
 """Steps between two assumed checkpoints, and how much further an attempt comes where progress is assumed."""
@@ -40,7 +45,7 @@ EXAMPLE = RunSpec(
         "num_workers": 4,
         "timeout": 600,
     },
-    metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+    metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
     checkpoints=CheckpointSpec("checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
 )
 """A run with a parameter of every usual name, for a look at a policy alone."""
@@ -53,9 +58,9 @@ class Situation:
     Attributes:
         attempt: the number of the attempt that fails first; its parameters are ``params``.
         history: what was decided before it, the oldest first.
-        checkpoints: those there are, the newest first; directory: where new ones appear, None where there are none.
+        checkpoints: the run's ledger; directory: where new ones appear, None where there are none.
         fails_at: the step that the attempt had reached; best_step_before: the furthest of the attempts before it.
-        resumed_from, resumed_step, started_at: how and when it began.
+        resumed_from, started_at: how and when it began; before: the attempts before it, oldest first.
         gpus: those it held; no other is free.
     """
 
@@ -64,22 +69,23 @@ class Situation:
     params: Mapping[str, Scalar]
     attempt: int = 1
     history: tuple[PastDecision, ...] = ()
-    checkpoints: tuple[CheckpointInfo, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
     directory: Path | None = None
     fails_at: int | None = FIRST_FAILURE
     best_step_before: int | None = None
     resumed_from: str | None = None
-    resumed_step: int | None = None
     started_at: float = 0.0
+    before: tuple[Span, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One attempt that met the incident, and what was decided."""
+    """One attempt that met an incident of ``kind``, and what was decided."""
 
     attempt: int
     step: int | None
+    kind: str
     before: Mapping[str, Scalar]
     plan: Plan
 
@@ -89,30 +95,36 @@ def fresh(spec: RunSpec) -> Situation:
     directory = None if spec.checkpoints is None else Path(spec.checkpoints.directory)
     checkpoints = (
         () if spec.checkpoints is None or directory is None
-        else tuple(_checkpoint(directory, spec.checkpoints, step, 0.0) for step in range(900, 0, -STEPS))
+        else tuple(_checkpoint(directory, spec.checkpoints, step, 1, 0.0) for step in range(900, 0, -STEPS))
     )  # fmt: skip
     gpus = spec.gpus.uuids or tuple(str(place) for place in range(spec.gpus.count))
     return Situation(spec.name, spec, dict(spec.params), checkpoints=checkpoints, directory=directory, gpus=gpus)
 
 
-def attempts_of(situation: Situation, kind: str, policy: Policy, *, times: int, progress: bool) -> list[Round]:
+def attempts_of(
+    situation: Situation, kind: str, policy: Policy, *, times: int, progress: bool, refuses: bool = False
+) -> list[Round]:
     """The attempts that meet an incident of ``kind``, at most ``times`` of them, until the policy stops.
 
     With ``progress`` each attempt comes 100 steps further than the one before it, else each ends at the same step.
+    With ``refuses`` the script ends with an exception before its first step whenever parameters were changed.
     """
     rounds: list[Round] = []
     now = situation
     for _ in range(min(times, MOST_ATTEMPTS)):
+        is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
+        met, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
         reached = Progress(
-            last_step=now.fails_at,
+            last_step=step,
             best_step_before=now.best_step_before,
-            new_checkpoint=now.fails_at is None and progress,
-            resumed_from=now.resumed_from,
-            resumed_step=now.resumed_step,
-            started_at=now.started_at,
-            ran_seconds=ATTEMPT_SECONDS,
+            new_checkpoint=step is None and progress and not is_refused,
+            ran_seconds=0.0 if is_refused else ATTEMPT_SECONDS,
         )
-        incident = Incident(kind, 0, now.fails_at, KINDS[kind].says.format(who="rank 0"), kind, ())
+        incident = Incident(met, 0, step, KINDS[met].says.format(who="rank 0"), met, ())
+        spans = (*now.before, _span(now, step))
+        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, met, step)
+        choice = choose(rows, spans, policy.checkpoints_wanted, partial(_assumed, rows))
+        now = replace(now, checkpoints=choice.rows)
         plan = decide(
             incident,
             now.history,
@@ -120,15 +132,15 @@ def attempts_of(situation: Situation, kind: str, policy: Policy, *, times: int, 
             now.spec,
             now.params,
             policy,
-            _wanted(now.checkpoints, policy),
+            choice.infos,
             run_id=now.run_id,
             attempt=now.attempt,
             around=Surroundings(now.gpus, notifies=policy.notify is not None),
         )
-        rounds.append(Round(now.attempt, now.fails_at, dict(now.params), plan))
+        rounds.append(Round(now.attempt, step, met, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, kind, reached, plan, progress)
+        now = _next(now, met, reached, plan, progress and not is_refused)
     return rounds
 
 
@@ -152,54 +164,61 @@ def _next(now: Situation, kind: str, reached: Progress, plan: Plan, progress: bo
         progressed=reached.made,
         changed=bool(plan.changed),
         actions=tuple(result.name for result in plan.actions if isinstance(result, AppliedAction)),
+        replaced={
+            change.parameter: change.before
+            for result in plan.actions
+            if isinstance(result, AppliedAction) and result.name != UNDO
+            for change in result.changes
+        },
     )
     started_at = now.started_at + ATTEMPT_SECONDS + plan.delay_seconds
-    used = next((info for info in now.checkpoints if str(info.path) == plan.resume_from), None)
+    used = next((row for row in now.checkpoints if row.path == plan.resume_from), None)
     fails_at = now.fails_at if now.fails_at is None or not progress else now.fails_at + STEPS
-    steps = [step for step in (now.best_step_before, now.fails_at) if step is not None]
-    return replace(
+    steps = [step for step in (now.best_step_before, reached.last_step) if step is not None]
+    before = (*now.before, _span(now, reached.last_step))
+    left = plan.applied_to(now.checkpoints)
+    following = replace(
         now,
         params=plan.params,
         attempt=now.attempt + 1,
         history=(*now.history, past),
-        checkpoints=_written(now, None if used is None else used.step, fails_at, started_at),
+        checkpoints=ledger.attempt_begins(left, before, now.attempt + 1, plan.resume_from),
         fails_at=fails_at,
         best_step_before=max(steps, default=None),
         resumed_from=plan.resume_from,
-        resumed_step=None if used is None else used.step,
         started_at=started_at,
         gpus=(*(gpu for gpu in now.gpus if gpu not in plan.effect.quarantine), *plan.effect.replacements),
+        before=before,
     )
+    return replace(following, checkpoints=_written(following, 0 if used is None else used.step))
 
 
-def _written(now: Situation, begin: int | None, end: int | None, at: float) -> tuple[CheckpointInfo, ...]:
-    """The checkpoints after an attempt went from step ``begin`` to ``end``: those of its way are written anew."""
+def _span(now: Situation, step: int | None) -> Span:
+    ended_at = now.started_at + ATTEMPT_SECONDS
+    return Span(now.attempt, now.started_at, ended_at, now.resumed_from, step, step is not None)
+
+
+def _written(now: Situation, begin: int | None) -> tuple[CheckpointRow, ...]:
+    """The ledger after the attempt went on from step ``begin``: it writes a checkpoint every so many steps."""
     checkpoints = now.spec.checkpoints
-    if end is None or now.directory is None or checkpoints is None:
+    if now.fails_at is None or begin is None or now.directory is None or checkpoints is None:
         return now.checkpoints
-    kept = [
-        replace(info, modified_at=at) if info.step is not None and (begin or 0) < info.step <= end else info
-        for info in now.checkpoints
-    ]
-    newest = max((info.step for info in kept if info.step is not None), default=0)
     new = [
-        _checkpoint(now.directory, checkpoints, step, at)
-        for step in range((newest // STEPS + 1) * STEPS, end + 1, STEPS)
-        if step > max(now.fails_at or 0, newest)
+        _checkpoint(now.directory, checkpoints, step, now.attempt, now.started_at)
+        for step in range((begin // STEPS + 1) * STEPS, now.fails_at + 1, STEPS)
     ]
-    return (*reversed(new), *kept)
+    again = {row.path for row in new}
+    return (*new, *(row for row in now.checkpoints if row.path not in again))
 
 
-def _wanted(checkpoints: Sequence[CheckpointInfo], policy: Policy) -> list[CheckpointInfo]:
-    """The newest ones up to as many valid ones as a decision gets to see."""
-    found: list[CheckpointInfo] = []
-    for info in checkpoints:
-        found.append(info)
-        if sum(one.valid for one in found) >= policy.checkpoints_wanted:
-            break
-    return found
+def _assumed(rows: Sequence[CheckpointRow], path: Path) -> CheckpointInfo:
+    """What is not known to be damaged is taken to be whole."""
+    row = next(row for row in rows if row.path == str(path))
+    is_whole = row.verdict != "invalid"
+    return CheckpointInfo(path, row.step, is_whole, row.why or "is assumed", row.size_bytes, row.modified_at)
 
 
-def _checkpoint(directory: Path, spec: CheckpointSpec, step: int, at: float) -> CheckpointInfo:
+def _checkpoint(directory: Path, spec: CheckpointSpec, step: int, attempt: int, at: float) -> CheckpointRow:
     name = spec.pattern.replace("*", f"{step:08d}", 1).replace("*", "") if "*" in spec.pattern else spec.pattern
-    return CheckpointInfo(directory / name, step, True, "is assumed", CHECKPOINT_BYTES, at)
+    modified_ns = int((at + step / STEPS) * 1e9)
+    return CheckpointRow(str(directory / name), attempt, "run", modified_ns, CHECKPOINT_BYTES, step, at, True)

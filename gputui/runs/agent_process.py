@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
@@ -21,6 +24,8 @@ from gputui.store.database import is_outdated
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
+# What is over sooner need not be told.
+_TOLD_SECONDS = 1.0
 # With less a new database cannot be made: its schema and the log of its first transaction.
 LEAST_FREE_BYTES = 64 << 10
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
@@ -40,13 +45,15 @@ class AgentUnreachableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """What the agent's lock file says while the agent holds it."""
+    """What the agent's lock file says while the agent holds it. ``doing`` is what it does before it is ready, where
+    that may take long, else None."""
 
     process: ProcessIdentity
     version: str
     started_at: float
     recording: bool
     ready: bool
+    doing: str | None = None
 
 
 def read_identity(workspace: Workspace) -> AgentIdentity | None:
@@ -54,20 +61,34 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
     try:
         data = json.loads(workspace.agent_lock.read_text("utf-8"))
         process = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        doing = data.get("doing")
         identity = AgentIdentity(
-            process, str(data["version"]), float(data["started_at"]), bool(data["recording"]), bool(data["ready"])
+            process,
+            str(data["version"]),
+            float(data["started_at"]),
+            bool(data["recording"]),
+            bool(data["ready"]),
+            doing if isinstance(doing, str) else None,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return identity if is_alive(process) else None
 
 
-def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> AgentIdentity:
+def ensure_agent(
+    workspace: Workspace,
+    *,
+    timeout_seconds: float = START_TIMEOUT_SECONDS,
+    report: Callable[[str], None] = lambda _: None,
+) -> AgentIdentity:
     """The running agent, started first when there is none. One of an older gputui, which knows nothing of what this
-    one keeps, makes room for a new one: runs outlive it.
+    one keeps, makes room for a new one: runs outlive it. However long it brings a large database up to date is waited
+    for, and ``report`` is called with each step that takes longer than a second.
 
     Raises AgentUnreachableError when it does not come up in time or ends at once.
     """
+    doing: str | None = None
+    told_at = math.inf
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:
@@ -83,6 +104,14 @@ def ensure_agent(workspace: Workspace, *, timeout_seconds: float = START_TIMEOUT
             continue
         if identity is None and process is None:
             process = spawn_agent(workspace)
+        if identity is not None and identity.doing is not None:
+            now = time.monotonic()
+            deadline = now + timeout_seconds
+            if identity.doing != doing:
+                doing, told_at = identity.doing, now + _TOLD_SECONDS
+            elif now >= told_at:
+                told_at = math.inf
+                report(doing)
         if process is not None and process.poll() not in (None, 0):
             raise AgentUnreachableError(last_words(workspace))
         if time.monotonic() > deadline:
@@ -109,15 +138,7 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
     } | {AGENT_MARK: "1"}
     try:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gputui.agent",
-                "--profiles",
-                str(workspace.profiles),
-                "--state",
-                str(workspace.state),
-            ],
+            agent_argv(workspace),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -127,6 +148,24 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(descriptor)
+
+
+def agent_argv(workspace: Workspace) -> list[str]:
+    """The command of an agent in the background, by the interpreter of this installation."""
+    home = ("--profiles", str(workspace.profiles), "--state", str(workspace.state))
+    return [sys.executable, "-m", "gputui.agent", *home]
+
+
+def agent_of_shim(workspace: Workspace) -> dict[str, Any]:
+    """The entry ``agent`` of attempt.json: how a shim whose attempt ends while no agent lives starts one."""
+    return {
+        "argv": agent_argv(workspace),
+        "unset": [*RUN_MARKS, *RANK_MARKS],
+        "set": {AGENT_MARK: "1"},
+        "lock": str(workspace.agent_lock),
+        "stopped": str(workspace.agent_stopped),
+        "log": str(workspace.agent_log),
+    }
 
 
 def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:

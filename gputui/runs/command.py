@@ -4,7 +4,7 @@ show and run the same thing."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 from gputui.runs.spec import RunSpec, Scalar
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+
+# An optional piece begins with an option or with name=; a list such as [0.9,0.999] or [{a},{b}] is a value.
+_PIECE = re.compile(r"\[(?=-|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
 
 # torchrun's agent gives its ranks this long after a SIGTERM; the shim's own grace starts at the same moment and ends
 # later, so that torchrun's report of who failed is still written.
@@ -60,6 +63,65 @@ def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
     return tuple(tokens)
 
 
+class PieceError(ValueError):
+    """An optional piece that cannot be understood; the text is one line."""
+
+
+def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
+    """The optional pieces ``[--option {parameter}]`` in a command line's words, as (first word, word after the last).
+
+    Raises PieceError for one that is not closed, that holds another, or that no parameter decides.
+    """
+    found: list[tuple[int, int]] = []
+    first, depth = 0, 0
+    for index, word in enumerate(words):
+        is_opening = _PIECE.match(word) is not None
+        if depth and is_opening:
+            raise PieceError(
+                f"the optional piece {words[first]} … holds another, {word}; write them one after the other"
+            )
+        if is_opening:
+            first = index
+        elif not depth:
+            continue
+        depth += word.count("[") - word.count("]")
+        if depth <= 0:
+            depth = 0
+            if not any(_PLACEHOLDER.search(part) for part in words[first : index + 1]):
+                piece = " ".join(words[first : index + 1])
+                raise PieceError(f"the optional piece {piece} names no {{parameter}} that decides whether it is there")
+            found.append((first, index + 1))
+    if depth:
+        raise PieceError(f"the optional piece {words[first]} … is not closed by ]")
+    return found
+
+
+def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> tuple[str, ...]:
+    """A command line's words with everything put in.
+
+    An optional piece is left out when a parameter in it is None or false; a word of it that is only a true parameter
+    vanishes, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
+    """
+    values = values_for(params, run_dir, checkpoint)
+    decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint}
+    expanded: list[str] = []
+    end = 0
+    for first, after in find_pieces(words):
+        expanded += [substitute(word, values) for word in words[end:first]]
+        piece = [words[first][1:], *words[first + 1 : after]]
+        piece[-1] = piece[-1][:-1]
+        names = [name for word in piece for name in _PLACEHOLDER.findall(word)]
+        if not any(decided.get(name, True) is None or decided.get(name) is False for name in names):
+            expanded += [substitute(word, values) for word in piece if not _is_true_parameter(word, decided)]
+        end = after
+    return (*expanded, *(substitute(word, values) for word in words[end:]))
+
+
+def _is_true_parameter(word: str, values: Mapping[str, Scalar]) -> bool:
+    match = _PLACEHOLDER.fullmatch(word)
+    return match is not None and values.get(match.group(1)) is True
+
+
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
     """What placeholders stand for."""
     return {
@@ -88,11 +150,10 @@ def build_launch(
     """
     values = values_for(params, run_dir, checkpoint)
     attempt_dir = str(PurePath(run_dir) / "attempts" / str(attempt))
-    template = flag_tokens(params) if spec.args is None else spec.args
-    arguments = template if spec.args is None else tuple(substitute(token, values) for token in template)
+    arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
     if checkpoint is not None and spec.checkpoints is not None:
         arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
-    program = tuple(substitute(token, values) for token in spec.program)
+    program = expand(spec.program, params, run_dir, checkpoint)
     if spec.launcher == "torchrun":
         argv = (
             str(spec.python), "-m", "torch.distributed.run",
@@ -118,10 +179,14 @@ def build_launch(
         "GPUTUI_RUN_ID": run_id,
         "GPUTUI_RUN_DIR": run_dir,
         "GPUTUI_ATTEMPT": str(attempt),
-        "GPUTUI_METRICS": substitute(spec.metrics.path, values)
-        if spec.metrics.kind == "jsonl" and spec.metrics.path
-        else f"{run_dir}/metrics.jsonl",
+        "GPUTUI_METRICS": next(
+            (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
+            f"{run_dir}/metrics.jsonl",
+        ),
     }
+    if spec.launcher != "torchrun":
+        # The default of --log-dir of every torchrun that the program starts: the error files of its ranks lie there.
+        env["PET_LOG_DIR"] = f"{attempt_dir}/ranks"
     if checkpoint is not None:
         env["GPUTUI_CHECKPOINT"] = checkpoint
     env |= {name: substitute(text, values) for name, text in spec.env.items()}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _PROC = Path("/proc")
 
@@ -48,14 +51,15 @@ def boot_id() -> str:
 def read_stat(pid: int) -> ProcessStat | None:
     """The process's stat line, or None when there is no such process."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
+            text = file.readall()
     except OSError:
         return None
     # The command may hold spaces and parentheses; nothing after the last ')' does.
-    fields = text[text.rfind(")") + 2 :].split()
+    fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) <= _START_TICKS:
         return None
-    return ProcessStat(pid, int(fields[_PARENT]), fields[_STATE], int(fields[_START_TICKS]))
+    return ProcessStat(pid, int(fields[_PARENT]), fields[_STATE].decode("ascii"), int(fields[_START_TICKS]))
 
 
 def identify(pid: int) -> ProcessIdentity | None:
@@ -72,27 +76,75 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return stat is not None and not stat.is_dead and stat.start_ticks == identity.start_ticks
 
 
+def is_of_another_user(pid: int) -> bool:
+    """Whether a process lives that is not this user's."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor of the process that has ``pid`` now, readable when it ends. None where there is none to be had: the
+    kernel is older than 5.3, the sandbox forbids the call, or no descriptor is left.
+
+    Raises ProcessLookupError when no process has that number.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError) as error:  # a Python built on an old system lacks the function
+        _log_once(f"pidfd_open does not work here ({error}); signals are sent by number, right after a check")
+        return None
+
+
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
-    """Signal this very process; False when it is gone.
+    """Signal this very process; False when it is gone or the kernel does not allow it, which is logged.
 
     A pidfd is opened first and the identity checked after, so that a PID given to another process in between is
-    never hit.
+    never hit. Where there are no pidfds, the check right before the signal leaves a window of microseconds.
     """
     if identity.boot_id != boot_id():
         return False
     try:
-        descriptor = os.pidfd_open(identity.pid)
-    except (ProcessLookupError, OSError):
-        return False
-    try:
-        if not is_alive(identity):
-            return False
-        signal.pidfd_send_signal(descriptor, number)
+        descriptor = open_pidfd(identity.pid)
     except ProcessLookupError:
         return False
+    try:
+        return is_alive(identity) and deliver(identity.pid, descriptor, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        _log_once(f"process {identity.pid} cannot be signalled: it is another user's")
+        return False
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def deliver(pid: int, descriptor: int | None, number: int) -> bool:
+    """Signal through a pidfd, or by number where there is none or the sandbox forbids its use. True when it was sent.
+
+    Raises ProcessLookupError and PermissionError as kill(2).
+    """
+    if descriptor is not None:
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+            return True
+        except ProcessLookupError:
+            raise
+        except (OSError, AttributeError):
+            # EPERM of a sandbox looks like that of another user's process: kill(2) tells them apart.
+            pass
+    os.kill(pid, number)
     return True
+
+
+@lru_cache(maxsize=256)
+def _log_once(text: str) -> None:
+    # Not a warning: without a log, as in a command or a screen, those go to the terminal.
+    log.info("%s", text)
 
 
 def all_pids() -> list[int]:
@@ -113,8 +165,11 @@ def raw_environment(pid: int) -> bytes | None:
 def environment_of(pid: int) -> dict[str, str] | None:
     """The same by name."""
     raw = raw_environment(pid)
-    if raw is None:
-        return None
+    return None if raw is None else environment_in(raw)
+
+
+def environment_in(raw: bytes) -> dict[str, str]:
+    """What `raw_environment` gives, by name."""
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
@@ -129,8 +184,14 @@ def owner_in(environment: Mapping[str, str], runs: Path | str) -> Owner | None:
     run_id = environment.get("GPUTUI_RUN_ID")
     if not run_id or environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}":
         return None
-    rank = environment.get("RANK", "")
-    return run_id, int(rank) if rank.isdigit() else None
+    return run_id, rank_in(environment)
+
+
+def rank_in(environment: Mapping[str, str]) -> int | None:
+    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
+    is_first_node = all(environment.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK"))
+    rank = environment.get("RANK") or (environment.get("LOCAL_RANK", "") if is_first_node else "")
+    return int(rank) if rank.isascii() and rank.isdigit() else None
 
 
 def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:

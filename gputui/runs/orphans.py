@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gputui.redaction import redact_command_line
+from gputui.runs import shim
+from gputui.runs.attempt_processes import is_tagged
 from gputui.runs.identity import (
     ProcessIdentity,
     all_pids,
@@ -30,8 +32,8 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MarkedProcess:
-    """A living process of this user that carries the mark of one of this home's runs. ``attempt`` is None where the
-    mark does not tell it."""
+    """A living process of this user that carries the tag of one of this home's runs, or hangs below one that does.
+    ``attempt`` is None where the tag does not tell it."""
 
     identity: ProcessIdentity
     run_id: str
@@ -48,9 +50,9 @@ class RunStanding:
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every such process of the runs in the folder ``runs``."""
+    """Every such process of the runs in the folder ``runs``, and what hangs below one without a tag of its own."""
     needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(runs) + b"/"
-    found = []
+    found: dict[int, MarkedProcess] = {}
     for pid in all_pids():
         # Nearly all processes are not ours: what is dear is asked of those that may be.
         if needle not in (raw_environment(pid) or b""):
@@ -64,8 +66,23 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
             continue
         number = environment.get("GPUTUI_ATTEMPT", "")
         attempt = int(number) if number.isascii() and number.isdigit() else None
-        found.append(MarkedProcess(identity, run_id, attempt, _command(pid)))
-    return found
+        found[pid] = MarkedProcess(identity, run_id, attempt, _command(pid))
+    children = _children() if found else {}
+    for one in list(found.values()):
+        for pid in shim.below({one.identity.pid}, children, lambda pid: is_tagged(environment_of(pid) or {})):
+            identity = identify(pid)
+            if identity is not None and _is_own(pid):
+                found[pid] = replace(one, identity=identity, command=_command(pid))
+    return list(found.values())
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        stat = read_stat(pid)
+        if stat is not None and not stat.is_dead:
+            children.setdefault(stat.parent_pid, []).append(pid)
+    return children
 
 
 def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStanding]) -> list[MarkedProcess]:

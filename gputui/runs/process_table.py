@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from gputui.redaction import redact_command_line
+from gputui.runs.attempt_processes import is_tagged, rank_by_output
 from gputui.runs.identity import Owner, all_pids, environment_of, owner_in
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -23,13 +24,15 @@ _STATE, _PARENT, _USER_TIME, _SYSTEM_TIME, _START = 0, 1, 11, 12, 19
 
 # A launcher forks first and gives the child its own environment after: so long the mark is read again.
 _YOUNG_SECONDS = 10.0
+# Deeper than any process tree of a training.
+_DEEPEST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
     """One process now. ``cpu_percent`` is of one core, over the time since the reading before (None in the first);
-    ``memory_bytes`` is resident memory that it shares with nobody. ``run_id`` and ``rank`` are told by the mark in its
-    environment; another user's cannot be read."""
+    ``memory_bytes`` is resident memory that it shares with nobody. ``run_id`` and ``rank`` are told by its
+    environment tag, or by the processes above it."""
 
     pid: int
     parent_pid: int
@@ -48,8 +51,9 @@ class _Known:
     """What stays the same while a process lives, and its CPU time at the last reading."""
 
     start_ticks: int
-    owner: Owner | None
-    is_settled: bool
+    owner: Owner | None = None
+    is_tagged: bool = False
+    is_settled: bool = False
     user: str | None = None
     command: str | None = None
     cpu_seconds: float | None = None
@@ -72,22 +76,51 @@ class ProcessTable:
         asked = set(wanted)
         up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
         before, self._known = self._known, {}
-        found = {}
+        stats: dict[int, list[bytes]] = {}
+        unsettled = []
         for pid in all_pids():
             fields = _stat(pid)
             if fields is None:
                 continue
+            stats[pid] = fields
             known = before.get(pid)
             if known is None or known.start_ticks != int(fields[_START]):
-                known = _Known(int(fields[_START]), None, False)
+                known = _Known(int(fields[_START]))
             if not known.is_settled:
-                known.owner = owner_in(environment_of(pid) or {}, self._runs)
+                environment = environment_of(pid) or {}
+                # What was seen before the process wiped its environment stays true.
+                if is_tagged(environment):
+                    known.is_tagged, known.owner = True, owner_in(environment, self._runs)
                 known.is_settled = up_seconds - known.start_ticks / _TICKS > _YOUNG_SECONDS
                 known.command = None
+                unsettled.append(pid)
             self._known[pid] = known
-            if known.owner is not None or pid in asked:
-                found[pid] = _reading(pid, fields, known, elapsed)
-        return found
+        for pid in unsettled:
+            known = self._known[pid]
+            if not known.is_tagged:
+                known.owner = self._owner_above(pid, stats)
+        return {
+            pid: _reading(pid, fields, self._known[pid], elapsed)
+            for pid, fields in stats.items()
+            if self._known[pid].owner is not None or pid in asked
+        }
+
+    def _owner_above(self, pid: int, stats: Mapping[int, list[bytes]]) -> Owner | None:
+        """Whose a process without a tag is: the nearest one above it that has one tells. Its own log tells the rank."""
+        above = int(stats[pid][_PARENT])
+        for _ in range(_DEEPEST):
+            known = self._known.get(above)
+            if known is None:
+                return None
+            if known.owner is not None or known.is_tagged:
+                break
+            above = int(stats[above][_PARENT])
+        else:
+            return None
+        if known.owner is None:
+            return None
+        rank = rank_by_output(pid, self._runs)
+        return known.owner if rank is None else (known.owner[0], rank)
 
 
 def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None) -> HostProcess:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.redaction import redact_command_line
-from gputui.runs.identity import ProcessIdentity, environment_of
+from gputui.runs.attempt_processes import AttemptProcess
+from gputui.runs.identity import ProcessIdentity
 
 _PROC = "/proc"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -52,13 +53,6 @@ def read_process(identity: ProcessIdentity) -> Reading | None:
     )
 
 
-def rank_of(pid: int) -> tuple[int | None, int | None]:
-    """(rank, number of ranks on this machine) as the launcher told the process, each None where it did not."""
-    environment = environment_of(pid) or {}
-    rank, size = environment.get("RANK", ""), environment.get("LOCAL_WORLD_SIZE", "")
-    return int(rank) if rank.isdigit() else None, int(size) if size.isdigit() else None
-
-
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler of its own for a signal."""
     try:
@@ -70,14 +64,14 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return False
 
 
-def describe(identities: Iterable[ProcessIdentity]) -> str:
+def describe(processes: Iterable[AttemptProcess]) -> str:
     """A table of processes for a post-mortem: rank, state, where in the kernel its main thread waits, command."""
     rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
-    for identity in identities:
+    for process in processes:
+        identity, rank = process.identity, process.rank
         reading = read_process(identity)
         if reading is None:
             continue
-        rank, _ = rank_of(identity.pid)
         command = redact_command_line(_attempt_text(identity.pid, "cmdline").encode())[:300]
         waits = _attempt_text(identity.pid, "wchan").strip()
         shown = "–" if rank is None else str(rank)

@@ -16,15 +16,16 @@ def secrets_of(spec: RunSpec) -> set[str]:
     placeholders put them behind harmless names."""
     argvs = [
         tuple(spec.sinks.values()),
-        spec.program,
-        spec.args or (),
+        # The bracket of an optional piece is no part of the option's name.
+        tuple(word.removeprefix("[") for word in (*spec.program, *(spec.args or ()))),
         () if spec.checkpoints is None else spec.checkpoints.resume,
     ]
     notify = spec.recovery.get("notify")
     command = notify.get("command") if isinstance(notify, Mapping) else None
     if isinstance(command, list | tuple):
         argvs.append(tuple(str(word) for word in command))
-    return secrets_in(spec.env, spec.params, *argvs)
+    inherited = {} if spec.shell is None else spec.shell.environment
+    return secrets_in(spec.env, spec.params, *argvs) | secrets_in(inherited, {})
 
 
 def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
@@ -40,6 +41,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         program=own.argv(spec.program),
         args=None if spec.args is None else own.argv(spec.args),
         params=redact_params(spec.params),
+        shell=None,
         env=own.env(spec.env),
         recovery=_redact_recovery(spec.recovery),
         sinks={name: own.text(target) for name, target in spec.sinks.items()},

@@ -11,33 +11,39 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 from gputui.redaction import BY_LOOK, redact_text
+from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStanding
-from gputui.runs.spec import RunSpec, Scalar
+from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState, check_move
+from gputui.store import checkpoints
 from gputui.store.queue import ORDER
 
 _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
 _RUN_COLUMNS = (
     "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, "
-    "waiting_for, priority"
+    "waiting_for, priority, gpu_count"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the agent works with it. ``params`` are those of the attempt that is running or will start next."""
+    """A run as the agent works with it. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than
+    the specification asks for. ``stored_spec`` and ``stored_params`` are as they lie in the store, or understood
+    already: a run whose row cannot be understood can still be stopped, removed, and told of."""
 
     run_id: str
     name: str
     state: RunState
     attempt: int
-    spec: RunSpec
-    params: dict[str, Scalar]
+    stored_spec: RunSpec | str
+    stored_params: dict[str, Scalar] | str
     created_at: float
     queued_at: float | None
     not_before: float | None
@@ -45,6 +51,35 @@ class RunRecord:
     resume_from: str | None
     waiting_for: str | None
     priority: int = 0
+    gpu_count: int | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        """What the run was launched with. Raises SpecError."""
+        return understood(self.stored_spec) if isinstance(self.stored_spec, str) else self.stored_spec
+
+    @property
+    def params(self) -> dict[str, Scalar]:
+        """The parameters of the attempt that is running or will start next. Raises SpecError."""
+        if isinstance(self.stored_params, dict):
+            return self.stored_params
+        try:
+            value = json.loads(self.stored_params)
+        except ValueError as error:
+            raise SpecError(f"its parameters are damaged: {error}") from error
+        if not isinstance(value, dict):
+            raise SpecError("its parameters are damaged")
+        return value
+
+
+# A specification never changes, and all that wait are looked at twice a second.
+@lru_cache(maxsize=4096)
+def understood(text: str) -> RunSpec:
+    """A stored specification. Raises SpecError."""
+    try:
+        return RunSpec.from_json(json.loads(text))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise error if isinstance(error, SpecError) else SpecError(f"not a run specification: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +208,11 @@ def set_next_attempt(
     )
 
 
+def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:
+    """How many GPUs the run's next attempts have; None for what its specification asks for."""
+    connection.execute("UPDATE runs SET gpu_count = ? WHERE run_id = ?", (count, run_id))
+
+
 def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | None) -> None:
     connection.execute("UPDATE runs SET waiting_for = ? WHERE run_id = ?", (text, run_id))
 
@@ -204,10 +244,19 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
     return None if row is None else _run(row)
 
 
+def run_in(connection: sqlite3.Connection, run_id: str, state: RunState) -> RunRecord | None:
+    """The run where it is in this state; nothing of it is read otherwise."""
+    row = connection.execute(
+        f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ? AND state = ?",  # noqa: S608
+        (run_id, state),
+    ).fetchone()
+    return None if row is None else _run(row)
+
+
 def insert_attempt(
     connection: sqlite3.Connection, run: RunRecord, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
-    """A new attempt in state ``starting``; its shim is not known yet."""
+    """A new attempt in state ``starting``; its shim is not known yet. Its step to begin with is that of the ledger."""
     connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
         "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?)",
@@ -219,12 +268,20 @@ def insert_attempt(
             json.dumps(launch.to_json()),
             now,
             run.resume_from,
-            step_in_name(run.resume_from),
+            _resumed_step(connection, run),
         ),
     )
     connection.execute(
         "UPDATE runs SET attempt = ?, started_at = coalesce(started_at, ?) WHERE run_id = ?", (number, now, run.run_id)
     )
+
+
+def _resumed_step(connection: sqlite3.Connection, run: RunRecord) -> int | None:
+    """The step of the checkpoint that a run resumes from: that of the ledger, or of its name where it has none."""
+    if run.resume_from is None:
+        return None
+    known = checkpoints.step_of(connection, run.run_id, run.resume_from)
+    return known if known is not None else step_in_name(PurePath(run.resume_from))
 
 
 def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> AttemptRecord | None:
@@ -269,17 +326,6 @@ def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int
     )
 
 
-def note_steps(
-    connection: sqlite3.Connection, run_id: str, number: int, *, first: int | None, last: int | None, at: float | None
-) -> None:
-    """What the metrics show of an attempt's progress: the first and the newest step, and when the first was seen."""
-    connection.execute(
-        "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
-        "first_step_at = coalesce(first_step_at, ?) WHERE run_id = ? AND number = ? AND ? IS NOT NULL",
-        (first, last, at, run_id, number, last),
-    )
-
-
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
     """Note the intent before any signal is sent: an exit status does not tell a stop from a crash."""
     connection.execute(
@@ -317,16 +363,42 @@ def leases(connection: sqlite3.Connection) -> dict[str, str]:
     return dict(connection.execute("SELECT gpu_uuid, run_id FROM leases").fetchall())
 
 
+def cpu_ranks(connection: sqlite3.Connection) -> int:
+    """How many ranks the living attempts without GPUs have."""
+    alive = json.dumps([state for state in RunState if state.has_attempt])
+    row = connection.execute(
+        "SELECT coalesce(sum(spec ->> '$.nproc'), 0) FROM runs "
+        "JOIN attempts ON attempts.run_id = runs.run_id AND attempts.number = runs.attempt "
+        "WHERE runs.state IN (SELECT value FROM json_each(?)) AND attempts.gpus = '[]'",
+        (alive,),
+    ).fetchone()
+    return int(row[0])
+
+
+def leases_in_use(connection: sqlite3.Connection) -> set[str]:
+    """The leased GPUs but those of runs that wait for their next attempt."""
+    states = json.dumps([RunState.QUEUED, RunState.RECOVERING])
+    rows = connection.execute(
+        "SELECT gpu_uuid FROM leases JOIN runs USING (run_id) WHERE state NOT IN (SELECT value FROM json_each(?))",
+        (states,),
+    )
+    return {uuid for (uuid,) in rows.fetchall()}
+
+
 def take_leases(connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float) -> None:
-    """All or nothing, in sorted order. Raises sqlite3.IntegrityError when another run holds one."""
+    """Lease these GPUs beside those that the run holds: all or nothing, in sorted order. Raises sqlite3.IntegrityError
+    when another run holds one."""
     for uuid in sorted(uuids):
         holder = connection.execute("SELECT run_id FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
         if holder is None or holder[0] != run_id:
             connection.execute("INSERT INTO leases (gpu_uuid, run_id, since) VALUES (?, ?, ?)", (uuid, run_id, now))
 
 
-def release_leases(connection: sqlite3.Connection, run_id: str) -> None:
-    connection.execute("DELETE FROM leases WHERE run_id = ?", (run_id,))
+def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[str] = ()) -> None:
+    connection.execute(
+        "DELETE FROM leases WHERE run_id = ? AND gpu_uuid NOT IN (SELECT value FROM json_each(?))",
+        (run_id, json.dumps(list(keep))),
+    )
 
 
 def add_event(
@@ -340,20 +412,24 @@ def add_event(
     attempt: int | None = None,
 ) -> None:
     """One sentence for the events strip. ``severity`` is info, warning or error."""
-    # A file name that is not UTF-8 may be a part of it, which no column holds.
-    message = redact_text(message).encode("utf-8", "replace").decode("utf-8")
+    message = _event_text(message)
     connection.execute(
         "INSERT INTO events (at, severity, subject, run_id, attempt, message) VALUES (?, ?, ?, ?, ?, ?)",
         (now, severity, subject, run_id, attempt, message),
     )
 
 
-def step_in_name(path: str | None) -> int | None:
-    """The step that a checkpoint's name tells (its last run of digits), or None."""
-    if path is None:
-        return None
-    numbers = re.findall(r"\d+", path.rsplit("/", 1)[-1].rsplit(".", 1)[0])
-    return int(numbers[-1]) if numbers else None
+def has_event(connection: sqlite3.Connection, run_id: str, message: str) -> bool:
+    """Whether this was noted of a run before."""
+    row = connection.execute(
+        "SELECT 1 FROM events WHERE run_id = ? AND message = ?", (run_id, _event_text(message))
+    ).fetchone()
+    return row is not None
+
+
+def _event_text(message: str) -> str:
+    # A file name that is not UTF-8 may be a part of it, which no column holds.
+    return redact_text(message).encode("utf-8", "replace").decode("utf-8")
 
 
 def _whole(value: Any) -> int | None:
@@ -366,8 +442,8 @@ def _run(row: Sequence[Any]) -> RunRecord:
         name=row[1],
         state=RunState(row[2]),
         attempt=row[3],
-        spec=RunSpec.from_json(json.loads(row[4])),
-        params=json.loads(row[5]),
+        stored_spec=row[4],
+        stored_params=row[5],
         created_at=row[6],
         queued_at=row[7],
         not_before=row[8],
@@ -375,4 +451,5 @@ def _run(row: Sequence[Any]) -> RunRecord:
         resume_from=row[10],
         waiting_for=row[11],
         priority=row[12],
+        gpu_count=row[13],
     )

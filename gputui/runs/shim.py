@@ -4,7 +4,8 @@ It becomes a session leader and child subreaper, holds the GPU lock files, start
 going to a file, forwards a stop, and when the command has ended makes sure that no descendant is left. Then it writes
 ``exit.json``. It never restarts anything and never looks at the database, so it outlives the agent and loses no exit.
 
-Usage: shim.py ATTEMPT_DIR, where attempt.json says what to start (see `plan_to_json` in gputui.runs.attempt).
+Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (see `plan_to_json` in
+gputui.runs.attempt). The descriptors are its GPUs' locks where the agent has taken them already.
 
 SIGTERM or SIGINT ask for a graceful stop; SIGUSR2 kills at once; SIGHUP is nobody's business.
 """
@@ -13,14 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +34,21 @@ STRAY_GRACE_SECONDS = 2.0
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 RECORD_BYTES = 4096
+# Whoever only looks at a lock holds it for an instant.
+LOCK_SECONDS = 0.04
 # A kill for lack of memory explains an end that follows it within one or two of these, not one hours later.
 OOM_LOOK_SECONDS = 60.0
+# Ranks are there by then, in whatever control groups they are put.
+FIRST_OOM_LOOK_SECONDS = 5.0
+# The one namespace whose PIDs the kernel's log tells (PROC_PID_INIT_INO, linux/proc_ns.h).
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+KMSG_RECORD_BYTES = 8192
+VICTIM = re.compile(rb"Killed process (\d+) \(")
+# How often the list of processes is brought up to date, and which share of a core that may cost at most.
+TREE_SECONDS = 1.0
+TREE_SHARE = 0.001
+YOUNG_SECONDS = 10.0
+DEAD = ("Z", "X", "x")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 
@@ -76,39 +94,208 @@ def stat_of(pid: int) -> tuple[int, str, int] | None:
 def is_of_another(pid: int, run_dir: bytes) -> bool:
     """Whether a process is an agent that was started from inside this run, or of a run which that agent started:
     they hang below this shim, and are none of its business."""
-    try:
-        marks = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(
-        mark.startswith(b"GPUTUI_AGENT=") or (mark.startswith(b"GPUTUI_RUN_DIR=") and mark[15:] != run_dir)
-        for mark in marks
-    )
+    return names_another(environment_of(pid), run_dir)
+
+
+def names_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
+    """The same, told by an environment."""
+    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
 
 
 def descendants(run_dir: bytes) -> set[int]:
     """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
     what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            stat = stat_of(int(name))
-            if stat is not None and stat[1] not in ("Z", "X", "x"):
-                parents[int(name)] = stat[0]
-    own = os.getpid()
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        stat = stat_of(pid)
+        if stat is not None and stat[1] not in DEAD:
+            children.setdefault(stat[0], []).append(pid)
+    return below({os.getpid()}, children, lambda pid: is_of_another(pid, run_dir))
+
+
+def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
+    """Everything that hangs below ``roots`` in a process tree, without them; what is barred is left out with all that
+    hangs below it."""
     found: set[int] = set()
-    for start in parents:
-        pid, chain = start, []
-        while pid in parents and pid not in found and pid != own:
-            chain.append(pid)
-            pid = parents[pid]
-        if pid == own or pid in found:
-            found.update(chain)
-    found.discard(own)
-    others = {pid for pid in found if is_of_another(pid, run_dir)}
-    while below := {pid for pid in found - others if parents[pid] in others}:
-        others |= below
-    return found - others
+    waiting = list(roots)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found and pid not in roots and not is_barred(pid):
+                found.add(pid)
+                waiting.append(pid)
+    return found
+
+
+def all_pids() -> list[int]:
+    """Every PID that procfs shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def newest_pid() -> int | None:
+    """The number that the kernel gave last, to a process or a thread; None where it does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/loadavg").read_text("ascii").split()[4]) or None
+    return None
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """A process's environment as it was started with; nothing where it may not be read or the process wiped it."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return {name: value for name, is_pair, value in (item.partition(b"=") for item in raw.split(b"\0")) if is_pair}
+
+
+def number_in(environment: dict[bytes, bytes], name: bytes) -> int | None:
+    """A variable that is a whole number, or None."""
+    value = environment.get(name, b"")
+    return int(value) if value.isdigit() else None
+
+
+def rank_in(environment: dict[bytes, bytes]) -> int | None:
+    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
+    rank = number_in(environment, b"RANK")
+    is_first_node = not any(number_in(environment, name) for name in (b"NODE_RANK", b"GROUP_RANK"))
+    return number_in(environment, b"LOCAL_RANK") if rank is None and is_first_node else rank
+
+
+def rank_by_output(pid: int, folder: str) -> int | None:
+    """The rank to whose log a process writes, where torchrun keeps that in or below ``folder``; it has one node, so
+    that the local rank is the rank. A program cannot lose this by setting its title."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
+    except OSError:
+        return None
+    # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
+    parts = path.split("/")
+    is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
+    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
+
+
+class Member:
+    """A process of the run. Its rank and how many ranks there are stay None where nothing tells."""
+
+    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
+        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
+        self.rank: int | None = None
+        self.size: int | None = None
+        self.tells_rank = False
+        # A fork shows its parent's environment until it has called exec: so long it is read again.
+        self.young_until = until
+
+    def to_json(self) -> dict[str, int | None]:
+        return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
+
+
+class Family:
+    """The processes of the run below this one, remembered as they were when they were young.
+
+    A look is cheap: nothing happens while the kernel has given out no new number, and of new processes only the
+    parent is read. Whose child a process is, is settled at its birth: below a subreaper nobody moves in or out.
+    """
+
+    def __init__(self, run_dir: bytes, folder: str) -> None:
+        self.run_dir, self.folder = run_dir, folder
+        self.own = os.getpid()
+        self.members: dict[int, Member] = {}
+        # Agents that were started from inside the run, and what hangs below them.
+        self.others: set[int] = set()
+        self.strangers: set[int] = set()
+        self.newest: int | None = None
+        self.first: Member | None = None
+
+    def look(self, now: float) -> bool:
+        """Whether anything is to be told that was not before. ``now`` is monotonic."""
+        before = {pid: member.to_json() for pid, member in self.members.items()}
+        newest = newest_pid()
+        if newest is None or newest != self.newest:
+            if newest is None or self.newest is None or newest < self.newest:
+                self.begin_anew()
+            self.newest = newest
+            self.admit(now)
+        for member in list(self.members.values()):
+            if now < member.young_until and member.pid in self.members:
+                self.read(member)
+        self.find_first_rank()
+        return before != {pid: member.to_json() for pid, member in self.members.items()}
+
+    def begin_anew(self) -> None:
+        """Numbers are being given out from the beginning again: any of them may name another process now."""
+        self.strangers.clear()
+        self.others.clear()
+        for member in list(self.members.values()):
+            stat = stat_of(member.pid)
+            if stat is None or stat[2] != member.start_ticks:
+                del self.members[member.pid]
+
+    def admit(self, now: float) -> None:
+        """Sort every new process into members, others and strangers; forget those that are gone."""
+        pids = set(all_pids())
+        for pid in self.members.keys() - pids:
+            del self.members[pid]
+        self.strangers &= pids
+        self.others &= pids
+        new: dict[int, tuple[int, str, int]] = {}
+        for pid in pids - self.members.keys() - self.strangers - self.others - {self.own}:
+            stat = stat_of(pid)
+            if stat is not None and stat[1] not in DEAD:
+                new[pid] = stat
+        found = True
+        while found:
+            found = False
+            for pid, (parent, _, start_ticks) in list(new.items()):
+                if parent in self.others:
+                    self.others.add(pid)
+                elif parent == self.own or parent in self.members:
+                    self.members[pid] = Member(pid, parent, start_ticks, now + YOUNG_SECONDS)
+                    self.read(self.members[pid])
+                else:
+                    continue
+                del new[pid]
+                found = True
+        # Of one whose parent has just gone, nothing is known before the next look: it may hang below this one by then.
+        self.strangers |= {
+            pid for pid, stat in new.items() if not stat[0] or stat[0] in new or stat[0] in self.strangers
+        }
+
+    def find_first_rank(self) -> None:
+        """A script that starts the other ranks itself is the first, and what it sets in its own environment cannot be
+        seen from outside: the parent of ranks from 1 on, where none of them is 0."""
+        told = [member for member in self.members.values() if member.tells_rank and member.rank is not None]
+        if any(member.rank == 0 for member in told):
+            if self.first is not None:
+                # It is a launcher, which had begun another rank before the first.
+                self.first.rank, self.first = None, None
+            return
+        parent = self.members.get(min(told, key=lambda member: member.rank or 0).parent) if told else None
+        if parent is not None and parent.rank is None:
+            parent.rank, parent.size = 0, told[0].size
+            self.first = parent
+
+    def read(self, member: Member) -> None:
+        """Learn what a member's environment tells, or its output, or its parent's."""
+        environment = environment_of(member.pid)
+        if names_another(environment, self.run_dir):
+            del self.members[member.pid]
+            self.others.add(member.pid)
+            return
+        parent = self.members.get(member.parent)
+        rank = rank_in(environment)
+        if rank is None:
+            rank = rank_by_output(member.pid, self.folder)
+        if rank is None and member.rank is None and parent is not None:
+            rank = parent.rank
+        member.tells_rank = member.tells_rank or rank_in(environment) is not None
+        if rank is not None:
+            member.rank = rank
+        size = number_in(environment, b"LOCAL_WORLD_SIZE")
+        if size is None and b"RANK" not in environment and b"LOCAL_RANK" in environment:
+            size = number_in(environment, b"WORLD_SIZE")
+        if size is None and member.size is None and parent is not None:
+            size = parent.size
+        if size is not None:
+            member.size = size
 
 
 def signal_all(pids: set[int], number: int) -> None:
@@ -127,21 +314,25 @@ def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
 
 def kills_of_group(proc: Path, groups: Path) -> int | None:
     """The count of this process's own control group, of version 2 or, where memory is still with that, of 1."""
+    counts = (counter_in(path) for path in counters_of("self", proc, groups))
+    return next((count for count in counts if count is not None), None)
+
+
+def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Where the kernel may count the OOM kills in the control group of a process."""
     try:
-        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
+        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
     except OSError:
-        return None
+        return []
+    found = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         own = group.lstrip("/")
-        count = None
         if not controllers:
-            count = counter_in(groups / own / "memory.events")
+            found.append(groups / own / "memory.events")
         elif "memory" in controllers.split(","):
-            count = counter_in(groups / "memory" / own / "memory.oom_control")
-        if count is not None:
-            return count
-    return None
+            found.append(groups / "memory" / own / "memory.oom_control")
+    return found
 
 
 def counter_in(path: Path) -> int | None:
@@ -151,6 +342,71 @@ def counter_in(path: Path) -> int | None:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
+
+
+class OomWatch:
+    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, where that may be
+    read; and by the counters of the host, of the shim's own control group and of those that its descendants are in."""
+
+    def __init__(self) -> None:
+        self.log = self.open_log()
+        self.seen = [set[int](), set[int]()]
+        self.places: set[Path] = set()
+        self.counts = [self.count(), self.count()]
+
+    def look(self, pids: set[int]) -> None:
+        """Note what there is by now, ``pids`` being the descendants."""
+        found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
+        self.places |= {path for path in found if counter_in(path) is not None}
+        self.counts = [self.counts[1], self.count()]
+        self.seen = [self.seen[1], self.read_log()]
+
+    def record(self) -> dict[str, Any]:
+        """What is written of them. ``oom_victims`` are PIDs; null where the log was not read, or not all of it.
+        ``processes`` counts in groups that descendants were in."""
+        before, after = {**self.counts[1], **self.counts[0]}, self.count()
+        grown = {name: growth(before[name], after[name]) for name in after}
+        victims = self.seen[0] | self.seen[1] | self.read_log()
+        own, host = grown.pop("cgroup"), grown.pop("host")
+        known = [count for count in grown.values() if count is not None]
+        elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
+        return {
+            "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
+            "oom_victims": None if self.log is None else sorted(victims),
+        }
+
+    def count(self) -> dict[str, int | None]:
+        return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
+
+    def open_log(self) -> int | None:
+        """The kernel's log from here on, or None where it may not be read or tells other PIDs than those seen here."""
+        with contextlib.suppress(OSError):
+            if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
+                descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(descriptor, 0, os.SEEK_END)
+                return descriptor
+        return None
+
+    def read_log(self) -> set[int]:
+        """The victims that the log has named since it was last read."""
+        found: set[int] = set()
+        while self.log is not None:
+            try:
+                record = os.read(self.log, KMSG_RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                # Some of it was overwritten before it was read.
+                os.close(self.log)
+                self.log = None
+                break
+            found |= {int(pid) for pid in VICTIM.findall(record)}
+        return found
+
+
+def boot_id() -> str:
+    """The kernel's random name of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 def free_bytes(directory: Path) -> int | None:
@@ -166,22 +422,111 @@ def growth(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
-    """Lock a file per GPU, all or none, in sorted order. Returns the descriptors and the paths that were taken."""
-    held: list[int] = []
-    for name in sorted(paths):
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def open_lock(name: str, *, create: bool = True) -> int:
+    """Open a lock file, to be locked and never written. It may lie where everybody may make files: no link is followed,
+    no FIFO is waited for, and one of another user is only read, for which flock(2) is enough.
+
+    Raises OSError where it cannot be opened or is no plain file of one name.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
+            descriptor = os.open(name, flags)
+            break
+        except FileNotFoundError:
+            if not create:
+                raise
+        # Only who makes it says O_CREAT: the kernel refuses that on another's file in a sticky folder
+        # (fs.protected_regular).
+        with contextlib.suppress(FileExistsError):
+            mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
+            os.fchmod(descriptor, mode)
+            break
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", name)
+    return descriptor
+
+
+def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
+    """Lock files, all or none, in sorted order. Returns the descriptors and the paths that were taken. What cannot be
+    opened is left out: it must keep nobody from a GPU."""
+    held: list[int] = []
+    deadline = time.monotonic() + LOCK_SECONDS
+    for name in sorted(paths):
+        try:
+            descriptor = take_lock(name, deadline)
+        except BlockingIOError:
             for other in held:
                 os.close(other)
             return [], [name]
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            continue
         held.append(descriptor)
     return held, []
+
+
+def take_lock(name: str, deadline: float) -> int:
+    """Open and lock a file, trying until ``deadline`` (monotonic): whoever only looks holds it for an instant.
+
+    Raises BlockingIOError where it is held, OSError where it cannot be opened.
+    """
+    while True:
+        descriptor = open_lock(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who tidied up may have removed the file between opening and locking it.
+            if os.path.samestat(os.fstat(descriptor), Path(name).lstat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise
+            time.sleep(0.01)
+        os.close(descriptor)
+
+
+def start_agent(agent: dict[str, Any]) -> bool:
+    """Start an agent where none lives and no person ended it on purpose; whether one was started. ``agent`` is that
+    entry of attempt.json."""
+    if Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
+        return False
+    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
+    descriptor = os.open(agent["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            agent["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            env={**environment, **agent["set"]},
+            cwd="/",
+            preexec_fn=restore_signals,
+        )
+    finally:
+        os.close(descriptor)
+    # It outlives this process, and nobody waits for it.
+    process.returncode = 0
+    return True
+
+
+def lives(lock: Path) -> bool:
+    """Whether the process that an agent's lock file names is alive. The lock is not tried: an agent that starts at this
+    moment would find it taken."""
+    try:
+        holder = json.loads(lock.read_text("utf-8"))
+        stat = stat_of(int(holder["pid"]))
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return (
+            stat is not None and (stat[2], boot) == (holder["start_ticks"], holder["boot_id"]) and stat[1] not in "ZXx"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def restore_signals() -> None:
@@ -190,11 +535,60 @@ def restore_signals() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
+    """Resource limits as far as this process may set them, and the names of those that it may not grant in full."""
+    found, refused = [], []
+    for name, (soft, hard) in wanted.items():
+        number = getattr(resource, f"RLIMIT_{name}", None)
+        if number is None:
+            continue
+        most = resource.getrlimit(number)[1]
+        if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
+            if hard == resource.RLIM_INFINITY or hard > most:
+                hard = most
+            if soft == resource.RLIM_INFINITY or soft > hard:
+                soft = hard
+                refused.append(name)
+        found.append((number, (soft, hard)))
+    return found, refused
+
+
+def nice_to_set(wanted: int | None) -> int | None:
+    """The nice value as far as this process may set it: only root lowers it below its own, or below what the limit
+    allows (getrlimit(2), RLIMIT_NICE)."""
+    if wanted is None or os.geteuid() == 0:
+        return wanted
+    allowed = resource.getrlimit(resource.RLIMIT_NICE)[0]
+    lowest = -20 if allowed == resource.RLIM_INFINITY else 20 - allowed
+    return max(wanted, min(lowest, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def apply_shell(
+    limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
+) -> None:
+    """Give this process what the launching shell had; runs between fork and exec. What the kernel refuses all the same
+    (a CPU that is gone) stays as it is: the command is to start."""
+    if nice is not None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if affinity:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, affinity)
+    if umask is not None:
+        os.umask(umask)
+    for number, pair in limits:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, pair)
+
+
 class Shim:
     """One attempt from start to exit.json."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, locks: list[int] | None = None) -> None:
         self.directory = directory
+        self.locks = locks or []
+        for descriptor in self.locks:
+            os.set_inheritable(descriptor, False)
         self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
         self.grace = float(self.plan["grace_seconds"])
         self.run_dir = os.fsencode(self.plan["env"]["GPUTUI_RUN_DIR"])
@@ -202,13 +596,19 @@ class Shim:
         # When the command ended: a full disk leaves no message, for there is no room for one.
         self.free_bytes: int | None = None
         self.child = 0
+        # The record of the start, until it is written.
+        self.started: dict[str, Any] | None = None
         self.stop_requested = False
+        self.asked_politely = False
         self.forced = False
         self.last_call_at: float | None = None
         self.kill_at: float | None = None
-        # The kernel's counts one look ago and at the last one.
-        self.kills = (oom_kills(), oom_kills())
-        self.look_at = time.monotonic() + OOM_LOOK_SECONDS
+        self.killed_at: float | None = None
+        self.oom = OomWatch()
+        self.look_at = time.monotonic() + min(FIRST_OOM_LOOK_SECONDS, OOM_LOOK_SECONDS)
+        self.family = Family(self.run_dir, str(directory))
+        self.tree_at = time.monotonic()
+        self.is_listed = True
 
     def run(self) -> int:
         started_at = time.time()
@@ -221,18 +621,15 @@ class Shim:
         if not self.claim():
             return 0
         reserve_record(self.directory / "exit.json")
+        reserve_record(self.directory / "started.json")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks, conflict = take_locks(self.plan["lock_files"])
+        locks, conflict = (self.locks, []) if self.locks else take_locks(self.plan["lock_files"])
         if conflict:
             record["lease_conflict"] = conflict
         else:
-            try:
-                self.start()
-            except OSError as error:
-                record["error"] = f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
+            record["error"] = self.start()
         survivors = self.supervise() if self.child else []
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        before, after = self.kills[0], oom_kills()
         record |= {
             "ended_at": time.time(),
             "stop_requested": self.stop_requested,
@@ -241,14 +638,29 @@ class Shim:
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self.free_bytes,
-            "oom_kills": {name: growth(before[name], after[name]) for name in after},
+            "pid": self.child or None,
+            **self.oom.record(),
         }
         if self.status is not None:
             code = os.waitstatus_to_exitcode(self.status)
             record["code" if code >= 0 else "signal"] = abs(code)
+        self.note_start()
+        if survivors:
+            self.list_processes()
+        for name in ("started.json.tmp", "processes.json", "processes.json.tmp"):
+            # The list stays where it names somebody who could not be ended.
+            if not survivors or name != "processes.json":
+                with contextlib.suppress(OSError):
+                    (self.directory / name).unlink()
         write_record(self.directory / "exit.json", record)
         for descriptor in locks:
             os.close(descriptor)
+        # Whoever asked it to stop gracefully knows of the end, and a machine that goes down needs no agent.
+        if "agent" in self.plan and not self.asked_politely:
+            try:
+                start_agent(self.plan["agent"])
+            except OSError as error:
+                print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
         return 0
 
     def claim(self) -> bool:
@@ -261,54 +673,110 @@ class Shim:
             return False
         return not (self.directory / "exit.json").exists()
 
-    def start(self) -> None:
-        environment = {**os.environ, **self.plan["env"]}
-        with (self.directory / "output.log").open("ab", buffering=0) as output:
-            process = subprocess.Popen(
-                self.plan["argv"],
-                cwd=self.plan["cwd"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # The shim has one thread, so that code between fork and exec is safe here.
-                preexec_fn=restore_signals,
-            )
+    def start(self) -> str | None:
+        """Start the command. Returns why that is not possible, or None."""
+        shell = self.plan.get("shell") or {}
+        environment = {**(shell.get("environment") or os.environ), **self.plan["env"]}
+        limits, refused = limits_to_set(shell.get("limits") or {})
+        nice = nice_to_set(shell.get("nice"))
+        if shell and nice != shell.get("nice"):
+            refused.append("nice")
+
+        def prepare() -> None:
+            restore_signals()
+            apply_shell(limits, nice, shell.get("affinity"), shell.get("umask"))
+
+        try:
+            with (self.directory / "output.log").open("ab", buffering=0) as output:
+                process = subprocess.Popen(
+                    self.plan["argv"],
+                    cwd=self.plan["cwd"],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    # The shim has one thread, so that code between fork and exec is safe here.
+                    preexec_fn=prepare,
+                )
+        except OSError as error:
+            return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
         self.child = process.pid
         # Only `reap` may ask how a child ended. A Popen that does not know asks once more when it is forgotten, and
         # would take the status of a command that has ended by then.
         process.returncode = 0
         own, child = stat_of(os.getpid()), stat_of(self.child)
-        write_record(
-            self.directory / "started.json",
-            {
-                "shim_pid": os.getpid(),
-                "shim_start_ticks": own[2] if own else None,
-                "pid": self.child,
-                "start_ticks": child[2] if child else None,
-                "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip(),
-                "at": time.time(),
-            },
-        )
+        self.started = {
+            "shim_pid": os.getpid(),
+            "shim_start_ticks": own[2] if own else None,
+            "pid": self.child,
+            "start_ticks": child[2] if child else None,
+            "boot_id": boot_id(),
+            # What the launching shell had and this process may not give.
+            "refused": refused,
+            "at": time.time(),
+        }
+        self.note_start()
+        return None
+
+    def note_start(self) -> None:
+        """Write who was started. A full disk does not undo the start: it is tried again with every look."""
+        if self.started is not None:
+            with contextlib.suppress(OSError):
+                write_record(self.directory / "started.json", self.started)
+                self.started = None
 
     def supervise(self) -> list[int]:
         """Wait for the command, then for everything it left behind. Returns what could not be killed."""
         while self.status is None:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            self.wait_for_signal(min(self.look_at, deadline or self.look_at) - time.monotonic())
+            due = min(self.look_at, self.tree_at, *(() if deadline is None else (deadline,)))
+            self.wait_for_signal(due - time.monotonic())
             self.reap()
             if time.monotonic() >= self.look_at and self.status is None:
-                self.kills = (self.kills[1], oom_kills())
+                self.oom.look(self.descendants())
                 self.look_at = time.monotonic() + OOM_LOOK_SECONDS
+            if time.monotonic() >= self.tree_at and self.status is None:
+                self.list_processes()
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
                 signal_all(self.descendants(), signal.SIGTERM)
             if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
                 self.forced = True
-                signal_all(self.descendants(), signal.SIGKILL)
+                if self.killed_at is None:
+                    self.killed_at = time.monotonic()
+                left = self.descendants()
+                if time.monotonic() - self.killed_at > UNKILLABLE_SECONDS:
+                    # Another user's (sudo), or stuck in the kernel: whoever waits for its end is not to wait for ever.
+                    return sorted(left | {self.child})
+                signal_all(left, signal.SIGKILL)
                 self.kill_at = time.monotonic() + 1.0
         return self.sweep()
+
+    def list_processes(self) -> None:
+        """Keep processes.json true: which processes there are, for an agent, and for the one that finds them without
+        this shim. A look that takes long, among many processes, is made the less often."""
+        began = time.process_time()
+        if self.family.look(time.monotonic()):
+            self.is_listed = False
+        if not self.is_listed:
+            self.is_listed = self.write_list()
+        self.note_start()
+        self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
+
+    def write_list(self) -> bool:
+        """Whether there was room for the list. It need not outlive a power cut, so nothing is synced."""
+        path = self.directory / "processes.json"
+        temporary = path.with_name(path.name + ".tmp")
+        record = {"boot_id": boot_id(), "processes": [member.to_json() for member in self.family.members.values()]}
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(record, file)
+            temporary.replace(path)
+        except OSError:
+            return False
+        return True
 
     def sweep(self) -> list[int]:
         """Ask what is left to end, then kill it."""
@@ -337,7 +805,7 @@ class Shim:
             return
         number = info.si_signo
         if number in STOP_SIGNALS and not self.stop_requested:
-            self.stop_requested = True
+            self.stop_requested = self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
             # First only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its
@@ -368,7 +836,7 @@ class Shim:
 
 def main() -> int:
     os.umask(0o077)
-    return Shim(Path(sys.argv[1])).run()
+    return Shim(Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]).run()
 
 
 if __name__ == "__main__":

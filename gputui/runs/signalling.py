@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gputui.runs.identity import read_stat
+from gputui.runs.identity import deliver, open_pidfd, read_stat
 
 
 class SignalRefusedError(Exception):
@@ -18,7 +18,7 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
     """Signal the process that has ``pid`` and began at ``start_ticks`` (field 22 of /proc/PID/stat).
 
     A pidfd is opened first and everything checked after, so that a PID that goes to another process in between is
-    never hit. Raises SignalRefusedError.
+    never hit; where there are no pidfds, the check comes right before the signal. Raises SignalRefusedError.
     """
     if start_ticks is None:
         raise SignalRefusedError(
@@ -27,8 +27,8 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
     if pid in (1, os.getpid()):
         raise SignalRefusedError(f"PID {pid} is {'this screen' if pid != 1 else 'the first process of the system'}.")
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
+        descriptor = open_pidfd(pid)
+    except ProcessLookupError:
         raise SignalRefusedError(f"PID {pid} has ended.") from None
     try:
         stat = read_stat(pid)
@@ -37,13 +37,14 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
         if stat.start_ticks != start_ticks:
             raise SignalRefusedError(f"PID {pid} is another process by now; the one on the list has ended.")
         _check_ours(pid)
-        signal.pidfd_send_signal(descriptor, number)
+        deliver(pid, descriptor, number)
     except ProcessLookupError:
         raise SignalRefusedError(f"PID {pid} has ended.") from None
     except PermissionError:
         raise SignalRefusedError(f"The kernel does not let you signal PID {pid}.") from None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _check_ours(pid: int) -> None:

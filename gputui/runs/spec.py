@@ -7,12 +7,15 @@ those are kept per attempt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from gputui.runs.launch_shell import LaunchShell
+
 Launcher = Literal["torchrun", "python", "command"]
+Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
-MetricsKind = Literal["jsonl", "csv", "hf", "stdout", "none"]
+MetricsKind = Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
 
 # What recovery may change, and the names under which it finds the parameter when the profile maps no role.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
@@ -44,12 +47,19 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSpec:
-    """Where a run's metrics come from. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are regular
-    expressions with named groups (stdout)."""
+    """One place where a run's metrics come from. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are
+    regular expressions with named groups, for what is printed. ``step`` names the column or group that is the step,
+    None for the usual names; ``units`` are what values of a name are multiplied with."""
 
-    kind: MetricsKind = "none"
+    kind: MetricsKind
     path: str | None = None
     patterns: tuple[str, ...] = ()
+    step: str | None = None
+    units: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MetricsSpec:
+        return cls(**_known(cls, {**data, "patterns": tuple(data.get("patterns") or ())}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +93,12 @@ class RunSpec:
     params: Mapping[str, Scalar] = field(default_factory=dict)
     args: tuple[str, ...] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    metrics: MetricsSpec = field(default_factory=MetricsSpec)
+    metrics: tuple[MetricsSpec, ...] = ()
     checkpoints: CheckpointSpec | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
+    # Parameter → what recovery keeps it a multiple of; and whether it is of each rank, or of all of them together.
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    scopes: Mapping[str, Scope] = field(default_factory=dict)
     recovery: Mapping[str, Any] = field(default_factory=lambda: {"policy": "standard"})
     alerts: str | Mapping[str, Any] | None = "standard"
     grace_seconds: float = 30.0
@@ -93,6 +106,8 @@ class RunSpec:
     gates: Mapping[str, float] = field(default_factory=dict)
     # Form of export → where to, with {run_dir}, {run_id} and parameters.
     sinks: Mapping[str, str] = field(default_factory=dict)
+    # Of the shell that launched the run; in the private specification only.
+    shell: LaunchShell | None = None
 
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
         """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""
@@ -106,27 +121,36 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Rebuild a stored specification. Raises SpecError naming what does not fit."""
+        """Rebuild a stored specification; what a newer gputui added to it is left out. Raises SpecError naming what
+        does not fit."""
         try:
-            values = dict(data)
+            values = _known(cls, data)
             request = dict(values.get("gpus") or {})
             request["uuids"] = tuple(request.get("uuids") or ())
-            values["gpus"] = GpuRequest(**request)
-            metrics = dict(values.get("metrics") or {})
-            metrics["patterns"] = tuple(metrics.get("patterns") or ())
-            values["metrics"] = MetricsSpec(**metrics)
+            values["gpus"] = GpuRequest(**_known(GpuRequest, request))
+            # One source, or none, was all that a run could have at first.
+            metrics = values.get("metrics") or ()
+            sources = [metrics] if isinstance(metrics, Mapping) else metrics
+            values["metrics"] = tuple(MetricsSpec.from_json(one) for one in sources if one.get("kind") != "none")
             if values.get("checkpoints") is not None:
                 checkpoints = dict(values["checkpoints"])
                 checkpoints["resume"] = tuple(checkpoints.get("resume") or ())
-                values["checkpoints"] = CheckpointSpec(**checkpoints)
+                values["checkpoints"] = CheckpointSpec(**_known(CheckpointSpec, checkpoints))
             values["program"] = tuple(values["program"])
+            values["shell"] = LaunchShell.from_json(values.get("shell"))
             if values.get("args") is not None:
                 values["args"] = tuple(values["args"])
             spec = cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpecError(f"not a run specification: {error}") from error
         if spec.launcher not in ("torchrun", "python", "command") or not spec.program:
             raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
         if spec.launcher != "command" and not spec.python:
             raise SpecError("not a run specification: no interpreter")
         return spec
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that this gputui knows."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}

@@ -7,10 +7,12 @@ import json
 import os
 import secrets
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import commands
 
@@ -20,14 +22,24 @@ SPEC_FILE = "spec.json"
 def submit_run(
     workspace: Workspace, connection: sqlite3.Connection, spec: RunSpec, *, name: str | None, actor: str, now: float
 ) -> int:
-    """Ask the agent to queue a run. Returns the command's id. Raises OSError or sqlite3.Error."""
+    """Ask the agent to queue a run, with what this process's shell has. Returns the command's id.
+
+    Raises OSError or sqlite3.Error.
+    """
+    spec = replace(spec, shell=capture())
     inbox = workspace.state / "inbox"
     inbox.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     ticket = secrets.token_hex(8)
-    write_spec(inbox / f"{ticket}.json", spec)
-    return commands.submit(
-        connection, "run", None, {"ticket": ticket, "name": name}, actor, now=now, doorbell=workspace.doorbell
-    )
+    path = inbox / f"{ticket}.json"
+    write_spec(path, spec)
+    try:
+        return commands.submit(
+            connection, "run", None, {"ticket": ticket, "name": name}, actor, now=now, doorbell=workspace.doorbell
+        )
+    except sqlite3.Error:
+        # Nobody was asked, and it may hold secrets.
+        path.unlink()
+        raise
 
 
 def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:

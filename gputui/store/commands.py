@@ -11,6 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gputui.config import PRIVATE_FILE_MODE
+
+
+class WithdrawnError(Exception):
+    """The client has withdrawn the command: nothing of it may be done any more."""
+
+
+class NotWithdrawnError(Exception):
+    """A command that nobody answered in time could not be withdrawn either: it may still be carried out."""
+
+
+# A disk may be full for a moment only.
+WITHDRAWING_SECONDS = 10.0
+
 CommandState = Literal["pending", "done", "refused"]
 
 
@@ -42,7 +56,7 @@ def submit(
     if doorbell is not None:
         # The row counts; a bell that cannot be rung only delays it.
         with contextlib.suppress(OSError):
-            doorbell.touch()
+            doorbell.touch(mode=PRIVATE_FILE_MODE)
     return int(cursor.lastrowid or 0)
 
 
@@ -65,18 +79,28 @@ def wait_for_answer(
     pause: Callable[[float], None] = time.sleep,
 ) -> CommandAnswer | None:
     """The agent's answer, or None when none came in time; the command is withdrawn then, so that it cannot act on
-    it long after the asker has gone."""
+    it long after the asker has gone. Raises NotWithdrawnError where that cannot be written, sqlite3.Error."""
     deadline = clock() + timeout_seconds
     while (found := answer(connection, command_id)) is None:
         if clock() >= deadline:
-            withdrawn = connection.execute(
-                "UPDATE commands SET state = 'refused', reason = 'not answered in time' "
-                "WHERE command_id = ? AND state = 'pending'",
-                (command_id,),
-            )
-            return None if withdrawn.rowcount else answer(connection, command_id)
+            try:
+                if withdraw(connection, command_id):
+                    return None
+            except sqlite3.OperationalError as error:
+                if clock() >= deadline + WITHDRAWING_SECONDS:
+                    raise NotWithdrawnError(str(error)) from error
         pause(0.02)
     return found
+
+
+def withdraw(connection: sqlite3.Connection, command_id: int) -> bool:
+    """Refuse a command in the agent's place; whether it still waited. Raises sqlite3.Error."""
+    withdrawn = connection.execute(
+        "UPDATE commands SET state = 'refused', reason = 'not answered in time' "
+        "WHERE command_id = ? AND state = 'pending'",
+        (command_id,),
+    )
+    return withdrawn.rowcount == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +131,26 @@ def give_answer(
     reason: str | None = None,
     result: Mapping[str, Any] | None = None,
 ) -> None:
-    """Answer a command in place; only the agent does."""
-    connection.execute(
-        "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? WHERE command_id = ?",
-        (state, reason, None if result is None else json.dumps(dict(result)), now, command_id),
+    """Answer a command in place; only the agent does. What a command does is done in the transaction of its answer, so
+    that either both are or none is. Raises WithdrawnError where the command waits no more."""
+    answered = connection.execute(
+        "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
+        "WHERE command_id = ? AND state = 'pending'",
+        (
+            state,
+            None if reason is None else _storable(reason),
+            None if result is None else json.dumps(dict(result)),
+            now,
+            command_id,
+        ),
     )
+    if answered.rowcount != 1:
+        raise WithdrawnError(f"command {command_id} was withdrawn")
+
+
+def _storable(text: str) -> str:
+    """A name in it may be one that is not UTF-8, which the store cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _arguments(text: str) -> dict[str, Any]:

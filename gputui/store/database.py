@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
 
-from gputui.config import NETWORK_FILE_SYSTEMS, PRIVATE_FILE_MODE, file_system_of
+from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
+from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
@@ -28,6 +30,10 @@ class StoreMissingError(StoreError):
 
 class StoreOutdatedError(StoreMissingError):
     """The file was written by an older gputui, and no agent of this one has brought it up to date."""
+
+
+class StoreLockedError(StoreError):
+    """Another program holds the database; nothing is wrong with it."""
 
 
 class StoreCorruptError(StoreError):
@@ -47,12 +53,15 @@ def migrations() -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def open_writer(path: Path) -> sqlite3.Connection:
-    """The agent's connection: creates the file (0600) and brings its schema up to date.
+def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
+    """The agent's connection: creates the file (0600) and brings its schema up to date, step by step: whoever is
+    interrupted goes on with the step it was at. ``progress`` is called with what is being done before anything that
+    takes long in a large file.
 
     Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreNewerError.
     """
     _refuse_network_file_system(path)
+    refuse_other_machine(path.parent)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         os.close(descriptor)
@@ -71,7 +80,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_size_limit = 16777216")
         connection.execute("PRAGMA cache_size = -2048")
         connection.execute("PRAGMA temp_store = MEMORY")
-        _migrate(connection, path)
+        _migrate(connection, path, progress)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise _explain(error, path) from error
@@ -127,6 +136,7 @@ def set_aside(path: Path, now: float) -> Path:
 
 
 def _connect_existing(path: Path) -> sqlite3.Connection:
+    refuse_other_machine(path.parent)
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
@@ -152,23 +162,24 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    steps = migrations()
+def _migrate(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:
     version = _version(connection)
-    if version == steps[-1][0]:
-        _check_integrity(connection, path)
-        return
-    for number, script in steps:
-        if number > version:
-            connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
+    steps = [step for step in migrations() if step[0] > version]
+    if not steps:
+        _check_integrity(connection, path, progress)
+    for place, (number, script) in enumerate(steps, 1):
+        if version:
+            progress(f"bringing the database up to date, step {place} of {len(steps)}")
+        connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
 
 
-def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
+def _check_integrity(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:
     """Look for damage before building on it. A large file is only checked after it gave reason to: reading all of
     it would delay every start."""
     suspect = suspect_mark(path)
     if path.stat().st_size > CHECKED_AT_START_BYTES and not suspect.exists():
         return
+    progress("checking the database for damage")
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise StoreCorruptError(f"{path} is damaged: {problem}")
@@ -186,11 +197,18 @@ def _refuse_network_file_system(path: Path) -> None:
     except OSError:
         return
     kind = file_system_of(path.parent.resolve(), mountinfo)
-    if kind in NETWORK_FILE_SYSTEMS:
+    if is_network_file_system(kind):
         raise StoreError(
             f"{path.parent} is on a network file system ({kind}), where the database cannot work; "
             "choose a local directory with --home or GPUTUI_HOME"
         )
+
+
+def refuse_other_machine(state: Path) -> None:
+    """Raises StoreError where the home belongs to another machine."""
+    why = other_machine(state)
+    if why is not None:
+        raise StoreError(why)
 
 
 def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
@@ -203,8 +221,18 @@ def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
+def is_locked(error: BaseException) -> bool:
+    """Whether another program holds the database, so that the same may work later. SQLITE_PROTOCOL is what a lock of
+    the write-ahead log becomes after many tries (https://www.sqlite.org/rescode.html#protocol)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    locks = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+    return isinstance(error, StoreLockedError) or (code is not None and code & 0xFF in locks)
+
+
 def _explain(error: sqlite3.Error, path: Path) -> StoreError:
     text = str(error)
+    if is_locked(error):
+        return StoreLockedError(f"{path} is locked by another program; try again")
     if "malformed" in text or "not a database" in text or "encrypted" in text:
         return StoreCorruptError(f"{path} is damaged: {text}")
     if "full" in text or "disk I/O" in text:

@@ -14,7 +14,12 @@ from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, In
 Shape = dict[str, Any]
 
 
-_NO_COST: Shape = {"lost_steps": None, "lost_seconds": None, "lost_gpu_hours": None}
+_NO_COST: Shape = {
+    "lost_steps": None,
+    "lost_seconds": None,
+    "lost_gpu_hours": None,
+    "lost_steps_is_at_least": False,
+}
 
 
 def iso(at: float | None) -> str | None:

@@ -12,13 +12,15 @@ PRINTED_FORMATS = frozenset({"stdout", "output"})
 @dataclass(frozen=True, slots=True)
 class Intake:
     """Lines of all the run's sources. ``reason`` and ``example`` are those of one that was set aside, None where none
-    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None where none are."""
+    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None where none are.
+    ``no_metrics`` says how its newest attempt trains without any line, None where that was not seen."""
 
     taken: int = 0
     rejected: int = 0
     reason: str | None = None
     example: str | None = None
     printed_bytes: int | None = None
+    no_metrics: str | None = None
 
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
@@ -40,4 +42,27 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
             (faulty[-1],),
         ).fetchone()
         reason, example = row if row is not None else (None, None)
-    return Intake(taken, rejected, reason, example, sum(printed) if printed else None)
+    unread = None if taken else without_metrics(connection).get(run_id)
+    return Intake(taken, rejected, reason, example, sum(printed) if printed else None, unread)
+
+
+def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
+    """The runs whose newest attempt was seen training although none of their metrics was ever read, by id, each with
+    what was seen. Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT o.run_id, o.text FROM observations AS o "
+        "JOIN runs AS r ON r.run_id = o.run_id AND r.attempt = o.attempt "
+        "WHERE o.kind = 'no_metrics' AND NOT EXISTS "
+        "(SELECT 1 FROM metric_sources AS s WHERE s.run_id = o.run_id AND s.line_count > 0)"
+    )
+    return dict(rows.fetchall())
+
+
+def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[tuple[str, int]]:
+    """The outputs from which an attempt's metrics are read, each as a pattern of its path and how many bytes of it
+    were searched and stored. Raises sqlite3.Error."""
+    return connection.execute(
+        "SELECT s.path, s.byte_offset FROM metric_sources AS s JOIN metric_boundaries AS b USING (source_id) "
+        "WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",
+        (run_id, attempt),
+    ).fetchall()

@@ -86,8 +86,9 @@ def told_by(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[
 
 
 def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The points of some metrics, or of all, as ``{attempt, rank, step, time, name, value}`` in the order they were
-    written. ``time`` is unix seconds; a value that is no number in JSON is "NaN", "Infinity" or "-Infinity".
+    """The points of some metrics, or of all, as ``{attempt, rank, step, time, arrived, name, value}`` in the order
+    they were written. ``time`` is unix seconds, and where it ``arrived`` when the line was found, for it tells none; a
+    value that is no number in JSON is "NaN", "Infinity" or "-Infinity".
     """
     wanted = tuple(names)
     for source_id, until in _places(connection, run_id).items():
@@ -97,10 +98,19 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
         )
         for attempt, rank, step, at, text in rows:
             data = orjson.loads(text)
+            arrived = at is not None and as_float(data.get("time")) != at
             for name in wanted or data:
                 value = data.get(name)
                 if as_float(value) is not None and name not in NOT_METRICS:
-                    yield {"attempt": attempt, "rank": rank, "step": step, "time": at, "name": name, "value": value}
+                    yield {
+                        "attempt": attempt,
+                        "rank": rank,
+                        "step": step,
+                        "time": at,
+                        "arrived": arrived,
+                        "name": name,
+                        "value": value,
+                    }
 
 
 _LINES = "FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) ORDER BY generation, byte_offset"

@@ -11,7 +11,7 @@ import orjson
 from gputui.store.metric_queries import Cursor, as_float
 
 WATCHED = ("loss", "grad_norm", "step_time", "comm_time")
-_PATHS = ", ".join(f"'$.{name}'" for name in (*WATCHED, "event", "phase"))
+_PATHS = ", ".join(f"'$.{name}'" for name in (*WATCHED, "event", "phase", "time"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def newest_lines(
             (source_id, *since, *until, limit),
         ).fetchall()
         for attempt, rank, step, at, text in reversed(rows):
-            *numbers, event, phase = orjson.loads(text)
+            *numbers, event, phase, time = orjson.loads(text)
             pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True))
             marked = event if event is not None else phase if step is None else None
             found.append(
@@ -69,7 +69,8 @@ def newest_lines(
                     attempt,
                     rank,
                     step,
-                    at,
+                    # When a line arrived tells nothing of its pace: output comes in blocks.
+                    None if time is None else at,
                     None if marked is None else str(marked),
                     {name: value for name, value in pairs if value is not None},
                 )
@@ -87,6 +88,15 @@ def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> l
     return [
         ObservationRow(kind, at, text, rank, step, bool(ends)) for kind, at, text, rank, step, ends in rows.fetchall()
     ]
+
+
+def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:
+    """Whether an attempt before this one was ended because it seemed to hang."""
+    row = connection.execute(
+        "SELECT 1 FROM observations WHERE run_id = ? AND attempt < ? AND kind = 'hang' AND ends LIMIT 1",
+        (run_id, attempt),
+    ).fetchone()
+    return row is not None
 
 
 def earlier_starts(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[float]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gputui.charts.safe_text import clean
 from gputui.tui.snapshot import Checkpoint, CheckpointList
+
+if TYPE_CHECKING:
+    from gputui.recovery.checkpoint_ledger import Found
 
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
@@ -20,10 +24,24 @@ CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """What the ledger knows of a checkpoint; ``refused`` says why the run will not go on from it."""
+
+    step: int | None
+    attempt: int | None
+    refused: str
+
+
+Facts = Mapping[str, Fact]
+"""By path."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Wish:
     folder: Path
     pattern: str
     to_check: str | None
+    facts: Facts = field(default_factory=dict)
 
 
 class CheckpointReader:
@@ -37,9 +55,12 @@ class CheckpointReader:
         self._checked: dict[Hashable, tuple[bool, str]] = {}
         self._thread: threading.Thread | None = None
 
-    def read(self, folder: Path, pattern: str, to_check: str | None = None) -> CheckpointList:
-        """The checkpoints, newest first. ``to_check`` names one whose content is to be checked whatever its size."""
-        wish = _Wish(folder, pattern, to_check)
+    def read(
+        self, folder: Path, pattern: str, to_check: str | None = None, facts: Facts | None = None
+    ) -> CheckpointList:
+        """The checkpoints, newest first. ``to_check`` names one whose content is to be checked whatever its size;
+        ``facts`` are those of the ledger."""
+        wish = _Wish(folder, pattern, to_check, facts or {})
         now = self._clock()
         is_busy = self._thread is not None and self._thread.is_alive()
         if not is_busy and (wish != self._wish or now - self._listed_at >= LIST_SECONDS):
@@ -58,46 +79,36 @@ class CheckpointReader:
 
     def _look(self, wish: _Wish) -> None:
         # Its libraries of archives and hashes are no part of what a screen needs to start.
-        from gputui.recovery.checkpoints import candidates, validate
+        from gputui.recovery.checkpoints import look_in, validate
 
-        paths = candidates(wish.folder, wish.pattern)
-        listed = [self._checkpoint(path, wish.folder) for path in paths[:MOST_LISTED]]
-        self._show(wish, listed, len(paths))
-        for number, (path, found) in enumerate(zip(paths, listed, strict=False)):
+        try:
+            lying = look_in(wish.folder, wish.pattern)
+        except OSError:
+            lying = []
+        listed = [self._checkpoint(one, wish) for one in lying[:MOST_LISTED]]
+        self._show(wish, listed, len(lying))
+        for number, (one, found) in enumerate(zip(lying, listed, strict=False)):
             is_small = found.size_bytes is not None and found.size_bytes <= CHECKED_UNASKED_BYTES
             is_wanted = found.name == wish.to_check or (number == 0 and is_small)
             if is_wanted and found.is_valid is None:
-                info = validate(path)
-                self._checked[_identity(path, found)] = (info.valid, clean(info.why))
-                listed[number] = self._checkpoint(path, wish.folder)
-                self._show(wish, listed, len(paths))
+                info = validate(Path(one.path))
+                self._checked[one] = (info.valid, clean(info.why))
+                listed[number] = self._checkpoint(one, wish)
+                self._show(wish, listed, len(lying))
 
-    def _checkpoint(self, path: Path, folder: Path) -> Checkpoint:
-        from gputui.recovery.checkpoints import step_of
+    def _checkpoint(self, one: Found, wish: _Wish) -> Checkpoint:
+        from gputui.runs.checkpoint_names import step_in_name
 
-        size, modified = _measure(path)
-        bare = Checkpoint(clean(path.name), step_of(path, folder), size, modified)
-        valid, why = self._checked.get(_identity(path, bare), (None, ""))
-        return Checkpoint(bare.name, bare.step, size, modified, valid, why)
+        path = Path(one.path)
+        found = Checkpoint(
+            clean(path.name), step_in_name(path, wish.folder), one.size_bytes, one.modified_ns / 1e9,
+            *self._checked.get(one, (None, "")),
+        )  # fmt: skip
+        fact = wish.facts.get(one.path)
+        if fact is None:
+            return found
+        return replace(found, step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
 
     def _show(self, wish: _Wish, listed: list[Checkpoint], count: int) -> None:
         # One assignment: the feed's thread reads it at any time.
         self._found = ((wish.folder, wish.pattern), CheckpointList(tuple(listed), count, is_known=True))
-
-
-def _identity(path: Path, found: Checkpoint) -> Hashable:
-    """A file that was written again is another one."""
-    return (path, found.size_bytes, found.modified_at)
-
-
-def _measure(path: Path) -> tuple[int | None, float | None]:
-    """Size, of a folder that of all its files, and time of the last change; None where it is gone."""
-    from gputui.recovery.checkpoint_folders import IncompleteError, files_of
-
-    try:
-        status = path.stat()
-        if not path.is_dir():
-            return status.st_size, status.st_mtime
-        return sum(entry.stat().st_size for entry in files_of(path)), status.st_mtime
-    except (OSError, IncompleteError):
-        return None, None

@@ -19,7 +19,7 @@ from pathlib import Path
 from gputui.config import Workspace
 from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
-from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, open_reader
+from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, is_locked, open_reader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.snapshot import Moment, Snapshot
 
@@ -234,7 +234,7 @@ def _unforeseen(error: Exception) -> str:
 def _trouble(error: Exception) -> str:
     """A sentence about what keeps the store from being read."""
     text = str(error).rstrip(".")
-    if "database is locked" in text:
+    if is_locked(error):
         return "The database is locked by another program; the last values stay until it lets go."
     if isinstance(error, StoreError):
         return f"{text[:1].upper()}{text[1:]}."

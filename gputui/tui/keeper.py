@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ViewPresence, ensure_agent, read_identity
+from gputui.runs.identity import open_pidfd
 from gputui.store.database import is_outdated
 
 LOOK_SECONDS = 10.0
@@ -73,7 +74,7 @@ class AgentKeeper:
                 continue
             self._say(OLD if is_old and identity is not None else GONE if self._was_alive else STARTING)
             try:
-                ensure_agent(self._workspace)
+                ensure_agent(self._workspace, report=lambda doing: self._say(f"The agent is {doing} …"))
             except AgentUnreachableError as error:
                 self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
                 self._stop.wait(pause)
@@ -82,10 +83,10 @@ class AgentKeeper:
     def _wait_for_end(self, pid: int) -> None:
         """Until the process ends, the keeper is stopped, or it is time to look again."""
         try:
-            process = os.pidfd_open(pid)
+            process = open_pidfd(pid)
         except ProcessLookupError:
             return
-        except OSError:
+        if process is None:
             self._stop.wait(BLIND_LOOK_SECONDS)
             return
         try:

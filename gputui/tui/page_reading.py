@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
+from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.places import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import metric_intake, queries
+from gputui.store import checkpoints, metric_intake, queries
 from gputui.store.step_times import StepTimes
 from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
-from gputui.tui.checkpoint_list import CheckpointReader
+from gputui.tui.checkpoint_list import CheckpointReader, Fact, Facts
 from gputui.tui.log_tail import LogReader
 from gputui.tui.reading_curves import CurveReader
 from gputui.tui.snapshot import CheckpointList, LogTail, Progress, RunPage
@@ -106,12 +108,24 @@ class RunCheckpoints:
         self._reader = CheckpointReader()
         self._spec_json = ""
         self._place: tuple[Path, str] | None = None
+        self._facts: tuple[str, Facts] = ("", {})
+
+    def note_ledger(self, connection: sqlite3.Connection, run: RunView, attempts: Sequence[AttemptView]) -> None:
+        """Take in what the ledger has on the run's checkpoints. Raises sqlite3.Error."""
+        rows = checkpoints.of_run(connection, run.run_id)
+        known = ledger.spans_of(run, attempts, time.time())
+        refused = {row.path: why for row, why in ledger.refused(rows, known)}
+        facts = {
+            row.path: Fact(row.step, row.attempt if row.is_written else None, refused.get(row.path, "")) for row in rows
+        }
+        self._facts = (run.run_id, facts)
 
     def read(self, run: RunView, to_check: str | None) -> CheckpointList | None:
         """What is known of them; None for a run whose profile names no place for any."""
         if run.spec_json != self._spec_json:
             self._spec_json, self._place = run.spec_json, self._find(run)
-        return None if self._place is None else self._reader.read(*self._place, to_check)
+        facts = self._facts[1] if self._facts[0] == run.run_id else {}
+        return None if self._place is None else self._reader.read(*self._place, to_check, facts)
 
     def wait(self, seconds: float) -> None:
         """Wait until the look under way is over."""
@@ -151,6 +165,7 @@ class RunPageReader:
         incidents, decisions = self._story.read(connection, run)
         sinks, sink_events = self._sinks.read(connection, run)
         request = interest.charts
+        self.checkpoints.note_ledger(connection, run, attempts)
         return RunPage(
             run=run,
             launched=launched_params(run),

@@ -163,7 +163,8 @@ class LogTail:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One checkpoint, harmless text. ``is_valid`` is None while its content was not checked; ``why`` says what was
-    checked, or what is wrong with it. ``modified_at`` is UTC unix seconds."""
+    checked, or what is wrong with it. ``modified_at`` is UTC unix seconds. ``attempt`` wrote it, None is unknown;
+    ``refused`` says why the run will not go on from it."""
 
     name: str
     step: int | None
@@ -171,6 +172,8 @@ class Checkpoint:
     modified_at: float | None
     is_valid: bool | None = None
     why: str = ""
+    attempt: int | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pytest
 from gputui.agent.concluding import Conclusion
 from gputui.agent.keeping import LOG_CHARACTERS
 from gputui.redaction import Redactor
+from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, identify
 
 TOKEN = "hf_" + "a1B2" * 8
@@ -49,7 +50,7 @@ def conclude(hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run() -> dict[str, str]:
         over = threading.Event()
-        Conclusion([hung], attempt, folder, Redactor([SECRET]), over.set)
+        Conclusion([AttemptProcess(hung)], attempt, folder, Redactor([SECRET]), over.set)
         assert over.wait(30)
         assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
         kept = {path.name: path.read_text() for path in folder.iterdir()}

@@ -27,8 +27,7 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
         launcher="python",
         rebooted=False,
         ended_at=2.0,
-        checkpoint_folder=None,
-        checkpoint_pattern="",
+        checkpoints=None,
         checkpoints_wanted=0,
         redactor=Redactor([secret]),
     )

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import sqlite3
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from gputui.agent import handlers, searching
+from gputui.agent import handlers
 from gputui.agent.recorder import Recorder
 from gputui.agent.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.checkpoint_search import Choice, Search
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import alerts, commands, queue
+from gputui.store.database import open_commander
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -46,8 +50,6 @@ def make(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
         selectors.DefaultSelector(),
         lambda: NOW,
         lambda: 0.0,
-        on_start=lambda _run: None,
-        on_end=lambda _run: None,
         wake=lambda: None,
     )
 
@@ -117,6 +119,98 @@ def test_a_command_is_answered_in_the_transaction_of_what_it_does(
     assert answer is not None and (answer.state, answer.result) == ("done", {"id": "demo-1", "state": state})
 
 
+def test_a_folder_of_checkpoints_is_not_made_before_the_script_makes_it(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    handlers.answer_all(supervisor)
+    assert not (supervisor.workspace.run_dir("demo-1") / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "stop", "restart", "rm", "queue_pause"])
+def test_a_command_that_is_withdrawn_while_it_is_carried_out_does_nothing(
+    workspace: Workspace, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    if verb in ("stop", "restart", "rm"):
+        launch(supervisor)
+        handlers.answer_all(supervisor)
+        move(supervisor, "queued" if verb == "stop" else "failed")
+    before = list(supervisor.connection.iterdump())
+    command_id = launch(supervisor) if verb == "run" else None
+    command_id = command_id or commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    pending = commands.pending
+
+    def read_and_withdraw(connection: sqlite3.Connection) -> list[commands.PendingCommand]:
+        waiting = pending(connection)
+        with closing(open_commander(workspace.database)) as client:
+            assert commands.wait_for_answer(client, command_id, 0.0) is None
+        return waiting
+
+    monkeypatch.setattr(commands, "pending", read_and_withdraw)
+    assert handlers.answer_all(supervisor) == 0
+    after = [line for line in supervisor.connection.iterdump() if "not answered in time" not in line]
+    assert after == before
+    assert [folder.name for folder in workspace.runs.glob("[!.]*")] == (
+        [] if verb in ("run", "queue_pause") else ["demo-1"]
+    )
+    assert not supervisor.connection.in_transaction
+
+
+@pytest.mark.parametrize("frees_room", [True, False])
+def test_a_command_that_cannot_be_withdrawn_on_a_full_disk_is_not_said_to_be_refused(
+    workspace: Workspace, supervisor: Supervisor, frees_room: bool
+) -> None:
+    command_id = launch(supervisor)
+    seconds = 0.0
+    with closing(open_commander(workspace.database)) as client:
+        client.execute("PRAGMA query_only = ON")
+
+        def pause(_: float) -> None:
+            nonlocal seconds
+            seconds += 1.0
+            if frees_room and seconds > 5.0:
+                client.execute("PRAGMA query_only = OFF")
+
+        if frees_room:
+            assert commands.wait_for_answer(client, command_id, 2.0, clock=lambda: seconds, pause=pause) is None
+        else:
+            with pytest.raises(commands.NotWithdrawnError):
+                commands.wait_for_answer(client, command_id, 2.0, clock=lambda: seconds, pause=pause)
+    assert len(commands.pending(supervisor.connection)) == (0 if frees_room else 1)
+
+
+def full(*_args: object, **_options: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_command_whose_write_fails_holds_up_no_other_and_is_refused_in_the_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(handlers.HANDLERS, "restart", full)
+    failing = commands.submit(supervisor.connection, "restart", "demo-1", {}, "me", now=NOW)
+    other = commands.submit(supervisor.connection, "queue_pause", None, {}, "me", now=NOW)
+    assert handlers.answer_all(supervisor) == 1
+    paused = commands.answer(supervisor.connection, other)
+    assert paused is not None and paused.state == "done"
+    assert commands.answer(supervisor.connection, failing) is None
+    wait_until(lambda: handlers.answer_all(supervisor), what="the refusal")
+    answer = commands.answer(supervisor.connection, failing)
+    assert answer is not None and answer.state == "refused" and "disk is full" in (answer.reason or "")
+    assert handlers.answer_all(supervisor) == 0 and not supervisor.failed_writes
+
+
+def test_a_command_that_cannot_even_be_refused_is_not_done_later(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_id = launch(supervisor)
+    with monkeypatch.context() as patched:
+        patched.setattr(commands, "give_answer", full)
+        for _ in range(5):
+            assert handlers.answer_all(supervisor) == 0
+    assert handlers.answer_all(supervisor) == 1
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused"
+    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("verb", [*handlers.HANDLERS, "nonsense"])
 @pytest.mark.parametrize("args", ['{"set": 5}', '{"set": ["steps"]}', "[]", "garbage", '{"ticket": 5, "name": []}'])
 def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: str) -> None:
@@ -131,12 +225,35 @@ def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: s
     assert handlers.answer_all(supervisor) == 0
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_name_that_is_not_utf8_holds_up_no_command(supervisor: Supervisor, tmp_path: Path, is_there: bool) -> None:
+    first = resumable(supervisor)
+    commands.give_answer(supervisor.connection, first, "refused", now=NOW, reason="not answered in time")
+    path = tmp_path / os.fsdecode(b"\xff.pt")
+    if is_there:
+        with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("weights", "w")
+    odd = commands.submit(supervisor.connection, "resume", "demo-1", {"from": str(path)}, "me", now=NOW)
+    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
+    wait_until(lambda: handlers.answer_all(supervisor) and commands.answer(supervisor.connection, odd), what="it")
+    for command_id in (odd, other):
+        answer = commands.answer(supervisor.connection, command_id)
+        assert answer is not None and answer.state == "refused"
+
+
 def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
     """A failed run with a checkpoint, and the command to resume it."""
     launch(supervisor)
     handlers.answer_all(supervisor)
     move(supervisor, "failed")
     folder = supervisor.workspace.run_dir("demo-1") / "checkpoints"
+    folder.mkdir()
+    now = time.time()
+    supervisor.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, last_step) "
+        "VALUES ('demo-1', 1, 'failed', '{}', '[]', '{}', ?, ?, 5)",
+        (now - 100, now + 100),
+    )
     with zipfile.ZipFile(folder / name, "w") as archive:
         archive.writestr("weights", "w")
     return commands.submit(supervisor.connection, "resume", "demo-1", {}, "me", now=NOW)
@@ -147,13 +264,13 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
 ) -> None:
     command_id = resumable(supervisor)
     may_end = threading.Event()
-    newest_valid = searching.newest_valid
+    for_person = handlers.for_person
 
-    def slow(folder: Path, pattern: str) -> CheckpointInfo | None:
+    def slow(search: Search, path: Path | None) -> Choice:
         may_end.wait(30)
-        return newest_valid(folder, pattern)
+        return for_person(search, path)
 
-    monkeypatch.setattr(searching, "newest_valid", slow)
+    monkeypatch.setattr(handlers, "for_person", slow)
     assert handlers.answer_all(supervisor) == 0 and supervisor.is_busy()
     assert handlers.answer_all(supervisor) == 0 and len(supervisor.searches) == 1
     assert commands.answer(supervisor.connection, command_id) is None
@@ -174,7 +291,7 @@ def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(searching, "newest_valid", lambda folder, pattern: may_end.wait(30) and None)
+    monkeypatch.setattr(handlers, "for_person", lambda search, path: may_end.wait(30) and None)
     command_id = resumable(supervisor)
     assert handlers.answer_all(supervisor) == 0
     commands.give_answer(supervisor.connection, command_id, "refused", now=NOW, reason="not answered in time")
@@ -187,14 +304,29 @@ def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
 def test_a_search_that_meets_something_unforeseen_is_a_refusal(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_folder: Path, _pattern: str) -> None:
+    def broken(_search: Search, _path: Path | None) -> None:
         raise ValueError("odd")
 
-    monkeypatch.setattr(searching, "newest_valid", broken)
+    monkeypatch.setattr(handlers, "for_person", broken)
     command_id = resumable(supervisor)
     wait_until(lambda: handlers.answer_all(supervisor) == 1, what="an answer")
     answer = commands.answer(supervisor.connection, command_id)
     assert answer is not None and answer.state == "refused" and "ValueError" in (answer.reason or "")
+
+
+def test_a_resume_whose_checkpoints_cannot_be_reached_is_refused_in_the_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, now = threading.Event(), [0.0]
+    supervisor.jobs.clock = lambda: now[0]
+    monkeypatch.setattr(handlers, "for_person", lambda search, path: may_end.wait(30) and None)
+    command_id = resumable(supervisor)
+    assert handlers.answer_all(supervisor) == 0
+    now[0] = handlers.SEARCH_SECONDS + 1
+    assert handlers.answer_all(supervisor) == 1
+    may_end.set()
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "checkpoints" in (answer.reason or "")
 
 
 @pytest.mark.parametrize("change", [{"api_key": "another"}, {"steps": "with a [redacted] in it"}])

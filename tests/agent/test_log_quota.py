@@ -9,6 +9,8 @@ import pytest
 from gputui.agent.log_bounds import LOOK_SECONDS, LogBounds
 from gputui.agent.log_quota import Quota, gap, trim, trim_all
 from gputui.config import Workspace
+from gputui.metrics.formats import Reading
+from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.logs import read_window, tail_text
 from tests.stores import open_store
 
@@ -21,6 +23,13 @@ def test_what_is_lost() -> None:
     assert gap(3 * MIB, QUOTA) is None
     assert gap(10 * MIB, QUOTA) == (MIB, 8 * MIB)
     assert gap(10 * MIB + 7, QUOTA) == (MIB, 8 * MIB)
+
+
+def test_what_was_not_read_for_its_metrics_is_not_lost() -> None:
+    assert gap(10 * MIB, QUOTA, 0) is None
+    assert gap(10 * MIB, QUOTA, MIB + 65536) is None
+    assert gap(10 * MIB, QUOTA, 4 * MIB + 7) == (MIB, 4 * MIB - 65536)
+    assert gap(10 * MIB, QUOTA, 10 * MIB) == (MIB, 8 * MIB)
 
 
 def test_a_log_that_is_written_on_loses_its_middle_and_nothing_else(tmp_path: Path) -> None:
@@ -100,4 +109,37 @@ def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path,
     assert len(look(2 * LOOK_SECONDS)) == 2
     messages = [row[3] for row in look(3 * LOOK_SECONDS)]
     assert len(messages) == 2 and "cannot be bounded" in messages[1]
+    connection.close()
+
+
+def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(tmp_path: Path, workspace: Workspace) -> None:
+    """Reads and looks in turns, as the agent does, at an output that grew while there was no agent."""
+    connection = open_store(workspace.database)
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('job-1', 1, 'job', 'p', 'running', '{}', '{}', 0)"
+    )
+    run_dir = workspace.run_dir("job-1")
+    folder = run_dir / "attempts" / "1"
+    folder.mkdir(parents=True)
+    count = 12 * MIB // 8192
+    (folder / "output.log").write_text("".join(f"step {step:8}\n{'x' * 8177}\n" for step in range(count)))
+    ingest = MetricsIngest(connection)
+    ingest.open_source("job-1", str(run_dir), "stdout", Reading((r"step +(?P<step>\d+)",)))
+    ingest.begin_attempt("job-1", 1)
+    bounds = LogBounds(connection, lambda: 1.0, QUOTA)
+    now = 0.0
+    more = True
+    while more:
+        bounds.turn(now, [("job-1", 1, folder)])
+        assert bounds.thread is not None
+        bounds.thread.join()
+        more = ingest.pump().more
+        now += LOOK_SECONDS
+    bounds.turn(now, [("job-1", 1, folder)])
+    bounds.thread.join()
+    ingest.close()
+    assert connection.execute("SELECT count(*), max(step) FROM metrics").fetchone() == (count, count - 1)
+    assert connection.execute("SELECT max(generation) FROM metrics").fetchone() == (0,)
+    assert (folder / "output.log").stat().st_blocks * 512 <= 8 * MIB
     connection.close()

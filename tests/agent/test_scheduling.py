@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.agent.scheduling import GpuStanding, Start, Wait, schedule
+from gputui.agent.scheduling import CpuRoom, GpuStanding, Start, Wait, schedule
 from gputui.runs.repository import RunRecord
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.states import RunState
@@ -18,11 +19,21 @@ def run(
     uuids: tuple[str, ...] = (),
     memory: int | None = None,
     not_before: float | None = None,
+    gpu_count: int | None = None,
+    nproc: int = 1,
 ) -> RunRecord:
     spec = RunSpec(
-        name=name, launcher="python", program=("x.py",), python="/p", workdir="/", gpus=GpuRequest(count, uuids, memory)
+        name=name,
+        launcher="python",
+        program=("x.py",),
+        python="/p",
+        workdir="/",
+        gpus=GpuRequest(count, uuids, memory),
+        nproc=nproc,
     )
-    return RunRecord(name, name, RunState.QUEUED, 0, spec, {}, 0.0, 0.0, not_before, None, None, None)
+    return RunRecord(
+        name, name, RunState.QUEUED, 0, spec, {}, 0.0, 0.0, not_before, None, None, None, gpu_count=gpu_count
+    )
 
 
 def gpus(count: int, **changes: GpuStanding) -> list[GpuStanding]:
@@ -31,6 +42,24 @@ def gpus(count: int, **changes: GpuStanding) -> list[GpuStanding]:
 
 def test_a_run_without_gpus_starts_at_once() -> None:
     assert schedule([run("cpu")], None) == [Start(run("cpu"), ())]
+
+
+def test_runs_without_gpus_start_while_there_is_room_for_their_ranks() -> None:
+    outcomes = schedule([run(f"r{i}") for i in range(1000)], gpus(1), cpu=CpuRoom(16, running=4))
+    assert [isinstance(outcome, Start) for outcome in outcomes] == [True] * 12 + [False] * 988
+    assert isinstance(outcomes[-1], Wait) and "16 ranks of runs without GPUs" in outcomes[-1].reason
+
+
+def test_a_run_of_many_ranks_is_not_starved_and_holds_back_no_run_with_gpus() -> None:
+    large = run("large", nproc=64)
+    small, gpu = run("small"), run("gpu", 1)
+    waits, waits_too, starts = schedule([large, small, gpu], gpus(1), cpu=CpuRoom(16, running=1))
+    assert isinstance(waits, Wait) and isinstance(waits_too, Wait) and starts == Start(gpu, ("g0",))
+    assert schedule([large, small], gpus(1), cpu=CpuRoom(16))[0] == Start(large, ())
+
+
+def test_a_small_machine_runs_more_than_it_has_cores() -> None:
+    assert (CpuRoom.of(2, 0).limit, CpuRoom.of(96, 0).limit) == (16, 96)
 
 
 def test_nothing_starts_blind() -> None:
@@ -51,6 +80,18 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
     assert isinstance(large, Wait) and isinstance(small, Wait)
     assert "waits for 4 GPUs (3 free; GPU 0 is leased to other-1)" in large.reason
     assert "promised to an earlier run" in small.reason
+
+
+@pytest.mark.parametrize("not_before", [0.0, None])
+def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: float | None) -> None:
+    """What goes on after an incident, or was restarted before its GPUs were given back, leases what others wait for."""
+    own = GpuStanding("g0", 0, holder="own", free_bytes=80 << 30)
+    lost = GpuStanding("g1", 1, holder="own", obstacle="is lost", out_of_service=True)
+    large, back = run("large", 4), run("own", 1, not_before=not_before)
+    starts, waits = schedule([large, back], gpus(4, g0=own))
+    assert starts == Start(back, ("g0",)) and isinstance(waits, Wait) and waits.run == large
+    starts, waits = schedule([run("large", 3), run("own", 2)], gpus(4, g0=own, g1=lost))
+    assert isinstance(starts, Start) and starts.uuids == ("g0", "g2") and isinstance(waits, Wait)
 
 
 def test_a_run_that_can_never_start_holds_back_nobody() -> None:
@@ -79,6 +120,51 @@ def test_a_recovering_run_returns_to_its_own_gpus() -> None:
     own = GpuStanding("g2", 2, holder="a")
     (outcome,) = schedule([run("a", 1)], gpus(4, g2=own))
     assert outcome == Start(run("a", 1), ("g2",))
+
+
+def missing(uuid: str, holder: str) -> GpuStanding:
+    return GpuStanding(uuid, None, holder, "is missing: the driver does not list it", out_of_service=True)
+
+
+def test_a_run_whose_gpu_is_missing_gets_as_many_as_it_asked_for_or_waits() -> None:
+    own = [GpuStanding(f"g{i}", i, "a") for i in range(3)]
+    recovering = run("a", 4, not_before=5.0)
+    (outcome,) = schedule([recovering], [*own, missing("g9", "a")])
+    assert isinstance(outcome, Wait) and outcome.in_service == 3
+    assert outcome.reason == "waits for 4 GPUs (3 free; g9 is missing: the driver does not list it)"
+    (outcome,) = schedule([recovering], [*own, GpuStanding("g3", 3), missing("g9", "a")])
+    assert isinstance(outcome, Start) and outcome.uuids == ("g0", "g1", "g2", "g3")
+    assert outcome.replaced == ("g9 is missing: the driver does not list it",)
+
+
+def test_only_what_exclude_gpu_noted_makes_a_run_smaller() -> None:
+    own = [GpuStanding(f"g{i}", i, "a") for i in range(3)]
+    assert schedule([run("a", 4, not_before=5.0, gpu_count=3)], own) == [
+        Start(run("a", 4, not_before=5.0, gpu_count=3), ("g0", "g1", "g2"))
+    ]
+    assert isinstance(schedule([run("a", 4, not_before=5.0)], own)[0], Wait)
+
+
+@pytest.mark.parametrize("obstacle", ["is lost", "is in quarantine (x)", "is used by bob (pid 7)"])
+def test_a_lease_on_a_gpu_that_cannot_be_used_is_given_up_for_a_free_one(obstacle: str) -> None:
+    machine = gpus(8, g0=GpuStanding("g0", 0, "a"), g1=GpuStanding("g1", 1, "a", obstacle))
+    (outcome,) = schedule([run("a", 2, not_before=5.0)], machine)
+    assert isinstance(outcome, Start)
+    assert (outcome.uuids, outcome.replaced) == (("g0", "g2"), (f"GPU 1 {obstacle}",))
+
+
+def test_a_run_that_names_its_gpus_waits_for_them() -> None:
+    lost = GpuStanding("g1", 1, "a", "is lost", out_of_service=True)
+    machine = gpus(8, g0=GpuStanding("g0", 0, "a"), g1=lost)
+    (outcome,) = schedule([run("a", 2, uuids=("g0", "g1"), not_before=5.0)], machine)
+    assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 is lost" in outcome.reason
+
+
+def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:
+    settling = GpuStanding("g0", 0, "a", "still holds memory of the previous attempt", is_settling=True)
+    first, second = schedule([run("a", 1, not_before=5.0), run("b", 1)], gpus(2, g0=settling))
+    assert isinstance(first, Wait) and first.in_service is None
+    assert second == Start(run("b", 1), ("g1",))
 
 
 def test_a_lost_or_full_gpu_is_passed_over() -> None:

@@ -42,7 +42,8 @@ class Lost:
         self.run_dir.mkdir()
         self.spec = RunSpec(
             name="net", launcher="python", program=("t.py",), workdir="/", python="/usr/bin/python",
-            params={"lr": 0.5, "api_key": "verysecretindeed"}, metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+            params={"lr": 0.5, "api_key": "verysecretindeed"},
+            metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
             sinks={str(form): target for form, target in targets.items()},
         )  # fmt: skip
         write_spec(self.run_dir / SPEC_FILE, self.spec)
@@ -132,7 +133,6 @@ def test_it_goes_on_with_the_same_file(form: Format, lost: Lost, monkeypatch: py
     assert lost.follow(form) == 0
 
 
-@pytest.mark.slow
 def test_mlflow_gets_the_run_once(lost: Lost) -> None:
     from mlflow.tracking import MlflowClient
 

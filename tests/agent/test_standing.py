@@ -42,6 +42,7 @@ def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
     quarantine(connection, ["GPU-1"], run_id="a-1", attempt=1, reason="GPU memory error", now=NOW)
     found = look(connection, workspace, {"GPU-3"})
+    assert [index for index, gpu in found.items() if gpu.is_settling] == [3, 6]
     words = [None, "is in quarantine", "is lost", "still holds memory", "is split by MIG", "is used by bob", "not been"]
     for index, word in enumerate(words):
         obstacle = found[index].obstacle

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from gputui.agent.jobs import Jobs
 from gputui.agent.recorder import Recorder
 from gputui.agent.watched import Look, Watched
 from gputui.agent.watching import Watching
@@ -177,6 +178,7 @@ def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Con
         end=lambda record: None,
         ask=lambda record: None,
         wake=lambda: None,
+        jobs=Jobs(lambda: None, lambda: now[0]),
     )
     watching.turn([])
     watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)

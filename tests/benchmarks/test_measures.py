@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, death, ingest, latency, moments, peers, record, record_sizes, start, tui
+from benchmarks import curves, death, ingest, latency, loop, moments, peers, record, record_sizes, start, tui
 from benchmarks.watching import Spans
 
 BRIEF = Spans(warm_seconds=1.5, idle_seconds=3.0, keys_seconds=1.2)
 SMALL = ((80, 24),)
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler"),
+]
 
 
 def test_what_the_record_leaves() -> None:
@@ -77,7 +80,6 @@ def test_latency() -> None:
     assert 0 < found["stored_p50_seconds"] <= found["visible_p99_seconds"]
 
 
-@pytest.mark.slow
 def test_death() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -103,3 +105,12 @@ def test_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["nvitop"]["version"] == "9.9"
     assert 0 < found["nvitop"]["80x24"]["first_frame_seconds"] < 10
     assert found["nvitop"]["80x24"]["idle"]["nvml_calls_per_second"] == 0
+
+
+def test_the_loop() -> None:
+    found = loop.measure(("ended", "unread", "removed", "migrated"), lines=20_000, seconds=1.5)
+    for one in found.values():
+        assert 0 < one["start_seconds"] < 60
+        assert 0 < one["longest_turn_seconds"] < 10 and one["longest_turn_part"]
+        assert 0 < one["processor_percent"] < 200
+    assert 0 < found["removed"]["answer_seconds"] <= found["removed"]["lines_gone_seconds"]

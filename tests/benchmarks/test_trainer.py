@@ -29,6 +29,7 @@ def run_of(seconds: float, *, loss: float = 2.0, gpu: int | None = None) -> Run:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_trainer_and_bare_loop_do_the_same_and_are_timed() -> None:
     pytest.importorskip("torch")
     found = comparing.compare(TINY, pairs=1)  # raises where their losses differ
@@ -41,7 +42,7 @@ def test_trainer_and_bare_loop_do_the_same_and_are_timed() -> None:
     assert found["peak_bytes"] > 50e6 and found["bare_peak_bytes"] > 50e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_of_the_bare_loop_do_what_one_process_does_with_twice_the_batch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     together = comparing.run_bare(dataclasses.replace(TINY, ranks=2, batch_size=2), tmp_path)

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.bars import bar, sparkline
@@ -40,7 +40,6 @@ def drawn(points: Series, glyphs: Glyphs = BRAILLE, width: int = 40, height: int
 
 @pytest.mark.parametrize("kind", ["linear", "log"])
 @pytest.mark.parametrize("axis_kind", ["number", "time"])
-@settings(max_examples=60)
 @given(POINTS, POINTS, st.integers(1, 70), st.integers(1, 14), st.lists(st.floats(-1e9, 1e9), max_size=3), st.data())
 def test_every_line_fills_its_width(
     kind: str,

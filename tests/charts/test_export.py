@@ -9,7 +9,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.chart import Curve, Marker, XAxis, YAxis
@@ -72,7 +72,6 @@ def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
     assert any(isinstance(shape, Label) and shape.text == "1 not finite" for shape in sheet.shapes)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1e300, 1e300), st.floats()), max_size=12),
     st.sampled_from(["linear", "log"]),

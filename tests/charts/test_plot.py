@@ -5,14 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.envelope import reduce
 from gputui.charts.plot import plot_text
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=30),
     st.integers(20, 150),

@@ -47,7 +47,7 @@ def profile(machine: Machine, launcher: str = "torchrun") -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ordinary_runs_one_after_the_other(machine: Machine) -> None:
     rows = json.loads(machine.gputui("bench", "scaling", profile(machine), "--processes", "2,1", "--json"))
     assert [(row["ranks"], row["speed_up"], row["efficiency"]) for row in rows] == [(1, 1.0, 1.0), (2, 1.0, 0.5)]

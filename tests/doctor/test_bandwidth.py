@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_skipped_and_says_why(
         assert (last.name, last.status) == ("bandwidth", "skip") and words in last.detail
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_real_processes_on_the_cpu() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     found = measure(sys.executable, os.environ, None)

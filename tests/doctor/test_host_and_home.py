@@ -26,8 +26,8 @@ HOME = HomeReading("/s", "ext4", 500 * GIB, 1000 * GIB, 1e9, None, "ok", 2**20, 
 
 def test_a_fit_host_and_home_pass_everything() -> None:
     results = [*hosts.judge_host(HOST), *homes.judge_home(HOME)]
-    assert {result.status for result in results} == {"pass"} and len(results) == 14
-    assert len({result.name for result in results}) == 14
+    assert {result.status for result in results} == {"pass"} and len(results) == 15
+    assert len({result.name for result in results}) == 15
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_a_fit_host_and_home_pass_everything() -> None:
         (hosts.judge_clock, replace(HOST, clock_synchronised=False), "warn"),
         (hosts.judge_clock, replace(HOST, clock_synchronised=None), "skip"),
         (hosts.judge_logout, replace(HOST, logout="a logout ends it: run loginctl"), "warn"),
+        (hosts.judge_pidfds, replace(HOST, has_pidfds=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=None), "skip"),
         (hosts.judge_oom, replace(HOST, oom_kills_boot=2), "warn"),

@@ -42,7 +42,8 @@ def ranks(
     backoff: str = "base: 0",
 ) -> str:
     """The profile of a job of two ranks under torchrun."""
-    shutil.copy(SCRIPTS / "ranks.py", machine.folder)
+    for name in ("ranks.py", "title.py"):
+        shutil.copy(SCRIPTS / name, machine.folder)
     return machine.profile(
         "ranks",
         f"""
@@ -53,7 +54,7 @@ def ranks(
         gpus: 0
         nproc: 2
         grace: 5
-        args: "{steps} {fault} {seconds}"
+        args: "{steps} '{fault}' {seconds}"
         metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
         checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{{checkpoint}}"}}
         recovery: {{policy: standard, hang_after: {hang_after}, backoff: {{{backoff}}}}}

@@ -3,7 +3,6 @@ done about it. Where a machine without GPUs cannot make it real, simulated GPUs 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -188,11 +187,11 @@ def rebooted(machine: Machine) -> Provoked:
     return Provoked(folder.name, at)
 
 
-def exit_recorded(record: Mapping[str, object]) -> Callable[[Machine], Provoked]:
+def exit_recorded(record: Mapping[str, object], recovery: str = "policy: standard") -> Callable[[Machine], Provoked]:
     """An agent finds this exit record when it starts: what a shim leaves cannot always be provoked."""
 
     def provoke(machine: Machine) -> Provoked:
-        folder = hold(machine)
+        folder = hold(machine, recovery)
         lose_all(machine, folder.name)
         (folder / "attempts/1/exit.json").write_text(json.dumps(record))
         at = time.time()
@@ -211,22 +210,6 @@ def lose_interpreter(machine: Machine) -> Provoked:
     run_id = start(machine, str(profile), "lost interpreter")
     wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE number = 2"), SECONDS, "the second attempt")
     return Provoked(run_id, machine.rows("SELECT created_at FROM attempts WHERE number = 2")[0][0])
-
-
-def lock_gpu(machine: Machine) -> Provoked:
-    """Another home, here this process, has the GPU's lock file when the attempt begins, and gives it back."""
-    write_scenario(machine, 1)
-    machine.gputui("agent", "start")
-    (gpu,) = wait_until(lambda: machine.json("gpus"), SECONDS, "the GPU")
-    runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "gputui"
-    runtime.mkdir(mode=0o700, exist_ok=True)
-    (runtime / "leases").mkdir(mode=0o700, exist_ok=True)
-    with (runtime / "leases" / f"{gpu['uuid']}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        at = time.time()
-        run_id = start(machine, meets(machine, _SHORT_WAITS, gpus=1), "none")
-        wait_until(lambda: machine.rows("SELECT 1 FROM decisions"), SECONDS, "the decision")
-    return Provoked(run_id, at)
 
 
 # The ready policy waits 60 and 30 s; what is measured is that it waits, and goes on.
@@ -270,7 +253,6 @@ LIVE: dict[str, Live] = {
         _live("loss_spike", "real", met("written jump"), TOLD),
         _live("interrupted", "real", rebooted),
         _live("launch_failed", "real", lose_interpreter),
-        _live("lease_conflict", "real", lock_gpu, resumes=False),
         _live("overheating", "simulated GPU", overheat, TOLD),
         _live("ecc", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 95}", then="fail"), ("exclude_gpu",)),
         _live("nvlink_error", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 74}", then="fail")),
@@ -288,7 +270,14 @@ LIVE: dict[str, Live] = {
         ),
         _live("gpu_busy", "recorded text", played("gpu_busy", recovery=_SHORT_WAITS)),
         _live("corrupt_checkpoint", "recorded text", played("corrupt_checkpoint", failure="a bad checkpoint")),
-        _live("unkillable", "recorded exit", exit_recorded({**_NO_RECORD, "code": 1, "survivors": [4242]})),
+        _live(
+            "lease_conflict",
+            "recorded exit",
+            exit_recorded(
+                {**_NO_RECORD, "code": None, "survivors": [], "lease_conflict": ["GPU-1.lock"]}, _SHORT_WAITS
+            ),
+        ),
+        _live("unkillable", "recorded exit", exit_recorded({**_NO_RECORD, "code": None, "survivors": [4242]})),
         _live("unknown", "recorded exit", exit_recorded({**_NO_RECORD, "code": None, "survivors": []})),
         Live("crash_loop", "real", met("a loop", _LONG_LADDER), ("stop",), resumes=False),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from gputui.runs import shim
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -29,12 +32,17 @@ options.add_argument("--resume", default="")
 options = options.parse_args()
 rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 folder = pathlib.Path(os.environ["GPUTUI_RUN_DIR"]) / "checkpoints"
+folder.mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
 
 def group():
     held = []
     while True:
         held.append(b"x" * (16 << 20))
+
+def own_group():
+    (pathlib.Path(os.environ["GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
+    group()
 
 def address_space():
     import torch
@@ -47,7 +55,7 @@ out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 for step in range(begin, 30):
     if step == 15 and not begin:
         if rank == size - 1:
-            {"group": group, "address space": address_space}[options.meet]()
+            {"group": group, "own group": own_group, "address space": address_space}[options.meet]()
         time.sleep(600)
     if rank:
         continue
@@ -121,7 +129,6 @@ def limited(machine: Machine) -> Iterator[Path]:
     group.rmdir()
 
 
-@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_memory_goes_on_with_fewer_workers(machine: Machine, limited: Path) -> None:
     machine.gputui("run", profile(machine, "torchrun"), "--set", "meet=group")
     machine.wait_for("fills-1", "succeeded", "failed")
@@ -138,7 +145,6 @@ def test_a_rank_that_the_kernel_kills_for_memory_goes_on_with_fewer_workers(mach
     assert machine.steps("fills-1") == [(1, step) for step in range(15)] + [(2, step) for step in range(10, 30)]
 
 
-@pytest.mark.slow
 def test_an_allocation_that_pytorch_cannot_make_goes_on_with_fewer_workers(machine: Machine) -> None:
     machine.gputui("run", profile(machine, "python"), "--set", "meet=address space")
     machine.wait_for("fills-1", "succeeded", "failed")
@@ -150,3 +156,32 @@ def test_an_allocation_that_pytorch_cannot_make_goes_on_with_fewer_workers(machi
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["fewer_workers"]
     assert second["params"] == {"meet": "address space", "num_workers": 2}
     assert second["resumed_from"].endswith("step_000010.pt") and second["state"] == "succeeded"
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group with LIMIT_BYTES of memory and nothing in it."""
+    made = make_limited_group()
+    yield made
+    made.rmdir()
+
+
+def test_a_process_that_the_kernel_kills_in_a_group_of_its_own_ran_out_of_memory(machine: Machine, group: Path) -> None:
+    text = Path(profile(machine, "python")).read_text() + f"env: {{GROUP: {group}}}\n"
+    machine.gputui("run", machine.profile("fills", text), "--set", "meet=own group")
+    machine.wait_for("fills-1", "succeeded", "failed")
+    first, second = machine.json("show", "fills-1")["attempts"]
+    assert (first["incident"]["kind"], second["state"]) == ("host_oom", "succeeded")
+
+
+def test_kills_in_the_groups_of_its_processes_are_counted_without_the_kernels_log(group: Path) -> None:
+    code = "import sys; sys.stdin.read(1); held = [bytearray(b'x' * (16 << 20)) for _ in range(10_000)]"
+    watch = shim.OomWatch()
+    watch.log = None
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        watch.look({process.pid})
+        process.communicate(b"x", timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    found = watch.record()
+    assert (found["oom_victims"], found["oom_kills"]["processes"]) == (None, 1)

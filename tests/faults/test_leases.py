@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +135,35 @@ def test_ranks_are_told_on_their_gpus(simulated: Machine) -> None:
     simulated.gputui("stop", "ranks-1")
     simulated.wait_for("ranks-1", "stopped")
     assert not simulated.marked("ranks-1")
+
+
+def test_a_run_waits_in_the_queue_for_a_gpu_that_another_home_holds(simulated: Machine) -> None:
+    simulated.workspace.scenario.write_text("gpus: 1\n")
+    simulated.gputui("agent", "start")
+    (gpu,) = wait_until(lambda: simulated.json("gpus"), what="the GPU")
+    locks = simulated.workspace.state / "locks"
+    locks.mkdir(mode=0o700)
+    with (locks / f"{gpu['uuid']}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        simulated.gputui("run", simulated.profile(), "--gpus", "1", "--set", "steps=10")
+        (waits,) = wait_until(
+            lambda: simulated.rows("SELECT waiting_for FROM runs WHERE waiting_for LIKE '%held by%'"), what="the reason"
+        )
+        assert f"GPU 0 is held by another home (pid {os.getpid()})" in waits[0]
+        assert simulated.rows("SELECT count(*) FROM attempts") == [(0,)]
+    simulated.wait_for("steps-1", "succeeded")
+    assert simulated.rows("SELECT count(*) FROM incidents") == [(0,)]
+    with (locks / f"{gpu['uuid']}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_shim_holds_what_its_agent_has_locked(simulated: Machine) -> None:
+    simulated.gputui("run", simulated.profile(), "--gpus", "2", "--set", "steps=100000")
+    simulated.wait_for("steps-1", "running")
+    simulated.kill_agent()
+    paths = json.loads((simulated.workspace.run_dir("steps-1") / "attempts/1/attempt.json").read_text())["lock_files"]
+    assert len(paths) == 2
+    for path in paths:
+        with Path(path).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    simulated.gputui("stop", "steps-1", "--now")

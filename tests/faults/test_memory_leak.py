@@ -35,7 +35,7 @@ def finished(machine: Machine) -> Iterator[Machine]:
         agent.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_leak_is_ended_with_a_fresh_checkpoint_before_the_memory_is_gone(finished: Machine) -> None:
     first, second = finished.json("show", "leaks-1")["attempts"]
     incident = first["incident"]

@@ -42,6 +42,7 @@ def assert_complete(machine: Machine, run_id: str, last: int) -> None:
     assert machine.rows("PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machine) -> None:
     machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--set", "steps=150", "--wait", timeout=300)
@@ -64,7 +65,7 @@ def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machi
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> None:
     """Two runs at a time; ``make chaos`` does more for longer. In one of them a rank is killed in mid-run; all along,

@@ -25,7 +25,7 @@ GIVEN_UP = {"import_error": ("no_such_module_here", "failed"), "stopped_outside"
 LOOK_ALIKES = ("quotes", "caught", "usage", "long step")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_failures_are_told_apart_and_recovered(machine: Machine) -> None:
     recovery = "policy: standard, backoff: {base: 0.1, max: 0.2}, ladders: {disk_full: [restart]}"
     profile = meets(machine, recovery)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.faults.jobs import ranks
+from tests.faults.jobs import SCRIPTS, ranks
 from tests.machine import Machine
 
 
@@ -21,7 +22,6 @@ def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
     return [tuple(row) for row in machine.rows("SELECT kind, rank, ends FROM observations ORDER BY observation_id")]  # type: ignore[misc]
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, steps=200))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
@@ -40,7 +40,40 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine
     assert len(stacks) == 2 and all("most recent call first" in text and "ranks.py" in text for text in stacks)
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["stop", "lock"])
+def test_by_default_a_hang_of_real_ranks_is_called_within_half_a_minute(machine: Machine, fault: str) -> None:
+    shutil.copy(SCRIPTS / "deadlock.py", machine.folder)
+    profile = machine.profile(
+        "gloo",
+        f"""
+        name: gloo
+        launcher: torchrun
+        script: deadlock.py
+        python: {sys.executable}
+        gpus: 0
+        nproc: 2
+        args: {fault}
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        """,
+    )
+    machine.gputui("run", profile)
+    rank = 1 if fault == "stop" else None
+    wait_until(lambda: ("hang", rank, 1) in observed(machine), 120, "the verdict")
+    ((called_at,),) = machine.rows("SELECT at FROM observations WHERE ends")
+    assert called_at - float((machine.workspace.run_dir("gloo-1") / "failed-at").read_text()) <= 30
+    machine.gputui("stop", "gloo-1", "--now")
+
+
+@pytest.mark.long
+def test_by_default_a_validation_a_start_and_a_checkpoint_of_25_seconds_are_no_hangs(machine: Machine) -> None:
+    for fault in ("validate", "compile", "save"):
+        machine.gputui("run", ranks(machine, fault=fault, steps=20, seconds=25, hang_after=60))
+    for number in (1, 2, 3):
+        machine.wait_for(f"ranks-{number}", "succeeded", timeout=170)
+    assert machine.rows("SELECT * FROM incidents") == [] and all(not ends for _, _, ends in observed(machine))
+
+
 def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, steps=200, hang_after=600))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
@@ -57,7 +90,6 @@ def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it
     machine.wait_for("ranks-1", "succeeded")
 
 
-@pytest.mark.slow
 def test_a_rank_that_left_is_named(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, fault="leave"))
     machine.wait_for("ranks-1", "succeeded")
@@ -65,7 +97,6 @@ def test_a_rank_that_left_is_named(machine: Machine) -> None:
     assert (first["incident"]["kind"], first["incident"]["rank"]) == ("rank_left_early", 1)
 
 
-@pytest.mark.slow
 def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, fault="nan", steps=300, hang_after=60))
     machine.wait_for("ranks-1", "succeeded")
@@ -75,8 +106,16 @@ def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(ma
     assert Path(second["resumed_from"]).name == "step_000010.pt"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("fault", "seconds"), [("compile", 14), ("validate", 6), ("save", 6)])
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        pytest.param("compile", 14, marks=pytest.mark.long),
+        pytest.param("validate", 6, marks=pytest.mark.long),
+        ("save", 6),
+        pytest.param("titled", 14, marks=pytest.mark.long),
+        ("half titled", 14),
+    ],
+)
 def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: str, seconds: int) -> None:
     machine.gputui("run", ranks(machine, fault=fault, steps=20, seconds=seconds))
     machine.wait_for("ranks-1", "succeeded")
@@ -86,7 +125,7 @@ def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: 
     assert {(kind, ends) for kind, _, ends in observed(machine)} <= {("slow", 0)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Machine) -> None:
     profile = machine.profile(

@@ -114,17 +114,15 @@ def test_ticks_keep_to_a_grid(tmp_path: Path) -> None:
 
 
 def test_commands_change_the_interval_and_bad_ones_are_ignored(tmp_path: Path) -> None:
-    with sampler(tmp_path, "--source", "simulated", "--interval", "60") as child:
+    with sampler(tmp_path, "--source", "simulated", "--interval", "600") as child:
         read_until(child, {FastTick, HostSample})
         assert child.stdin is not None
         child.stdin.write(b'garbage\n{"interval": -1}\n{"interv')
         child.stdin.flush()
         child.stdin.write(b'al": 0.1}\n')
         child.stdin.flush()
-        began = time.monotonic()
         for _ in range(3):
             read_until(child, {FastTick, HostSample})
-        assert time.monotonic() - began < 10
         child.stdin.close()
         assert child.stderr is not None
         assert child.stderr.read().decode().count("command ignored") == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
@@ -27,7 +27,6 @@ def exactly(kind: type[Any]) -> st.SearchStrategy[Any]:
 MESSAGES = st.one_of([exactly(kind) for kind in (Inventory, FastTick, SlowTick, ProcessTick, GpuEvent, HostSample)])
 
 
-@settings(max_examples=200, deadline=None)
 @given(MESSAGES)
 def test_every_message_survives_the_wire(message: Message) -> None:
     line = encode(message)
@@ -36,13 +35,11 @@ def test_every_message_survives_the_wire(message: Message) -> None:
     assert decode(line) == message
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.builds(Occupant)))
 def test_occupants_survive_the_wire(occupants: list[Occupant]) -> None:
     assert decode_command(encode_occupants(occupants)) == Command(occupants=tuple(occupants))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_raises_value_error_only(line: bytes) -> None:
     with pytest.raises(ValueError):

@@ -12,25 +12,26 @@ import pytest
 from gputui.gpu.client import SamplerClient, SamplerHealth
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample
 from gputui.gpu.wire import Message
+from tests.pace import Waited
 
 M = TypeVar("M")
 
 
 class Watched:
-    """Keeps every message and every state of health, and how long the slowest turn took: an agent must never wait."""
+    """Keeps every message and every state of health, and how long one turn waited at most: an agent must never wait."""
 
     def __init__(self, client: SamplerClient) -> None:
         self.client = client
         self.messages: list[Message] = []
         self.healths: list[SamplerHealth] = []
-        self.slowest_turn_seconds = 0.0
+        self.longest_wait_seconds = 0.0
 
     def turn(self, timeout_seconds: float = 0.02) -> None:
         select.select([self.client], [], [], timeout_seconds)
-        began = time.monotonic()
-        self.messages += self.client.read()
-        self.healths.append(self.client.check(time.monotonic()))
-        self.slowest_turn_seconds = max(self.slowest_turn_seconds, time.monotonic() - began)
+        with Waited() as waited:
+            self.messages += self.client.read()
+            self.healths.append(self.client.check(time.monotonic()))
+        self.longest_wait_seconds = max(self.longest_wait_seconds, waited.seconds)
 
     def until(self, happened: Callable[[], bool], timeout_seconds: float = 20.0) -> None:
         deadline = time.monotonic() + timeout_seconds

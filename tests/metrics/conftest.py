@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gputui.metrics import files
+from gputui.metrics.formats import PRINTED_STREAMS, Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store.database import migrations
 from tests.stores import open_store
@@ -29,8 +31,8 @@ class Bench:
         self.add_run(RUN, spec)
         self.file = folder / name
         self.ingest = MetricsIngest(self.connection, clock=lambda: NOW)
-        path = str(folder) if kind == "stdout" else str(self.file)
-        self.ingest.open_source(RUN, path, kind, spec.get("metrics", {}).get("patterns", ()))
+        path = str(folder) if kind in PRINTED_STREAMS else str(self.file)
+        self.ingest.open_source(RUN, path, kind, Reading(tuple(spec.get("metrics", {}).get("patterns", ()))))
 
     def add_run(self, run_id: str, spec: dict[str, Any] | None = None) -> None:
         self.connection.execute(
@@ -92,6 +94,12 @@ def _in_memory() -> sqlite3.Connection:
 
 def line(step: int, **values: Any) -> str:
     return json.dumps({"step": step, "loss": 1 / (step + 1), **values}) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def look_at_each_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked for whenever there is a look at them."""
+    monkeypatch.setattr(files, "LOOKING_SECONDS", 0.0)
 
 
 @pytest.fixture

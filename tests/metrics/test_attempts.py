@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from gputui.metrics.batch import BATCH_LINES
+from gputui.metrics.files import FollowedFile
+from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 
 from .conftest import RUN, Bench, line
@@ -192,7 +197,7 @@ def test_many_runs_at_once(tmp_path: Path) -> None:
     for number, file in enumerate(files.values()):
         file.write_text(line(number))
     # The flood of one run does not keep the others waiting.
-    reports = [bench.ingest.pump(budget_bytes=100_000) for _ in range(2)]
+    reports = [bench.ingest.pump(budget_bytes=100_000, budget_seconds=60.0) for _ in range(2)]
     assert reports[0].more
     assert {progress.run_id for report in reports for progress in report.progress} == {RUN, *files}
     while bench.ingest.pump(budget_bytes=100_000).more:
@@ -208,7 +213,7 @@ def test_a_new_agent_finds_the_runs_that_are_not_over(bench: Bench) -> None:
     bench.restart()
     bench.steps(1)
     assert bench.pump().lines == 1
-    bench.connection.execute("UPDATE runs SET ended_at = 1")
+    bench.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = 1")
     bench.steps(2)
     bench.restart()
     assert bench.pump().lines == 0
@@ -223,7 +228,9 @@ def test_a_run_that_was_removed(bench: Bench) -> None:
     bench.ingest.forget(RUN)
     bench.steps(2)
     assert bench.pump().lines == 0
-    assert bench.stored() == []
+    # Its line is deleted by whoever removed it.
+    assert bench.stored() == [(1, 1)]
+    assert bench.connection.execute("SELECT run_id FROM metric_sources").fetchall() == [(None,)]
 
 
 def test_two_ingests_of_one_store_double_nothing(bench: Bench) -> None:
@@ -267,4 +274,69 @@ def test_inside_a_transaction_nothing_is_stored(bench: Bench) -> None:
 )
 def test_sources_that_cannot_be(connection: sqlite3.Connection, kind: str, patterns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        MetricsIngest(connection).open_source(RUN, "/x", kind, patterns)
+        MetricsIngest(connection).open_source(RUN, "/x", kind, Reading(patterns))
+
+
+def test_a_turn_ends_with_its_time_and_a_flood_starves_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    bench.begin()
+    others = [f"run-{number}" for number in range(2, 62)]
+    for run_id in others:
+        bench.add_run(run_id)
+        bench.ingest.open_source(run_id, str(tmp_path / f"{run_id}.jsonl"), "jsonl")
+        bench.ingest.begin_attempt(run_id, 1)
+        (tmp_path / f"{run_id}.jsonl").write_text(line(1))
+    bench.steps(*range(50_000))
+    # Each look at the clock takes a millisecond.
+    ticks = itertools.count(0, 0.001)
+    monkeypatch.setattr("gputui.metrics.ingest.time.monotonic", lambda: next(ticks))
+    served: set[str] = set()
+    for _ in range(4):
+        report = bench.ingest.pump(budget_seconds=0.02)
+        assert report.more
+        assert report.lines <= 20 * BATCH_LINES
+        assert len(report.progress) <= 20
+        served |= {progress.run_id for progress in report.progress}
+    assert served == {RUN, *others}
+
+
+def test_queued_and_ended_runs_are_not_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.begin()
+    for number in range(2, 52):
+        bench.add_run(f"run-{number}")
+        state = "queued" if number % 2 else "succeeded"
+        bench.connection.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, f"run-{number}"))
+        bench.ingest.open_source(f"run-{number}", str(bench.folder / f"run-{number}.jsonl"), "jsonl")
+    bench.restart()
+    looked_at = []
+    real = FollowedFile.status
+    monkeypatch.setattr(FollowedFile, "status", lambda self, **_: (looked_at.append(self.path), real(self))[1])
+    bench.pump()
+    assert set(looked_at) == {str(bench.file)}
+
+
+def test_a_folder_of_thousands_of_files_is_seldom_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a search takes 10 ms of the processor it is made once a second at most, but the file is read on."""
+    bench = Bench(tmp_path, name="logs*/metrics.jsonl")
+    (tmp_path / "logs1").mkdir()
+    bench.begin()
+    bench.file = tmp_path / "logs1/metrics.jsonl"
+    ticks = itertools.count(0, 0.01)
+    monkeypatch.setattr("gputui.metrics.files.LOOKING_SECONDS", 10.0)
+    monkeypatch.setattr("gputui.metrics.files.time.thread_time", lambda: next(ticks))
+    searches = []
+    real = glob.glob
+    monkeypatch.setattr("gputui.metrics.files.glob.glob", lambda *a, **b: (searches.append(a), real(*a, **b))[1])
+    monkeypatch.setattr("gputui.metrics.files.time.monotonic", lambda: 5.0)
+    bench.steps(0)
+    bench.pump()
+    searches.clear()
+    for step in range(1, 4):
+        bench.steps(step)
+        bench.pump()
+    assert searches == []
+    monkeypatch.setattr("gputui.metrics.files.time.monotonic", lambda: 6.1)
+    bench.steps(4)
+    bench.pump()
+    assert len(searches) == 1
+    assert [step for _, step in bench.stored()] == [0, 1, 2, 3, 4]

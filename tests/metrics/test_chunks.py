@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics import batch, contract
@@ -86,22 +86,18 @@ def check(kind: str, attempts: list[list[bytes]], cuts: list[int], budget: int, 
 
 cut_lengths = st.lists(st.integers(1, 400), max_size=30)
 budgets = st.sampled_from([1, 50, 1 << 20])
-fewer = settings(max_examples=100, deadline=None)
 
 
-@fewer
 @given(st.lists(st.lists(jsonl_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_json_lines(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
     check("jsonl", attempts, cuts, budget, restarts)
 
 
-@fewer
 @given(st.lists(st.lists(output_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_output(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
     check("stdout", attempts, cuts, budget, restarts)
 
 
-@fewer
 @given(st.lists(st.lists(csv_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_csv(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
     check("csv", attempts, cuts, budget, restarts)

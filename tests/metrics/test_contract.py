@@ -6,7 +6,7 @@ import json
 import sqlite3
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, excerpt, parse_line, parse_values
@@ -22,6 +22,10 @@ def reason(line: bytes) -> str:
     answer = parse_line(line)
     assert isinstance(answer, Rejected), answer
     return answer.reason
+
+
+def test_a_line_of_a_file_from_windows_is_shown_without_its_end() -> None:
+    assert excerpt(b"1,2\r") == "1,2"
 
 
 def test_a_line_is_kept_as_it_was_written() -> None:
@@ -148,7 +152,6 @@ lines = (
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(lines)
 def test_any_line_has_an_answer_that_sqlite_understands(line: bytes) -> None:
     answer = parse_line(line)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gputui.metrics.contract import ParsedLine, Rejected
-from gputui.metrics.formats import CsvLines, OutputPatterns
+from gputui.metrics.formats import MATCHES_CUT_SHORT, CsvLines, JsonLines, OutputPatterns, Reading
+from gputui.metrics.ingest import MetricsIngest
+from gputui.store.database import migrations
 
 from .conftest import RUN, Bench
 
@@ -108,6 +111,147 @@ def test_each_attempt_has_its_own_output(tmp_path: Path, launcher: str, name: st
     assert bench.rejected() == []
 
 
+def test_both_outputs_of_a_rank_are_searched(tmp_path: Path) -> None:
+    """F4: timm logs to stderr, and under torchrun only stdout was read."""
+    bench = Bench(tmp_path, kind="output", **spec("torchrun", NANOGPT, EVALUATED))
+    for attempt in (1, 2):
+        bench.begin(attempt)
+        folder = tmp_path / f"attempts/{attempt}/ranks/run_1/attempt_0/0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(f"INFO\niter {attempt}: loss 0.5, time 1ms\n")
+        bench.pump()
+        (folder / "stdout.log").write_text(f"step {attempt}: train loss 2.5, val loss 2.0\n")
+        bench.restart()
+        bench.pump()
+        bench.ingest.finish(RUN)
+    assert sorted(bench.stored()) == [(1, 1), (1, 1), (2, 2), (2, 2)]
+    assert {name for row in bench.data() for name in row} == {"step", "loss", "step_time_ms", "train_loss", "val_loss"}
+
+
+def test_only_the_error_output(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kind="stderr", **spec("torchrun", NANOGPT))
+    bench.begin()
+    folder = tmp_path / "attempts/1/ranks/run_1/attempt_0/0"
+    folder.mkdir(parents=True)
+    for number, stream in enumerate(("stdout", "stderr")):
+        (folder / f"{stream}.log").write_text(f"iter {number}: loss 0.5, time 1ms\n")
+    bench.pump()
+    assert bench.stored() == [(1, 1)]
+
+
+def test_a_source_of_an_older_gputui_is_read_on(tmp_path: Path) -> None:
+    """Its patterns stood in the run's specification alone."""
+    path = tmp_path / "old.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for number, script in migrations():
+        if number < 29:
+            connection.executescript(script)
+    metrics = {"kind": "stdout", "patterns": [NANOGPT]}
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('r', 1, 'r', 'p', 'running', ?, '{}', 0)",
+        (json.dumps({"launcher": "python", "metrics": metrics}),),
+    )
+    connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('r', ?, 'stdout'), ('r', ?, 'output')",
+        (str(tmp_path), f"{tmp_path}/attempts/1/output.log"),
+    )
+    connection.execute("INSERT INTO metric_boundaries VALUES (2, 0, 0, 1)")
+    connection.executescript(dict(migrations())[29])
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    (tmp_path / "attempts" / "1" / "output.log").write_text("iter 3: loss 0.5, time 1ms\n")
+    ingest = MetricsIngest(connection)
+    assert ingest.pump().lines == 1
+    ingest.close()
+
+
+TIMM = (
+    r"Train: (?P<epoch>\d+) \[\s*(?P<iter>\d+)/(?P<total>\d+) .*Loss: (?P<loss>[\d.]+).*Time: (?P<step_time>\S+),"
+    r".*LR: (?P<lr>\S+)"
+)
+
+
+def test_a_step_within_a_pass_becomes_a_step_of_the_whole_training() -> None:
+    """F5: ``epoch [i/n]`` folded every pass over the one before it."""
+    line = (
+        b"Train: 3 [  14/16 ( 93%)]  Loss: 2.01 (2.1)  Time: 0.093s,  171.66/s  (0.09s, 170/s)  LR: 1.0e-03  Data: 0.01"
+    )
+    assert values(OutputPatterns([TIMM]).parse(line)) == {
+        "step": 62, "epoch": 3, "loss": 2.01, "step_time": 0.093, "lr": 0.001,
+    }  # fmt: skip
+    assert OutputPatterns([TIMM]).parse(line.replace(b"Train: 3", b"Train: 999999999999999999999")) == Rejected(
+        "step is out of range"
+    )
+
+
+def test_a_step_by_another_name() -> None:
+    patterns = OutputPatterns([r"Epoch (?P<epoch>\d+): val (?P<val_loss>\S+)"], step="epoch")
+    assert values(patterns.parse(b"Epoch 4: val 0.25")) == {"step": 4, "epoch": 4, "val_loss": 0.25}
+    with pytest.raises(ValueError, match="metrics pattern 1 "):
+        OutputPatterns([r"step (?P<step>\d+)"], step="epoch")
+    lines = JsonLines("current_steps")
+    assert values(lines.parse(b'{"current_steps": 5, "loss": 2.5}')) == {"step": 5, "current_steps": 5, "loss": 2.5}
+    assert values(lines.parse(b'{"step": 6, "loss": NaN}')) == {"step": 6, "loss": "NaN"}
+    assert isinstance(lines.parse(b'{"loss": 2.5}'), Rejected)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("x", "17.4ms", 0.0174), ("x", "17.4 ms", 0.0174), ("x", "1.2k", 1200.0), ("x", "3M,", 3e6),
+     ("x", "2GiB", 2.0**31),
+     ("x", "250MB/s", 2.5e8), ("rate", "30.5it/s", 30.5), ("rate", "2.00s/it", 0.5), ("step_time", "2.00s/it", 2.0),
+     ("step_time", "4it/s", 0.25), ("rate", "0s/it", "0s/it"), ("rate", "12img/s", 12.0), ("x", "3parrots", "3parrots"),
+     ("x", "0x1f", "0x1f"), ("x", "1e3ms", 1.0), ("x", "5m/x", "5m/x")],
+)  # fmt: skip
+def test_units_that_stand_behind_a_number(name: str, text: str, value: object) -> None:
+    found = values(OutputPatterns([rf"step (?P<step>\d+) (?P<{name}>.+)"]).parse(f"step 1 {text}".encode()))[name]
+    assert found == value or (isinstance(value, float) and math.isclose(found, value))
+
+
+def test_units_of_the_profile() -> None:
+    patterns = OutputPatterns([r"step (?P<step>\d+) (?P<step_time>\S+) (?P<tokens>\S+)"], units={"step_time": 1e-3})
+    assert values(patterns.parse(b"step 1 20 5")) == {"step": 1, "step_time": 0.02, "tokens": 5}
+    assert values(patterns.parse(b"step 1 16us 5")) == {"step": 1, "step_time": 1.6e-5, "tokens": 5}
+
+
+def test_a_bar(tmp_path: Path) -> None:
+    pattern = r"(?P<step>\d+)/(?P<total_steps>\d+) \[[^,]*, +(?P<steps_per_s>\S+?),? loss=(?P<loss>[^,\]]+)"
+    bench = Bench(tmp_path, kind="output", **spec("python", pattern))
+    bench.begin()
+    bench.file = tmp_path / "attempts/1/output.log"
+    bench.file.parent.mkdir(parents=True)
+    bench.append("\r  0%|          | 0/9 [00:00<?, ?it/s]")
+    bench.append("\r 33%|███▍      | 3/9 [00:03<00:06,  2.00s/it, loss=0.53]")
+    bench.append("\r 67%|██████▋   | 6/9 [00:04<00:02, 3.5it/s, loss=0.4]\n")
+    bench.pump()
+    assert bench.data() == [
+        {"step": 3, "total_steps": 9, "steps_per_s": 0.5, "loss": 0.53},
+        {"step": 6, "total_steps": 9, "steps_per_s": 3.5, "loss": 0.4},
+    ]
+
+
+def test_several_sources(tmp_path: Path) -> None:
+    """F10: the trainer's own file, and what it prints meanwhile."""
+    bench = Bench(tmp_path, kind="csv", name="a.csv", **spec("python", NANOGPT))
+    bench.ingest.open_source(RUN, str(tmp_path), "output", Reading((NANOGPT,)))
+    bench.ingest.open_source(RUN, str(tmp_path / "b.jsonl"), "jsonl", Reading(step="n"))
+    bench.begin()
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    (tmp_path / "attempts" / "1" / "output.log").write_text("iter 1: loss 0.5, time 1ms\n")
+    bench.append("step,accuracy\n2,0.25\n")
+    (tmp_path / "b.jsonl").write_text('{"n": 3, "lr": 0.5}\n')
+    bench.restart()
+    bench.pump()
+    assert sorted(bench.stored()) == [(1, 1), (1, 2), (1, 3)]
+    bench.restart()
+    bench.begin(2)
+    bench.append("4,0.5\n")
+    (tmp_path / "attempts" / "2").mkdir(parents=True)
+    (tmp_path / "attempts" / "2" / "output.log").write_text("iter 5: loss 0.5, time 1ms\n")
+    bench.pump()
+    assert sorted(bench.stored())[3:] == [(2, 4), (2, 5)]
+
+
 def test_a_progress_bar_without_newlines_is_read_as_it_goes(tmp_path: Path) -> None:
     bench = Bench(tmp_path, kind="stdout", **spec("python", NANOGPT))
     bench.begin()
@@ -152,6 +296,25 @@ def test_a_csv_file_begun_anew_has_its_own_header(tmp_path: Path) -> None:
     assert bench.data()[1:] == [{"step": 1, "accuracy": 0.75, "loss": 0.25}, {"step": 2, "accuracy": 1, "loss": 0.125}]
 
 
+def test_a_file_of_its_own_for_each_start(tmp_path: Path) -> None:
+    """Lightning counts up version_N."""
+    bench = Bench(tmp_path, kind="csv", name="logs/version_*/metrics.csv")
+    for attempt, lines in ((1, "5,0.5\n10,0.25\n15,0.125\n"), (2, "15,0.125\n20,0.5\n")):
+        bench.begin(attempt)
+        bench.pump()
+        bench.file = tmp_path / f"logs/version_{attempt}" / "metrics.csv"
+        bench.file.parent.mkdir(parents=True)
+        bench.append("step,loss\n")
+        bench.pump()
+        bench.restart()
+        bench.append(lines[:9])
+        bench.pump()
+        bench.append(lines[9:])
+        bench.pump()
+        bench.ingest.finish(RUN)
+    assert bench.stored() == [(1, 5), (1, 10), (1, 15), (2, 15), (2, 20)]
+
+
 def test_csv_lines_that_cannot_be_read() -> None:
     lines = CsvLines()
     lines.begin(b"loss,accuracy")
@@ -162,3 +325,12 @@ def test_csv_lines_that_cannot_be_read() -> None:
     assert isinstance(lines.parse(b'"open,1'), Rejected)
     assert isinstance(lines.parse(b",1"), Rejected)
     assert math.isclose(values(lines.parse(b" 4 , 0.25 "))["loss"], 0.25)
+
+
+def test_a_pattern_that_would_take_for_ever_is_cut_short_and_given_up() -> None:
+    """The agent reads lines in its loop: nobody else may wait for one."""
+    patterns = OutputPatterns([r"(?P<step>\d+)(?P<x>(a|a)+$)", r"step (?P<step>\d+) loss (?P<loss>\S+)"])
+    assert isinstance(patterns.parse(b"step 1 loss 2.5"), ParsedLine)
+    endless = b"1" + b"a" * 40 + b"!"
+    assert [type(patterns.parse(endless)) for _ in range(MATCHES_CUT_SHORT)] == [Rejected] * MATCHES_CUT_SHORT
+    assert patterns.parse(endless) is None and patterns.parse(b"step 2 loss 2.5") is None

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gputui.metrics import history, history_scan
+
 from .conftest import RUN, Bench
 
 
@@ -130,3 +132,81 @@ def test_other_files_are_no_history(trainer: Trainer, text: str) -> None:
     (trainer.bench.folder / "out/checkpoint-20/trainer_state.json").write_text(text)
     trainer.bench.pump()
     assert trainer.bench.counts() == (0, 0)
+
+
+def test_entries_are_found_wherever_a_piece_ends(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = [
+        {"step": 1, "note": 'a "}]{[" b \\'},
+        {"step": 2, "nested": {"a": [1, {"b": "]"}]}},
+        {"step": 3, "loss": float("nan")},
+        [4, "["],
+        "step, ]",
+        -1.5e-3,
+        None,
+        {},
+        {"step": 5, "é": "ü"},
+    ]
+    for piece_bytes in (1, 7, 64, 1000):
+        monkeypatch.setattr(history_scan, "PIECE_BYTES", piece_bytes)
+        trainer.save(piece_bytes, odd)
+        trainer.bench.pump()
+        trainer.bench.restart()
+    assert [step for _, step in trainer.bench.stored()] == [1, 2, 3, 5]
+    assert trainer.bench.data()[1]["nested"] == {"a": [1, {"b": "]"}]}
+    assert trainer.bench.counts() == (4, 5)
+
+
+def test_what_is_known_is_not_parsed_again_and_a_look_reads_nothing(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, pieces = [], []
+    decoded, go_on = history._decoded, history_scan.HistoryScan.go_on
+    monkeypatch.setattr(history, "_decoded", lambda raw: (parsed.append(raw), decoded(raw))[1])
+    monkeypatch.setattr(history_scan.HistoryScan, "go_on", lambda scan: (pieces.append(scan), go_on(scan))[1])
+    trainer.save(1000, trainer.entries(*range(3000)))
+    trainer.bench.pump()
+    trainer.save(2000, trainer.entries(*range(3003)))
+    trainer.bench.pump()
+    assert len(parsed) == len(trainer.bench.stored()) == 3003
+    pieces.clear()
+    trainer.bench.pump()
+    trainer.bench.restart()
+    trainer.bench.pump()
+    trainer.bench.begin(2)
+    trainer.bench.pump()
+    assert pieces == []
+
+
+def test_a_turn_looks_at_a_piece_and_lets_others_go_on(trainer: Trainer) -> None:
+    trainer.save(1, trainer.entries(*range(20_000)))
+    reports = [trainer.bench.ingest.pump(budget_bytes=1) for _ in range(3)]
+    assert all(report.more and not report.lines for report in reports)
+    while trainer.bench.ingest.pump().more:
+        pass
+    assert len(trainer.bench.stored()) == 20_000
+
+
+def test_an_older_checkpoint_that_is_left_alone_is_looked_through_once(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.save(20, trainer.entries(10, 20))
+    trainer.save(40, trainer.entries(10, 20, 30, 40))
+    trainer.bench.pump()
+    (trainer.bench.folder / "out/checkpoint-40/trainer_state.json").unlink()
+    trainer.bench.pump()
+    monkeypatch.setattr(history_scan.HistoryScan, "go_on", lambda _scan: pytest.fail("looked through again"))
+    trainer.bench.pump()
+    assert [step for _, step in trainer.bench.stored()] == [10, 20, 30, 40]
+
+
+def test_a_history_that_an_older_gputui_began_goes_on(trainer: Trainer) -> None:
+    trainer.save(20, trainer.entries(10, 20))
+    trainer.bench.pump()
+    trainer.bench.connection.execute("UPDATE metric_sources SET mark_count = NULL, fingerprint = '0123abcd4567'")
+    trainer.bench.connection.execute("DELETE FROM line_marks")
+    trainer.bench.restart()
+    trainer.save(40, trainer.entries(10, 20, 30, 40))
+    trainer.bench.pump()
+    trainer.save(60, [*trainer.entries(10, 20), *trainer.entries(30, run=2)])
+    trainer.bench.pump()
+    assert [step for _, step in trainer.bench.stored()] == [10, 20, 30, 40, 30]

@@ -12,7 +12,7 @@ import pytest
 from gputui.store import metric_queries
 from gputui.store.database import open_reader
 
-from .conftest import RUN, Bench, line
+from .conftest import NOW, RUN, Bench, line
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
     bench.pump()
     rows = list(metric_queries.points_json(reader, RUN))
     assert rows == [
-        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "name": "loss", "value": "NaN"},
-        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "name": "lr", "value": 0.001},
-        {"attempt": 1, "rank": 1, "step": 2, "time": None, "name": "loss", "value": 2},
+        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "loss", "value": "NaN"},
+        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "lr", "value": 0.001},
+        {"attempt": 1, "rank": 1, "step": 2, "time": NOW, "arrived": True, "name": "loss", "value": 2},
     ]
     json.dumps(rows, allow_nan=False)
     assert [row["value"] for row in metric_queries.points_json(reader, RUN, ["lr", "nothing"])] == [0.001]

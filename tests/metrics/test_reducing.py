@@ -197,14 +197,6 @@ def test_names_without_end(bench: Bench) -> None:
     assert count == NAMES_REDUCED
 
 
-def test_a_run_that_is_forgotten_leaves_nothing(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(*range(2 * STRETCH_LINES))
-    bench.pump()
-    bench.connection.execute("DELETE FROM runs WHERE run_id = ?", (RUN,))
-    assert not any(reduced(bench.connection).values())
-
-
 @pytest.mark.parametrize("step", [0, 2**63 - 1])
 def test_steps_at_the_ends_of_their_range(bench: Bench, step: int) -> None:
     bench.begin()

@@ -77,7 +77,7 @@ def test_the_least_profile() -> None:
     assert profile.name == "My-Run"
     assert profile.form.gpus.count == 1
     assert profile.form.metrics is not None
-    assert profile.form.metrics.path == "{run_dir}/metrics.jsonl"
+    assert profile.form.metrics[0].path == "{run_dir}/metrics.jsonl"
     assert read_profile("command: ./go.sh --fast", FILE).form.launcher == "command"
 
 
@@ -99,7 +99,7 @@ def test_recovery_off_is_off(text: str, policy: str) -> None:
 
 def test_off_elsewhere() -> None:
     form = read_profile("script: a.py\nmetrics: off\nalerts: off", FILE).form
-    assert form.metrics is None
+    assert form.metrics == []
     assert form.alerts is None
 
 

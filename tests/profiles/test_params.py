@@ -18,6 +18,12 @@ INTEGERS = st.integers(-MAX_INTEGER, MAX_INTEGER)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
+def test_only_multiples_are_taken_where_the_profile_says_so() -> None:
+    assert parse(16, "24", multiple_of=8) == 24
+    assert error_of(16, "25", multiple_of=8) == "p: expected a multiple of 8, found '25'"
+    assert "a multiple of 8 of at least 8" in error_of(16, "0", multiple_of=8, minimum=8)
+
+
 def parse(default: Scalar, given: Scalar, **limits: Any) -> Scalar:
     return Parameter("p", default, **limits).parse(given)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,7 @@ def spec(tmp_path: Path) -> RunSpec:
         params={"batch_size": 128, "lr": 0.1},
         args=("--batch-size", "{batch_size}", "--lr={lr}", "--out", "{run_dir}/out"),
         env={"NCCL_DEBUG": "WARN"},
-        metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+        metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
         checkpoints=CheckpointSpec("{run_dir}/c", "*.pt", ("--resume", "{checkpoint}")),
     )
 
@@ -55,13 +54,29 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     results = check(spec, state=tmp_path)
     assert {result.name: result.status for result in results} == {
         "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
-        "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass", "interpreter": "pass", "torch": "pass",
-        "sinks": "skip",
+        "checkpoints": "pass", "resume": "pass", "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass",
+        "interpreter": "pass", "torch": "pass", "sinks": "skip",
     }  # fmt: skip
     assert not has_failed(results)
     assert results[0].to_json() == {
         "name": "program", "status": "pass", "detail": str(tmp_path / "train.py"), "remedy": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resume", "env", "status"),
+    [
+        (("--resume", "{checkpoint}"), {}, "pass"),
+        ((), {"START_FROM": "{checkpoint}"}, "pass"),
+        ((), {}, "warn"),
+    ],
+)
+def test_a_script_that_is_not_told_its_checkpoint_is_warned_of(
+    spec: RunSpec, resume: tuple[str, ...], env: dict[str, str], status: str
+) -> None:
+    changed = replace(spec, checkpoints=CheckpointSpec("{run_dir}/c", "*.pt", resume), env=env)
+    assert quick(changed, "resume").status == status
+    assert quick(replace(spec, checkpoints=None), "resume").status == "skip"
 
 
 class TestProgram:
@@ -128,7 +143,7 @@ class TestPlaceholders:
 
     def test_everywhere_they_are_replaced(self, spec: RunSpec) -> None:
         for changed in (
-            replace(spec, metrics=MetricsSpec("csv", "{zzz}/m.csv")),
+            replace(spec, metrics=(MetricsSpec("csv", "{zzz}/m.csv"),)),
             replace(spec, checkpoints=CheckpointSpec("{zzz}", "*", ())),
             replace(spec, checkpoints=CheckpointSpec("c", "*", ("{zzz}",))),
             replace(spec, launcher="command", program=("sh", "{zzz}")),
@@ -315,10 +330,8 @@ class TestProbe:
         assert check_interpreter(replace(spec, env={}), os.environ)[-1].status == "fail"
 
     def test_one_that_never_answers_is_ended(self, spec: RunSpec, tmp_path: Path) -> None:
-        spec = replace(spec, python=fake_python(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 60 & wait"))
-        started = time.monotonic()
+        spec = replace(spec, python=fake_python(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 600 & wait"))
         (result,) = check_interpreter(spec, os.environ, deadline_seconds=0.5)
-        assert time.monotonic() - started < 5
         assert result.detail.endswith("did not answer within 0.5 s")
         pid = int((tmp_path / "pid").read_text())
         wait_until(lambda: not _alive_in_group(pid), what="the end of its whole process group")
@@ -373,11 +386,11 @@ class TestDescribe:
 
     def test_every_kind_of_metrics(self, spec: RunSpec) -> None:
         launch = preview_launch(spec, runs=Path("/r"))
-        stdout = replace(spec, metrics=MetricsSpec("stdout", None, ("(?P<a>.)",)), checkpoints=None)
+        stdout = replace(spec, metrics=(MetricsSpec("stdout", None, ("(?P<a>.)",)),), checkpoints=None)
         lines = describe(stdout, launch)
         assert "metrics      from its output, by 1 pattern" in lines
         assert "checkpoints  none; a new attempt begins from the start" in lines
-        assert "metrics      off" in describe(replace(spec, metrics=MetricsSpec()), launch)
+        assert "metrics      off" in describe(replace(spec, metrics=()), launch)
 
     def test_nothing_drives_the_terminal(self, spec: RunSpec) -> None:
         spec = replace(spec, name="\x1b[2J", env={"A": "\x1b]0;x\x07"}, args=("\x1b[31m",))

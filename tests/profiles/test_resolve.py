@@ -11,6 +11,7 @@ import pytest
 
 from gputui.gpu.model import GpuFacts
 from gputui.profiles import resolve as resolving
+from gputui.profiles.describe import preview_launch
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.command import build_launch
@@ -97,7 +98,8 @@ def test_a_specification_survives_being_stored(project: Path) -> None:
     spec = spec_of(
         project,
         "script: a.py\nparams: {a: 1, b: null}\nenv: {A: b}\nrecovery: off\nalerts: off\ngates: {gpu_utilization: 70}\n"
-        "metrics: {source: stdout, patterns: ['(?P<loss>x)']}\ncheckpoints: {pattern: '*.pt'}\ngpus: [1, 3]\n",
+        "metrics:\n- {source: output, patterns: ['(?P<epoch>x)'], step: epoch, units: {t: ms}}\n- {source: jsonl}\n"
+        "checkpoints: {pattern: '*.pt'}\ngpus: [1, 3]\n",
     )
     assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.recovery == {"policy": "off"}
@@ -133,16 +135,16 @@ class TestPaths:
             "script: a.py\nworkdir: sub\nparams: {out: /data/o, rel: o}\n"
             "metrics: {source: csv, path: log.csv}\ncheckpoints: {dir: '{out}/c', pattern: '*'}",
         )
-        assert spec.metrics.path == f"{project}/sub/log.csv"
+        assert spec.metrics[0].path == f"{project}/sub/log.csv"
         assert spec.checkpoints is not None
         assert spec.checkpoints.directory == "{out}/c"
         spec = spec_of(project, "script: a.py\nparams: {rel: o}\nmetrics: {source: csv, path: '{rel}/m.csv'}")
-        assert spec.metrics.path == f"{project}/{{rel}}/m.csv"
+        assert spec.metrics[0].path == f"{project}/{{rel}}/m.csv"
 
     def test_metrics_default_to_the_contracts_file(self, project: Path) -> None:
-        assert spec_of(project, "script: a.py").metrics.path == "{run_dir}/metrics.jsonl"
-        assert spec_of(project, "script: a.py\nmetrics: {source: jsonl}").metrics.path == "{run_dir}/metrics.jsonl"
-        assert spec_of(project, "script: a.py\nmetrics: off").metrics.kind == "none"
+        assert spec_of(project, "script: a.py").metrics[0].path == "{run_dir}/metrics.jsonl"
+        assert spec_of(project, "script: a.py\nmetrics: {source: jsonl}").metrics[0].path == "{run_dir}/metrics.jsonl"
+        assert spec_of(project, "script: a.py\nmetrics: off").metrics == ()
 
 
 class TestModules:
@@ -220,6 +222,13 @@ class TestInterpreters:
     def test_a_command_has_none(self, project: Path) -> None:
         spec = spec_of(project, "command: accelerate launch '{a}'\nparams: {a: 1}\nargs: ''")
         assert (spec.launcher, spec.python, spec.program) == ("command", None, ("accelerate", "launch", "{a}"))
+
+    def test_a_command_is_the_whole_command(self, project: Path) -> None:
+        """F6: ``make … EPOCHS=3000 --epochs 3000`` was what make refused."""
+        spec = spec_of(project, "command: make train 'EPOCHS={epochs}'\nparams: {epochs: 3000, lr: 0.1}")
+        assert preview_launch(spec, runs=project).argv == ("make", "train", "EPOCHS=3000")
+        behind = spec_of(project, "command: make train\nargs: 'EPOCHS={epochs}'\nparams: {epochs: 3000}")
+        assert preview_launch(behind, runs=project).argv == ("make", "train", "EPOCHS=3000")
 
 
 @pytest.mark.parametrize(

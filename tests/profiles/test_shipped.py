@@ -9,7 +9,10 @@ import pytest
 from gputui.config import shipped_profiles
 from gputui.profiles.loading import Profile, load
 from gputui.profiles.resolve import resolve
-from gputui.recovery.actions import EFFECTIVE_BATCH_TOLERANCE, AppliedAction, shrink_batch
+from gputui.recovery.actions import AppliedAction, shrink_batch
+from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
+from gputui.recovery.classify import Incident
+from gputui.recovery.machine_actions import Case
 from gputui.runs.command import build_launch
 from gputui.runs.spec import RunSpec, Scalar
 from trainer.config import Settings, from_arguments, unfold
@@ -62,7 +65,7 @@ def test_the_trainer_understands_the_command(path: Path) -> None:
 @of_the_trainer
 def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) -> None:
     spec = resolved(path)
-    shrunk = shrink_batch(spec, spec.params, None)
+    shrunk = shrink_batch(Case(Incident("cuda_oom", 0, 1, "", "", ()), spec, spec.params))
     assert isinstance(shrunk, AppliedAction)
     changed = dict(spec.params) | {change.parameter: change.after for change in shrunk.changes}
     before, after = (unfold(settings_of(spec, dict(params))) for params in (spec.params, changed))
@@ -70,4 +73,4 @@ def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) 
         assert isinstance(old.batch_size, int) and isinstance(new.batch_size, int)
         assert new.batch_size < old.batch_size
         kept = new.batch_size * new.grad_accum / (old.batch_size * old.grad_accum)
-        assert kept == pytest.approx(1, abs=EFFECTIVE_BATCH_TOLERANCE)
+        assert kept == pytest.approx(1, abs=float(EFFECTIVE_BATCH_TOLERANCE))

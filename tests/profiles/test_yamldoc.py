@@ -98,10 +98,10 @@ def test_aliases_cannot_explode(kind: str) -> None:
     lines = ["a0: &a0 {x: 1}"]
     for level in range(1, 11):
         lines.append(f"a{level}: &a{level} " + kind.format(", ".join([f"*a{level - 1}"] * 10)))
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(YamlError, match="its aliases expand to more than"):
         parse("\n".join(lines))
-    assert time.monotonic() - started < 2
+    assert time.thread_time() - started < 2
 
 
 @given(st.text(max_size=200))

@@ -62,7 +62,7 @@ def check_keys(app: PtyApp, busy: Callable[[], bool] = lambda: True) -> int:
 
 @contextmanager
 def screen(home: Path) -> Iterator[PtyApp]:
-    with PtyApp(["-m", "tests.tui.screen_app", str(home)], size=(100, 30)) as app:
+    with PtyApp(["tests.tui.screen_app", str(home)], size=(100, 30)) as app:
         app.read_until(lambda: "leave" in app.terminal.text)
         app.read(0.2)
         yield app
@@ -163,7 +163,7 @@ def test_a_driver_that_hangs(machine: Machine) -> None:
     """The real program with its agent: the sampler hangs in the driver, nothing else does."""
     write_scenario(machine, 2)
     home = str(machine.folder / "home")
-    with PtyApp(["-m", "gputui", "--home", home], size=(100, 30)) as app:
+    with PtyApp(["gputui", "--home", home], size=(100, 30)) as app:
         app.read_until(lambda: "2 GPUs" in app.terminal.text)
         write_scenario(machine, 2, "{kind: hang}")
         app.read_until(lambda: "driver silent" in app.terminal.text or "no news" in app.terminal.text, 30)

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction, apply_changes, shrink
+from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction, apply_changes
+from gputui.recovery.batches import Grain, Pair, shrink
+from gputui.recovery.classify import Incident
+from gputui.recovery.machine_actions import Case
 from gputui.runs.spec import RunSpec, Scalar
 
 
@@ -19,9 +22,12 @@ def spec(**values: Any) -> RunSpec:
 def act(
     name: str, params: dict[str, Scalar], argument: float | None = None, **values: Any
 ) -> AppliedAction | SkippedAction:
-    apply = ACTIONS[name].apply
-    assert apply is not None
-    return apply(spec(**values), params, ACTIONS[name].default if argument is None else argument)
+    kind = ACTIONS[name]
+    number = kind.default if argument is None else argument
+    if kind.apply is not None:
+        return kind.apply(spec(**values), params, number)
+    assert kind.apply_here is not None
+    return kind.apply_here(Case(Incident("cuda_oom", 1, 40, "", "f" * 16, ()), spec(**values), params, number))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +49,14 @@ def act(
     ],
 )
 def test_shrink(batch: int, accumulation: int, expected: tuple[int, int] | None) -> None:
-    assert shrink(batch, accumulation) == expected
+    assert shrink(batch, accumulation, Grain()) == (None if expected is None else Pair(*expected))
 
 
 @given(st.integers(2, 4096), st.integers(1, 256))
 def test_shrinking_keeps_the_effective_batch(batch: int, accumulation: int) -> None:
-    found = shrink(batch, accumulation)
+    found = shrink(batch, accumulation, Grain())
     assert found is not None
-    smaller, more = found
+    smaller, more = found.batch, found.accumulation
     assert 1 <= smaller <= 0.75 * batch
     assert more > accumulation
     assert abs(smaller * more - batch * accumulation) <= 0.02 * batch * accumulation
@@ -59,19 +65,19 @@ def test_shrinking_keeps_the_effective_batch(batch: int, accumulation: int) -> N
 @given(st.integers(2, 4096), st.integers(1, 256))
 def test_shrinking_again_and_again_ends_at_one(batch: int, accumulation: int) -> None:
     for _ in range(40):
-        found = shrink(batch, accumulation)
+        found = shrink(batch, accumulation, Grain())
         if found is None:
             break
-        batch, accumulation = found
+        batch, accumulation = found.batch, found.accumulation
     assert batch == 1
 
 
 @given(st.integers(2, 512), st.integers(1, 32))
 def test_no_smaller_accumulation_would_have_done(batch: int, accumulation: int) -> None:
-    found = shrink(batch, accumulation)
+    found = shrink(batch, accumulation, Grain())
     assert found is not None
     effective = batch * accumulation
-    for more in range(1, found[1]):
+    for more in range(1, found.accumulation):
         for size in range(1, int(0.75 * batch) + 1):
             assert abs(size * more - effective) > 0.02 * effective
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.recovery import checkpoints
-from gputui.recovery.checkpoints import candidates, newest_valid, step_of, survey, validate
+from gputui.recovery.checkpoints import look_in, measured, validate
 
 
 def archive(**members: bytes) -> bytes:
@@ -368,17 +367,23 @@ def test_a_model_in_parts_needs_every_part(tmp_path: Path) -> None:
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_is_the_highest_step(tmp_path: Path) -> None:
-    for step in (9, 100, 20):
-        write(tmp_path / f"step_{step}.pt", archive())
-    os.utime(tmp_path / "step_9.pt", (2e9, 2e9))
-    assert [path.name for path in candidates(tmp_path, "step_*.pt")] == ["step_100.pt", "step_20.pt", "step_9.pt"]
+def names(directory: Path, pattern: str) -> list[str]:
+    return [Path(one.path).name for one in look_in(directory, pattern)]
 
 
-def test_names_without_a_number_are_ordered_by_time_behind_the_others(tmp_path: Path) -> None:
-    for name, at in (("last.pt", 2e9), ("best.pt", 1e9), ("step_3.pt", 5e8)):
+def test_the_newest_is_what_was_written_last_whatever_it_is_called(tmp_path: Path) -> None:
+    for name, at in (("step_9.pt", 4e8), ("epoch=9-val_loss=0.12.pt", 3e8), ("step_100.pt", 2e8), ("last.pt", 1e8)):
         os.utime(write(tmp_path / name, archive()), (at, at))
-    assert [path.name for path in candidates(tmp_path, "*.pt")] == ["step_3.pt", "last.pt", "best.pt"]
+    assert names(tmp_path, "*.pt") == ["step_9.pt", "epoch=9-val_loss=0.12.pt", "step_100.pt", "last.pt"]
+
+
+def test_a_folder_is_as_new_as_the_newest_file_in_it(tmp_path: Path) -> None:
+    path = folder(tmp_path / "checkpoint-1", model__pt=b"1234", state__json=b"{}")
+    for entry, at in ((path / "model.pt", 3e9), (path / "state.json", 1e8), (path, 2e8)):
+        os.utime(entry, (at, at))
+    found = measured(path)
+    assert found is not None and (found.modified_ns, found.size_bytes) == (int(3e18), 6)
+    assert measured(tmp_path / "gone") is None
 
 
 def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
@@ -394,19 +399,20 @@ def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "step_7.pt")
     (tmp_path / "step_8.pt").symlink_to("nowhere")
     write(tmp_path / "step_1.pt", archive())
-    assert [path.name for path in candidates(tmp_path, "step_*")] == ["step_1.pt"]
+    assert names(tmp_path, "step_*") == ["step_1.pt"]
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/*", "**/x/**", "[", "a/../../*"])
 def test_odd_patterns_find_nothing(pattern: str, tmp_path: Path) -> None:
-    assert newest_valid(tmp_path, pattern) is None
-    assert newest_valid(tmp_path / "gone", pattern or "*") is None
+    assert look_in(tmp_path, pattern) == []
+    assert look_in(tmp_path / "gone", pattern or "*") == []
 
 
 def test_patterns_may_lead_into_folders(tmp_path: Path) -> None:
     for step in (10, 5):
         folder(tmp_path / f"global_step{step}", model__pt=archive())
-    assert [step_of(path, tmp_path) for path in candidates(tmp_path, "*/model.pt")] == [10, 5]
+    found = [Path(one.path) for one in look_in(tmp_path, "*/model.pt")]
+    assert sorted(validate(path).step or 0 for path in found) == [5, 10]
 
 
 def cut(path: Path) -> None:
@@ -425,65 +431,44 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, empty, flip])
 @pytest.mark.parametrize("hashed", [True, False])
-def test_damaged_newest_ones_are_passed_over(damage: Callable[[Path], None], hashed: bool, tmp_path: Path) -> None:
-    for step in (10, 20, 30):
-        write(tmp_path / f"step_{step:08d}.pt", archive(), hashed=hashed)
-    damage(tmp_path / "step_00000030.pt")
-    found = newest_valid(tmp_path, "step_*.pt")
-    assert found is not None and found.step == 20
-    surveyed = survey(tmp_path, "step_*.pt", wanted=2)
-    assert [(info.step, info.valid) for info in surveyed] == [(30, False), (20, True), (10, True)]
-    assert [info.step for info in survey(tmp_path, "step_*.pt")] == [30, 20]
+def test_a_damaged_one_is_noticed(damage: Callable[[Path], None], hashed: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / "step_30.pt", archive(), hashed=hashed)
+    damage(path)
+    info = validate(path)
+    assert not (info.valid or info.is_unknown or info.is_unreadable)
 
 
-def test_of_very_many_only_the_newest_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in range(5000):
-        (tmp_path / f"step_{step:08d}.pt").touch()
-    for step in (4998, 4990):
-        write(tmp_path / f"step_{step:08d}.pt", archive())
-    looked = 0
-    stat_of = Path.stat
-
-    def counted(path: Path, **options: bool) -> os.stat_result:
-        nonlocal looked
-        looked += path.suffix == ".pt"
-        return stat_of(path, **options)
-
-    monkeypatch.setattr(Path, "stat", counted)
-    assert [info.step for info in survey(tmp_path, "step_*.pt", wanted=2) if info.valid] == [4998, 4990]
-    assert looked < 100
+def test_what_cannot_be_checked_and_what_cannot_be_read_is_told_from_damage(tmp_path: Path) -> None:
+    assert validate(write(tmp_path / "step_1.raw", b"some format of its own")).is_unknown
+    assert validate(folder(tmp_path / "step_2", weights__bin=b"some format of its own")).is_unknown
+    assert validate(tmp_path / "gone.pt").is_missing
 
 
-def test_a_folder_full_of_damaged_ones_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MAX_DAMAGED", 10)
-    for step in range(50):
-        (tmp_path / f"step_{step:08d}.pt").touch()
-    assert len(survey(tmp_path, "step_*.pt")) == 11
+def test_a_link_to_another_one_is_none_of_its_own(tmp_path: Path) -> None:
+    elsewhere = write(tmp_path / "elsewhere.pt", archive())
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    folder(saved / "checkpoint-1", model__pt=archive())
+    (saved / "latest").symlink_to("checkpoint-1")
+    (saved / "moved.pt").symlink_to(elsewhere)
+    assert sorted(names(saved, "*")) == ["checkpoint-1", "moved.pt"]
 
 
-def test_none_at_all(tmp_path: Path) -> None:
-    assert newest_valid(tmp_path, "*.pt") is None
-    write(tmp_path / "step_1.pt", b"")
-    assert newest_valid(tmp_path, "*.pt") is None
+def test_of_very_many_the_newest_count(tmp_path: Path) -> None:
+    for step in range(30):
+        os.utime(write(tmp_path / f"step_{step}.pt", b""), (1e9 - step, 1e9 - step))
+    assert [Path(one.path).name for one in look_in(tmp_path, "*.pt", 2)] == ["step_0.pt", "step_1.pt"]
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [
-        ("step_00000040.pt", 40),
-        ("epoch=3-step=400.ckpt", 400),
-        ("checkpoint-500", 500),
-        ("model_v2.pt", 2),
-        ("last.pt", None),
-        ("step_" + "9" * 30 + ".pt", None),
-    ],
-)
-def test_steps_in_names(name: str, step: int | None) -> None:
-    assert step_of(Path(name)) == step
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        look_in(loop, "*.pt")
 
 
 def test_a_name_that_cannot_be_stored_is_passed_over(tmp_path: Path) -> None:
     for name in (b"step_10.pt", b"step_\xff20.pt"):
         with zipfile.ZipFile(os.fsdecode(os.fsencode(tmp_path) + b"/" + name), "w") as archive:
             archive.writestr("a", "b")
-    assert [info.step for info in survey(tmp_path, "step_*.pt", wanted=5)] == [10]
+    assert names(tmp_path, "step_*.pt") == ["step_10.pt"]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.recovery.classify import classify, fingerprint, outcome
@@ -337,7 +337,6 @@ FRAGMENTS = [
 noise = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=30)), max_size=30).map("".join)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     output=noise,
     stderr=noise,
@@ -387,6 +386,19 @@ def test_an_observed_cause_is_told_in_its_own_words() -> None:
     incident = classify(evidence)
     assert incident.summary == "rank 3 lost its GPU (XID 79 on GPU 3)"
     assert outcome(evidence, stop_intended=False) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (ExitRecord(survivors=(42,), stop_requested=True, forced=True), "failed"),
+        # The command itself has ended; what it left behind is told beside.
+        (ExitRecord(code=1, survivors=(42,), stop_requested=True), "stopped"),
+    ],
+)
+def test_what_cannot_be_killed_was_not_stopped(record: ExitRecord, expected: str) -> None:
+    assert outcome(Evidence(exit=record, launcher="command"), stop_intended=True) == expected
+    assert classify(Evidence(exit=record, launcher="command")).kind == "unkillable"
 
 
 def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path) -> None:

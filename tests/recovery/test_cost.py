@@ -16,9 +16,17 @@ class Clock:
 
     def __init__(self, times: dict[tuple[int, int], float] | None = None) -> None:
         self.times = times or {}
+        self.folding: set[int] = set()
+        self.late = False
 
     def first_at(self, attempt: int) -> float | None:
         return min((at for (number, _), at in self.times.items() if number == attempt), default=None)
+
+    def repeats(self, attempt: int, step: int) -> bool:
+        return attempt in self.folding
+
+    def come_with_checkpoints(self) -> bool:
+        return self.late
 
     def last_at(self, attempt: int, step: int) -> float | None:
         return max((at for (number, s), at in self.times.items() if number == attempt and s <= step), default=None)
@@ -51,6 +59,29 @@ def one(attempts: list[AttemptView], clock: Clock, verdict: str = "retry") -> Co
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
     cost = one([FIRST, second()], Clock(TIMES))
     assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx(30 * 2 / 3600))
+
+
+def test_what_an_attempt_did_counts_and_not_what_it_was_given() -> None:
+    anew = second(first_step=9, last=1059, resumed_step=1800, gpus=())
+    first = attempt(1, at=0.0, last=1879, first_step=9, ended_at=52.0)
+    times = line(1, 9, 1879, 1.0, 0.01) | line(2, 9, 1059, 70.0)
+    assert one([first, anew], Clock(times)).lost_steps == 1879
+    earlier = second(first_step=901, last=1900, resumed_step=1800, gpus=())
+    assert one([first, earlier], Clock(times)).lost_steps == 979
+    folding = Clock(times)
+    folding.folding = {1}
+    assert one([first, anew], folding).lost_steps == 79
+
+
+def test_where_lines_come_only_with_checkpoints_there_is_at_least_so_much() -> None:
+    clock = Clock(TIMES)
+    clock.late = True
+    cost = one([FIRST, second()], clock)
+    assert cost.is_at_least and in_words(cost).startswith("at least 9 steps")
+    kept = one([attempt(1, at=0.0, last=30, first_step=1, ended_at=52.0), second()], clock)
+    assert kept.lost_steps == 0 and "0 step" not in in_words(kept)
+    whole = total([cost, kept])
+    assert whole is not None and whole.is_at_least and whole.to_json()["lost_steps_is_at_least"] is True
 
 
 def test_steps_that_are_counted_from_zero() -> None:

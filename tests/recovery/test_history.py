@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.history import past_decisions, person_started_at, progress_of
 from gputui.recovery.policy import PastDecision
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
 
 
@@ -124,27 +124,32 @@ def test_progress_of_an_attempt() -> None:
     ]
     progress = progress_of(attempts, 2, [], [LAUNCH], ended_at=151.0)
     assert (progress.last_step, progress.best_step_before, progress.made) == (40, 44, False)
-    assert (progress.resumed_from, progress.resumed_step) == ("/c/step_40.pt", 40)
-    assert (progress.started_at, progress.ran_seconds) == (101.0, 50.0)
+    assert progress.ran_seconds == 50.0
     assert not progress_of([], 7, [], [], ended_at=0.0).made
 
 
-def test_without_steps_a_new_checkpoint_is_progress() -> None:
-    attempts = [attempt(1, at=2.0, resumed_from="/c/step_40.pt", resumed_step=40)]
+def saved(path: str, number: int, **values: Any) -> CheckpointRow:
+    row = CheckpointRow(path, number, "run", 50 * 10**9, 1, None, 50.0)
+    return replace(row, **values)
 
-    def made(step: int, at: float, valid: bool = True) -> bool:
-        info = CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", 1, at)
-        return progress_of(attempts, 1, [info], [LAUNCH], ended_at=90.0).made
 
-    assert made(60, 50.0)
-    assert not made(60, 50.0, valid=False)
-    assert not made(60, 1.0)  # older than the attempt
-    assert not made(40, 50.0)  # the one it began from, touched
+def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
+    attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
+
+    def made(*rows: CheckpointRow) -> bool:
+        return progress_of(attempts, 2, rows, [LAUNCH], ended_at=190.0).made
+
+    assert made(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
+    assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
+    assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
+    assert not made(saved("/c/step_40.pt", 1))
 
 
 def test_past_attempts_without_steps_are_judged_by_their_checkpoints() -> None:
     attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
     incidents = [incident(1, 1), incident(2, 2)]
     decisions = [decision(1, 1, at=60.0), decision(2, 2, at=160.0)]
+    past = past_decisions(attempts, incidents, decisions, [LAUNCH], [saved("/c/step_40.pt", 1)])
+    assert [entry.progressed for entry in past] == [True, False]
     past = past_decisions(attempts, incidents, decisions, [LAUNCH])
     assert [entry.progressed for entry in past] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,28 @@ def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to
     assert classify(rank_failed(tmp_path / "c", "", code=-9, exit=unknown)).kind == "killed"
     assert classify(rank_failed(tmp_path / "d", "", code=-9, exit=elsewhere)).kind == "killed"
     assert classify(rank_failed(tmp_path / "e", "", code=-9, exit=host_only)).kind == "host_oom"
+
+
+@pytest.mark.parametrize(
+    ("known", "kind"),
+    [
+        # The log names the rank, whose memory group is its own: neither of the counts that were read grew there.
+        ({"oom_victims": [701], "oom_kills": {"cgroup": 0, "host": 1}}, "host_oom"),
+        # It was killed from outside while the kernel killed another.
+        ({"oom_victims": [7], "oom_kills": {"cgroup": 1, "host": 1}}, "killed"),
+        # The log cannot be read: the count of the group that the rank was in.
+        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": 1}}, "host_oom"),
+        # That group is gone, and with it its count.
+        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": None}}, "host_oom"),
+        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": 0}}, "killed"),
+    ],
+)
+def test_the_kernels_log_decides_before_the_victims_group_and_that_before_the_host(
+    tmp_path: Path, known: dict[str, object], kind: str
+) -> None:
+    evidence = rank_failed(tmp_path, "", code=-9, exit={"code": 1, **known})
+    assert classify(evidence).kind == kind
+    assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
 
 
 def test_a_killed_worker_counts_as_out_of_memory_only_with_the_counter(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from gputui.recovery.action_results import Effect, Gate
 from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
+from gputui.recovery.batches import Grain, fit
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, Surroundings, spread
+from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, Surroundings
 from gputui.recovery.policies import Notice
 from gputui.recovery.policy import POLICIES, PolicyError, Progress, decide, parse_policy
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
@@ -57,7 +59,7 @@ def test_with_fewer_gpus_the_effective_batch_stays() -> None:
     result = act("exclude_gpu", spec=spec(min_gpus=1))
     assert isinstance(result, AppliedAction)
     assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 6)]
-    assert result.effect == Effect(quarantine=("GPU-b",))
+    assert result.effect == Effect(quarantine=("GPU-b",), gpu_count=1)
     assert "effective batch stays 96" in result.note
 
 
@@ -99,8 +101,10 @@ def test_the_gpu_of_the_rank_is_meant_where_the_driver_said_nothing() -> None:
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(2, 16), st.data())
 def test_fewer_ranks_never_need_more_memory(batch: int, accumulation: int, before: int, data: st.DataObject) -> None:
     after = data.draw(st.integers(1, before - 1))
-    smaller, more = spread(batch, accumulation, before, after)
     whole = batch * accumulation * before
+    found = fit(Fraction(whole, after), batch, Grain())
+    assert found is not None
+    smaller, more = found.batch, found.accumulation
     assert 1 <= smaller <= batch and more >= 1
     assert abs(smaller * more * after - whole) <= max(0.02 * whole, batch * after / 2)
 
@@ -131,7 +135,10 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
         ({"argument": 2.0}, "there are no more than 2 valid checkpoints"),
         ({"argument": 1.0, "checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
         ({"argument": 1.0, "spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
-        ({"argument": 1.0, "around": replace(TWO, own_checkpoints=False)}, "the checkpoints lie outside the run's"),
+        (
+            {"argument": 1.0, "around": replace(TWO, no_pruning="the checkpoints lie outside the run's folder")},
+            "the checkpoints lie outside the run's",
+        ),
     ]
     for changes, why in cases:
         result = act("prune_checkpoints", **changes)

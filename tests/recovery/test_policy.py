@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.recovery.checkpoints import CheckpointInfo
@@ -34,7 +34,7 @@ def incident(kind: str = "killed", step: int | None = 40) -> Incident:
 def spec(**values: Any) -> RunSpec:
     settings: dict[str, Any] = {
         "checkpoints": CheckpointSpec("/c", "step_*.pt", ("--resume", "{checkpoint}")),
-        "metrics": MetricsSpec("jsonl", "/m"),
+        "metrics": (MetricsSpec("jsonl", "/m"),),
         **values,
     }
     return RunSpec(name="job", launcher="torchrun", program=("t.py",), workdir="/w", python="/p", nproc=2, **settings)
@@ -160,7 +160,7 @@ def test_an_error_before_the_first_step_is_never_retried(kind: str) -> None:
 
 
 def test_a_run_without_metrics_is_past_its_set_up_after_a_minute() -> None:
-    run = spec(metrics=MetricsSpec("none"))
+    run = spec(metrics=())
     assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=5.0)).verdict == "stop"
     assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=600.0)).verdict == "retry"
     assert plan_for("user_exception", progress=Progress(ran_seconds=600.0)).verdict == "stop"
@@ -273,12 +273,6 @@ def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -
     assert "because the profile names no checkpoints" in unnamed.reason
 
 
-def test_numbers_that_went_wrong_are_not_resumed_from() -> None:
-    plan = plan_for("nan_loss", step=50, checkpoints=[checkpoint(60), checkpoint(50), checkpoint(40)])
-    assert plan.resume_from == "/c/step_00000040.pt" and plan.changed == {}
-    assert "it was written after the trouble began" in plan.reason
-
-
 def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> None:
     plan = plan_for(
         "nan_loss",
@@ -297,31 +291,21 @@ def test_rolling_back_without_an_older_checkpoint_is_skipped() -> None:
     assert "rollback was skipped: there is no older valid checkpoint" in plan.reason
 
 
-def test_a_checkpoint_that_could_not_be_loaded_is_not_tried_again() -> None:
-    begun = Progress(resumed_from="/c/step_00000040.pt", resumed_step=40, best_step_before=44, started_at=900.0)
-    plan = plan_for("corrupt_checkpoint", step=None, progress=begun, checkpoints=[checkpoint(40), checkpoint(20)])
+def test_a_rollback_goes_to_older_ones_only() -> None:
+    """What cannot be checked comes behind what is whole, though it may be newer."""
+    newer, older = checkpoint(60, at=900.0), checkpoint(20, at=100.0)
+    plan = plan_for(
+        "nan_loss", history=[retry("nan_loss", 0)], progress=STUCK, checkpoints=[checkpoint(40), newer, older]
+    )
     assert plan.resume_from == "/c/step_00000020.pt"
-    assert "resuming from step_00000040.pt was skipped: it could not be loaded" in plan.reason
-    again = Progress(resumed_from="/c/step_00000020.pt", resumed_step=20, best_step_before=44, started_at=900.0)
-    next_plan = plan_for(
-        "corrupt_checkpoint",
-        step=None,
-        progress=again,
-        history=[retry("corrupt_checkpoint", 0)],
-        checkpoints=[checkpoint(40), checkpoint(20), checkpoint(10)],
-    )
-    assert next_plan.resume_from == "/c/step_00000010.pt"
 
 
-def test_a_course_of_training_that_was_left_is_not_returned_to() -> None:
-    """This attempt went back to step 20; what lies beyond and is older than it belongs to the former course."""
-    begun = Progress(
-        last_step=35, best_step_before=60, resumed_from="/c/step_00000020.pt", resumed_step=20, started_at=900.0
-    )
-    own, former = checkpoint(30, at=950.0), checkpoint(60, at=500.0)
-    plan = plan_for("killed", progress=begun, checkpoints=[former, own, checkpoint(20)])
-    assert plan.resume_from == "/c/step_00000030.pt"
-    assert "it belongs to a course of training that was left" in plan.reason
+def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> None:
+    plan = decide(
+        incident(), [], Progress(last_step=40), spec(), PARAMS, STANDARD, [], run_id="job-1", attempt=1,
+        unreadable="/c: Stale file handle",
+    )  # fmt: skip
+    assert (plan.verdict, plan.because) == ("stop", "unreadable") and "/c: Stale file handle" in plan.reason
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -335,7 +319,6 @@ def test_every_ladder_ends_in_stop() -> None:
             assert all(rung and rung != STOP for rung in ladder[:-1])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6),
     policy=st.sampled_from(["restart-only", "standard", "aggressive"]),
@@ -353,7 +336,7 @@ def test_whatever_happens_it_ends_within_the_budget(
     for number in range(1, 1000):
         gained = gains[number % len(gains)]
         step = best + 10 if gained else best
-        progress = Progress(last_step=step, best_step_before=best, started_at=float(number))
+        progress = Progress(last_step=step, best_step_before=best)
         plan = plan_for(
             kinds[number % len(kinds)],
             history=history,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from gputui.recovery.torchrun_report import parse_report
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_reports
 from gputui.recovery.tracebacks import fatal_where, last_chain, parse_message
 from tests.recovery.attempts import recorded, report, traceback
 
@@ -10,7 +15,7 @@ OUTPUT = {case.name: case.files["output.log"] for case in recorded() if "output.
 
 
 def test_a_report_names_every_failed_rank() -> None:
-    found = parse_report(OUTPUT["oom"])
+    found = one(OUTPUT["oom"])
     assert found.root is not None
     assert (found.root.rank, found.root.local_rank, found.root.exit_code) == (1, 1, 1)
     assert found.root.error_file is not None and found.root.error_file.endswith("/attempt_0/1/error.json")
@@ -23,30 +28,61 @@ def test_a_report_names_every_failed_rank() -> None:
 
 
 def test_ranks_that_left_no_traceback() -> None:
-    found = parse_report(OUTPUT["killed"])
+    found = one(OUTPUT["killed"])
     assert found.root is not None and found.root.exit_code == -9
     assert found.root.traceback is None and found.root.error_file is None
 
 
 def test_no_other_failures() -> None:
-    found = parse_report(OUTPUT["rank_left_early"])
+    found = one(OUTPUT["rank_left_early"])
     assert found.root is not None and found.root.rank == 0 and found.others == ()
 
 
 def test_a_stop_leaves_no_report() -> None:
-    found = parse_report(OUTPUT["stopped_rank_forced"])
+    found = one(OUTPUT["stopped_rank_forced"])
     assert found.root is None and found.failures == ()
     assert found.got_signal == 15 and len(found.asked) == 2 and len(found.forced) == 1
 
 
 def test_text_that_is_no_report() -> None:
     for text in ("", "hello\n", "Root Cause (first observed failure):\n", "Failures:\n[0]:\n  rank : x\n"):
-        assert parse_report(text).root is None
+        assert not any(report.root for report in parse_reports(text))
 
 
-def test_only_the_last_report_counts() -> None:
-    found = parse_report(report({0: 1}, root=0) + report({0: -15, 1: -9}, root=1))
-    assert found.root is not None and found.root.rank == 1
+def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:
+    text = (
+        "stage 1\n" + report({0: 1}, root=0) + "stage 2\n" + report({0: -15, 1: -9}, root=1) + "make: *** [t] Error 1\n"
+    )
+    first, second, behind = parse_reports(text)
+    assert first.root is not None and first.root.rank == 0 and first.rest.startswith("stage 1\n")
+    assert second.root is not None and second.root.exit_code == -9 and second.rest.startswith("stage 2\n")
+    assert behind.root is None and behind.rest == "make: *** [t] Error 1\n"
+
+
+def test_a_report_that_the_command_survived_is_left_out() -> None:
+    early = report({0: 1}, root=0, time="2026-11-20_17:40:00")
+    assert [one.root.rank for one in parse_reports(early + report({1: 1}, root=1)) if one.root] == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "code"),
+    [
+        ("[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all other", 1, -9),
+        ("[E launch.py:259:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9", 1, -9),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", 1, -9),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 7", 3, 7),
+        ("-- Process 2 terminated with the following error:", 2, 1),
+    ],
+)
+def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, code: int) -> None:
+    (found,) = parse_reports(f"step 1\n{line}\n")
+    assert found.root is not None and (found.root.rank, found.root.exit_code) == (rank, code)
+
+
+def one(text: str) -> TorchrunReport:
+    found, *behind = parse_reports(text)
+    assert not behind
+    return found
 
 
 def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
@@ -134,3 +170,16 @@ def test_the_fault_handlers_own_frames() -> None:
         fatal_where("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n")
         is None
     )
+
+
+def test_what_torchrun_saw_is_comparable_with_what_the_driver_saw_in_any_time_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    try:
+        failure = RankFailure(1, 1, -9, 7, "2026-11-22_10:00:00", None, None)
+        assert failure.at == datetime(2026, 11, 22, 15, tzinfo=UTC).timestamp()
+    finally:
+        monkeypatch.undo()
+        time.tzset()

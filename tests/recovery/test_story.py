@@ -44,6 +44,22 @@ def run(state: str, **values: Any) -> RunView:
     return RunView(**fields | values)
 
 
+def test_a_script_that_did_not_resume_is_not_said_to_have() -> None:
+    told = tell(
+        run("running", attempt=2),
+        [
+            attempt(1, at=2.0, last=1879, first_step=9),
+            attempt(2, at=60.0, last=99, first_step=9, resumed_from="/r/epoch=17-step=1800.ckpt", resumed_step=1800),
+        ],
+        [],
+        [],
+        [move(1.0, None, "queued")],
+        now=NOW,
+    )
+    assert "it started from the beginning (step 9) although epoch=17-step=1800.ckpt was given" in told[2]
+    assert "resumed from" not in told[2]
+
+
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     told = tell(
         run("succeeded", ended_at=181.0, attempt=2),

@@ -13,6 +13,7 @@ from gputui.config import Workspace
 from gputui.runs import agent_process
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, ensure_agent, last_words
 from gputui.runs.identity import ProcessIdentity
+from gputui.store import database
 from gputui.store.database import StoreOutdatedError, is_outdated, migrations, open_reader, open_writer
 
 
@@ -85,4 +86,51 @@ def test_a_recorder_of_an_older_gputui_is_left_to_its_user(
 def test_what_is_missing_is_not_outdated(workspace: Workspace) -> None:
     assert not is_outdated(workspace.database)
     workspace.database.write_bytes(b"no database" * 100)
+    assert not is_outdated(workspace.database)
+
+
+def test_an_agent_that_brings_a_large_database_up_to_date_is_waited_for(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(1000))
+
+    def read_identity(_workspace: Workspace) -> AgentIdentity:
+        look = next(looks)
+        doing = None if look > 30 else f"step {look // 15}"
+        process = ProcessIdentity(7, 1, "boot")
+        return AgentIdentity(process, "0", 0.0, recording=False, ready=look > 31, doing=doing)
+
+    monkeypatch.setattr(agent_process, "read_identity", read_identity)
+    monkeypatch.setattr(agent_process, "_TOLD_SECONDS", 0.0)
+    told: list[str] = []
+    open_writer(workspace.database).close()
+    # Each step takes longer than an agent may take that says nothing.
+    assert ensure_agent(workspace, timeout_seconds=0.1, report=told.append).ready
+    assert told == ["step 0", "step 1"]
+
+
+def test_a_database_is_brought_up_to_date_step_by_step_and_an_interrupted_one_goes_on(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations()
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "migrations", lambda: [step for step in every if step[0] <= 8])
+        open_writer(workspace.database).close()
+    left = len([step for step in every if step[0] > 8])
+    told: list[str] = []
+
+    def progress(doing: str) -> None:
+        told.append(doing)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_writer(workspace.database, progress)
+    with closing(sqlite3.connect(workspace.database)) as connection:
+        done = connection.execute("PRAGMA user_version").fetchone()[0]
+    assert done == [number for number, _ in every if number > 8][1]
+    told.clear()
+    told.extend(["", "", ""])
+    open_writer(workspace.database, progress).close()
+    assert len(told) - 3 == left - 2 and told[-1].endswith(f"step {left - 2} of {left - 2}")
     assert not is_outdated(workspace.database)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.runs.command import Launch, build_launch, flag_tokens, format_value, substitute
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.runs.command import (
+    Launch,
+    PieceError,
+    build_launch,
+    find_pieces,
+    flag_tokens,
+    format_value,
+    substitute,
+)
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
 SPEC = RunSpec(
     name="demo",
@@ -18,7 +27,7 @@ SPEC = RunSpec(
     workdir="/work dir",
     nproc=2,
     params={"batch_size": 16, "lr": 0.1, "resume_everything": True, "note": None},
-    metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+    metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
     checkpoints=CheckpointSpec("{run_dir}/checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
 )
 
@@ -75,6 +84,41 @@ def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
         "{unknown}",
         "{}",
     )
+
+
+@pytest.mark.parametrize(
+    ("args", "params", "expected"),
+    [
+        ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": 1.0}, "--lr 0.1 --clip-grad 1.0"),
+        ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": None}, "--lr 0.1"),
+        ("[--clip-grad {clip}] --lr {lr}", {"lr": 0.1, "clip": 0}, "--clip-grad 0 --lr 0.1"),
+        ("[--amp {amp}] end", {"amp": True}, "--amp end"),
+        ("[--amp {amp}] end", {"amp": False}, "end"),
+        ("[--amp={amp}]", {"amp": True}, "--amp=true"),
+        ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": 0.9}, "--ema --decay 0.9"),
+        ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": None}, ""),
+        ("[+trainer.clip={clip}] [-v {v}]", {"clip": None, "v": True}, "-v"),
+        ("[CLIP={clip}]", {"clip": 2}, "CLIP=2"),
+        ("[--sizes [{a},{b}]] x", {"a": 1, "b": 2}, "--sizes [1,2] x"),
+        ("--betas [0.9,0.99] [{a},{b}] [x] [", {"a": 1, "b": 2}, "--betas [0.9,0.99] [1,2] [x] ["),
+        ("[--from {checkpoint}] [--out {run_dir}]", {}, "--out /state/runs/demo-1"),
+        ("[--text {text}]", {"text": "a] [--b {c}"}, "--text|a] [--b {c}"),
+    ],
+)
+def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) -> None:
+    spec = replace(SPEC, launcher="python", program=("a.py",), args=tuple(args.split()), params=params)
+    words = expected.split("|") if "|" in expected else expected.split()
+    assert launch(spec).argv[2:] == tuple(words)
+    command = replace(spec, launcher="command", program=("make", *spec.args), args=(), python=None)
+    assert launch(command).argv == ("make", *words)
+
+
+@pytest.mark.parametrize(
+    "words", ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]"]
+)
+def test_pieces_that_cannot_be_understood(words: str) -> None:
+    with pytest.raises(PieceError):
+        find_pieces(words.split())
 
 
 def test_the_profile_has_the_last_word_on_the_environment() -> None:

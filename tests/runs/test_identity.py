@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from gputui.runs.identity import boot_id, environment_of, identify, is_alive, marked_processes, read_stat, send_signal
 from tests.conftest import wait_until
@@ -30,6 +34,51 @@ def test_no_signal_reaches_a_process_that_took_over_a_number() -> None:
         assert send_signal(identity, signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
         assert not send_signal(identity, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("open_too", [True, False])
+def test_signals_are_sent_where_there_are_no_pidfds(number: int, open_too: bool) -> None:
+    code = f"""
+import signal, subprocess, sys
+from dataclasses import replace
+from gputui.runs import signalling
+from gputui.runs.identity import identify, send_signal
+from tests.runs.seccomp import forbid_pidfds
+if not forbid_pidfds({number}, open_too={open_too}):
+    sys.exit(77)
+child = subprocess.Popen(["sleep", "60"])
+other = subprocess.Popen(["sleep", "60"])
+identity, second = identify(child.pid), identify(other.pid)
+try:
+    assert not send_signal(replace(identity, start_ticks=identity.start_ticks - 1), signal.SIGKILL)
+    assert child.poll() is None
+    assert send_signal(identity, signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGTERM
+    assert not send_signal(identity, signal.SIGTERM)
+    signalling.send(other.pid, second.start_ticks, signal.SIGTERM)
+    assert other.wait(10) == -signal.SIGTERM
+finally:
+    child.kill(); other.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("no filter can be set here")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_a_signal_that_the_kernel_refuses_is_not_an_error() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        code = (
+            "import logging, os, signal, sys; from gputui.runs.identity import identify, send_signal\n"
+            "logging.basicConfig(level=logging.INFO)\n"
+            f"child = identify({child.pid}); os.setuid(65534); sys.exit(send_signal(child, signal.SIGTERM))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, "another user's" in done.stderr) == (0, True), done.stderr
+        assert child.poll() is None
+        child.kill()
 
 
 def test_a_zombie_has_ended() -> None:

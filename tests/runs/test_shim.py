@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,16 @@ class Attempt:
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, code: str, *, grace_seconds: float = 5.0, argv: list[str] | None = None, **plan: Any) -> None:
+    def start(
+        self,
+        code: str,
+        *,
+        grace_seconds: float = 5.0,
+        argv: list[str] | None = None,
+        inherit: Mapping[str, str] | None = None,
+        program: str = shim.__file__,
+        **plan: Any,
+    ) -> None:
         record = {
             "argv": argv or [sys.executable, "-c", code],
             "env": {"GPUTUI_RUN_DIR": str(self.folder), "GPUTUI_ATTEMPT": "1"},
@@ -36,7 +48,9 @@ class Attempt:
         }
         (self.folder / "attempt.json").write_text(json.dumps(record))
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(self.folder)], start_new_session=True
+            [sys.executable, "-I", "-S", program, str(self.folder)],
+            start_new_session=True,
+            env={**os.environ, **(inherit or {})},
         )
 
     def signal(self, number: int) -> None:
@@ -179,6 +193,46 @@ def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     assert left_over(attempt) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="a child of root needs root")
+def test_a_command_that_cannot_be_killed_is_given_up() -> None:
+    """As what sudo starts: the shim is an ordinary user's, its child root's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        become_root = folder / "become-root"
+        shutil.copy(str(shutil.which("setpriv")), become_root)
+        become_root.chmod(0o4755)
+        plan = {
+            "argv": [str(become_root), "--reuid=0", "--regid=0", "--clear-groups", "sleep", "600"], "cwd": name,
+            "grace_seconds": 0.5, "lock_files": [], "env": {"GPUTUI_RUN_DIR": name, "GPUTUI_ATTEMPT": "1"},
+        }  # fmt: skip
+        (folder / "attempt.json").write_text(json.dumps(plan))
+        # What the interpreter needs lies where an ordinary user cannot read it, so it is loaded before.
+        program = f"""
+import encodings.ascii, os, pathlib
+from gputui.runs import shim
+shim.UNKILLABLE_SECONDS = 1.0
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+shim.Shim(pathlib.Path({name!r})).run()
+"""
+        process = subprocess.Popen([sys.executable, "-c", program])
+        try:
+            wait_until((folder / "started.json").exists, what="the start")
+            pid = int(json.loads((folder / "started.json").read_text())["pid"])
+            if not wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", what="the command"):
+                pytest.skip("no program becomes root here")
+            process.terminate()
+            process.wait(20)
+            ended = json.loads((folder / "exit.json").read_text())
+            assert (ended["code"], ended["signal"], ended["survivors"], ended["forced"]) == (None, None, [pid], True)
+            listed = json.loads((folder / "processes.json").read_text())["processes"]
+            assert [entry["pid"] for entry in listed] == [pid]
+        finally:
+            process.kill()
+            with contextlib.suppress(ProcessLookupError, UnboundLocalError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_the_end_of_a_command_that_filled_the_disk_is_told(tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -192,6 +246,28 @@ def test_the_end_of_a_command_that_filled_the_disk_is_told(tmp_path: Path) -> No
         assert ended["code"] == 1 and os.statvfs(small).f_bavail <= 1
         assert ended["disk_free_bytes"] < 100_000
         assert not (small / "exit.json.tmp").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("pages", range(6))
+def test_a_command_that_ran_is_never_called_one_that_did_not_start(tmp_path: Path, pages: int) -> None:
+    """However little room the shim finds on the disk when it begins."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        attempt = Attempt(small)
+        with (small / "ballast").open("wb", buffering=0) as ballast:
+            # The plan takes a page of its own.
+            ballast.write(bytes((16 - 1 - pages) * 4096))
+        ran = tmp_path / "ran"
+        attempt.start("", argv=["/bin/sh", "-c", f"touch {ran}; rm {small}/ballast"])
+        ended = attempt.ended()
+        assert (ran.exists(), ended["code"], ended["error"]) in ((True, 0, None), (False, None, ended["error"]))
+        assert ran.exists() or "No space" in ended["error"]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
@@ -280,7 +356,9 @@ shim.oom_kills, shim.OOM_LOOK_SECONDS = look, 0.2
 shim.Shim(pathlib.Path({str(tmp_path)!r})).run()
 """
     subprocess.run([sys.executable, "-c", program], timeout=40, check=True)
-    assert json.loads((tmp_path / "exit.json").read_text())["oom_kills"] == {"cgroup": None, "host": counted}
+    assert json.loads((tmp_path / "exit.json").read_text())["oom_kills"] == {
+        "cgroup": None, "host": counted, "processes": 0
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -303,3 +381,46 @@ def test_oom_kills_of_the_control_group_are_counted(
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
     assert shim.oom_kills(tmp_path, tmp_path / "groups") == {"cgroup": expected, "host": 9}
+
+
+def agent_entry(folder: Path) -> dict[str, Any]:
+    """What starts an agent: here one that writes its environment and ends."""
+    code = f"import os, pathlib; pathlib.Path({str(folder / 'agent-ran')!r}).write_text(repr(dict(os.environ)))"
+    return {
+        "argv": [sys.executable, "-c", code],
+        "set": {"GPUTUI_AGENT": "1"},
+        "unset": ["GPUTUI_RUN_DIR"],
+        "lock": str(folder / "agent.lock"),
+        "stopped": str(folder / "agent.stopped"),
+        "log": str(folder / "agent.log"),
+    }
+
+
+def test_the_end_of_a_run_starts_an_agent_where_none_lives(attempt: Attempt) -> None:
+    dead = {"pid": 2**22 - 1, "start_ticks": 1, "boot_id": "x"}
+    (attempt.folder / "agent.lock").write_text(json.dumps(dead))
+    attempt.start("import sys; sys.exit(1)", agent=agent_entry(attempt.folder))
+    attempt.ended()
+    environment = wait_until(
+        lambda: path.read_text() if (path := attempt.folder / "agent-ran").exists() else None, what="the agent"
+    )
+    assert "'GPUTUI_AGENT': '1'" in environment and "GPUTUI_RUN_DIR" not in environment
+
+
+@pytest.mark.parametrize("why", ["an agent lives", "stopped on purpose", "the run was asked to stop"])
+def test_no_agent_is_started_where_none_is_wanted(attempt: Attempt, why: str) -> None:
+    own = identify(os.getpid())
+    assert own is not None
+    if why == "an agent lives":
+        holder = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": own.boot_id}
+        (attempt.folder / "agent.lock").write_text(json.dumps(holder))
+    if why == "stopped on purpose":
+        (attempt.folder / "agent.stopped").touch()
+    attempt.start("import time; time.sleep(60)", agent=agent_entry(attempt.folder))
+    attempt.started()
+    if why == "the run was asked to stop":
+        attempt.signal(signal.SIGTERM)
+    else:
+        os.kill(attempt.started()["pid"], signal.SIGKILL)
+    attempt.ended()
+    assert not (attempt.folder / "agent.log").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.store import packs
@@ -12,7 +12,6 @@ VALUES = st.lists(st.one_of(st.none(), st.integers(-(2**40), 2**40)), min_size=1
 NEAR = st.lists(st.one_of(st.none(), st.integers(-5, 40_000)), min_size=1, max_size=packs.MOST_SAMPLES)
 
 
-@settings(max_examples=60, deadline=None)
 @given(values=NEAR, scale=st.sampled_from([1, 15, 2 << 20]), data=st.data())
 def test_values_come_back_exactly(values: list[int | None], scale: int, data: st.DataObject) -> None:
     scaled = [None if value is None else value * scale for value in values]
@@ -33,7 +32,6 @@ def test_values_come_back_exactly(values: list[int | None], scale: int, data: st
         column.codes.encode("utf-8")  # no character is half a pair
 
 
-@settings(max_examples=60, deadline=None)
 @given(values=VALUES)
 def test_values_far_apart_come_back_to_a_billionth_of_their_span(values: list[int | None]) -> None:
     found = packs.decode(packs.encode(values), len(values), 0, len(values))
@@ -44,7 +42,6 @@ def test_values_far_apart_come_back_to_a_billionth_of_their_span(values: list[in
         assert value is None or back is None or abs(value - back) <= span / 2**30 + 0.5
 
 
-@settings(max_examples=200, deadline=None)
 @given(values=st.lists(st.integers(-(2**65), 2**65), min_size=1, max_size=6))
 def test_what_64_bits_cannot_hold_is_refused(values: list[int]) -> None:
     try:
@@ -65,7 +62,6 @@ def test_what_does_not_change_takes_no_room() -> None:
     assert packs.encode([90, 91, 95, None]).codes == '!"& '
 
 
-@settings(max_examples=60, deadline=None)
 @given(late=st.lists(st.integers(0, 90_000), min_size=1, max_size=packs.MOST_SAMPLES, unique=True))
 def test_times_come_back(late: list[int]) -> None:
     times = [1_790_000_000_000 + place * 100 + at for place, at in enumerate(sorted(late))]

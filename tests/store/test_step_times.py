@@ -53,6 +53,22 @@ def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None
     assert StepTimes(store, "b-1").first_at(1) is None
 
 
+def test_steps_that_are_counted_within_an_epoch_come_again(store: sqlite3.Connection) -> None:
+    for offset, step in enumerate((0, 1, 2, 2, 3)):
+        line(store, 1, offset, step, None)
+    for offset, step in enumerate((0, 1, 2, 0, 1), 10):
+        line(store, 2, offset, step, None)
+    times = StepTimes(store, "a-1")
+    assert [times.repeats(1, 0), times.repeats(1, 2), times.repeats(2, 0)] == [False, False, True]
+
+
+def test_lines_of_a_trainer_state_come_with_checkpoints(store: sqlite3.Connection) -> None:
+    assert StepTimes(store, "a-1").come_with_checkpoints() is False
+    store.execute("UPDATE metric_sources SET format = 'hf'")
+    assert StepTimes(store, "a-1").come_with_checkpoints() is True
+    assert StepTimes(store, "b-1").come_with_checkpoints() is False
+
+
 def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> None:
     line(store, 1, 0, None, 5.0)
     line(store, 1, 10, 3, None)

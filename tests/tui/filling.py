@@ -19,12 +19,19 @@ from gputui.config import Workspace, locate
 from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.storing import store_batch
+from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import quarantine, queue
 from tests.stores import open_store
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 GIB = 2**30
+_BEGAN = time.monotonic()
+
+
+def an_hour_later() -> float:
+    """A wall clock that goes on from an hour after NOW: what was recorded then is old on every day that tests run."""
+    return NOW + 3600.0 + time.monotonic() - _BEGAN
 
 
 def uuid(index: int) -> str:
@@ -195,7 +202,7 @@ class Filler:
             nproc=max(1, len(gpus)),
             gpus=GpuRequest(count=len(gpus)),
             params=launched,
-            metrics=MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),
+            metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
             checkpoints=CheckpointSpec("{run_dir}/checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
         )
         started = None if started_ago is None else now - started_ago
@@ -379,7 +386,8 @@ class Filler:
             batch.take(source, 0, offset, parsed)
             offset += len(text) + 1
         batch.state = SourceState(byte_offset=offset)
-        assert store_batch(connection, source, before, batch, self.now)
+        with transaction(connection):
+            assert store_batch(connection, source, before, batch, self.now)
 
     def curve(
         self,

@@ -7,14 +7,14 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from gputui.runs.identity import read_stat
+from tests.forkserver import Forked
 from tests.tui.terminal import Terminal
 
 LONGEST_QUERY = len(b"\x1b[?2026$p")
@@ -25,7 +25,7 @@ class PtyApp:
     """Runs a command as the leader of a session on a pseudo-terminal and reads what it writes.
 
     Args:
-        command: arguments behind the interpreter.
+        command: a module and its words.
         size: columns and lines.
         sync: answer that the terminal has synchronized output.
         places: answer where the cursor is.
@@ -49,14 +49,14 @@ class PtyApp:
         self.master, slave = pty.openpty()
         self._set_size(*size)
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLORTERM", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
+        self.process = Forked(
+            command,
+            leads_terminal=True,
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=ROOT,
             env={**inherited, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **(environment or {})},
-            preexec_fn=lambda: _lead_session(slave),
         )
         os.close(slave)
 
@@ -96,6 +96,12 @@ class PtyApp:
             assert time.monotonic() < deadline, self.terminal.text
             self.read(0.05)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the program has suspended itself."""
+        stat = read_stat(self.process.pid)
+        return stat is not None and stat.state == "T"
+
     def type(self, keys: str) -> None:
         """Press keys."""
         os.write(self.master, keys.encode())
@@ -133,8 +139,3 @@ class PtyApp:
             whole = whole[:cut]
         self._fed += len(whole.encode())
         self.terminal.feed(whole)
-
-
-def _lead_session(terminal: int) -> None:
-    os.setsid()
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

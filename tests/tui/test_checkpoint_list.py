@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from gputui.config import Workspace
+from gputui.store import checkpoints, queries
+from gputui.store.checkpoints import CheckpointRow
 from gputui.tui import checkpoint_list
-from gputui.tui.checkpoint_list import CheckpointReader
+from gputui.tui.checkpoint_list import CheckpointReader, Fact
+from gputui.tui.page_reading import RunCheckpoints
 from gputui.tui.snapshot import Checkpoint, CheckpointList
+from tests.tui.filling import Filler
 
 
 class Clock:
@@ -85,3 +90,34 @@ def test_a_folder_is_as_large_as_its_files_and_another_run_is_unknown(tmp_path: 
 def test_of_a_past_moment_only_what_was_there() -> None:
     found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
     assert [each.name for each in found.written_by(15.0).newest] == ["a"] and found.written_by(15.0).count == 4
+
+
+def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
+    path = write(tmp_path, 200)
+    facts = {str(path): Fact(190, 2, "was left by a rollback")}
+    reader = CheckpointReader(Clock())
+    reader.read(tmp_path, "step_*.pt", None, facts)
+    reader.wait(5.0)
+    (one,) = reader.read(tmp_path, "step_*.pt", None, facts).newest
+    assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")
+
+
+def test_a_page_tells_what_its_run_will_not_go_on_from(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-b16-1", "running", started_ago=100.0)
+    filler.attempt("vit-b16-1", 1, "failed", started_ago=100.0, ended_ago=50.0, last_step=12)
+    filler.attempt("vit-b16-1", 2, "running", started_ago=40.0, last_step=3)
+    folder = workspace.run_dir("vit-b16-1") / "checkpoints"
+    folder.mkdir(parents=True)
+    rows = [
+        CheckpointRow(str(write(folder, step)), number, "run", step, 1, step, 1.0) for step, number in ((10, 1), (3, 2))
+    ]
+    checkpoints.save(filler.connection, "vit-b16-1", (), rows)
+    run = queries.run(filler.connection, "vit-b16-1")
+    reader = RunCheckpoints(workspace)
+    reader.note_ledger(filler.connection, run, queries.attempts(filler.connection, run.run_id))
+    reader.read(run, None)
+    reader.wait(5.0)
+    found = reader.read(run, None)
+    assert found is not None
+    told = {one.step: (one.attempt, one.refused) for one in found.newest}
+    assert told[3] == (2, "") and told[10][0] == 1 and "attempt 2 began from the start" in told[10][1]

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.color import ColorSystem
 from rich.segment import Segment
@@ -46,7 +46,6 @@ def put(target: CellGrid, y: int, x: int, text: str, style: str = "") -> None:
     target.feed(y, x, segment.cell_length, [segment])
 
 
-@settings(max_examples=300)
 @given(st.lists(CHANGES, max_size=5), st.tuples(st.integers(-3, 20), st.integers(-3, 9)))
 def test_any_changes_arrive(
     frames: list[list[tuple[int, int, int, list[tuple[str, Style]]]]], caret: tuple[int, int]
@@ -76,6 +75,17 @@ def test_a_line_always_has_whole_wide_characters(changes: list[tuple[int, int, i
                 assert cells_of(texts[x - 1])[1:] == [""]
             elif len(cells_of(text)) == 2:
                 assert texts[x + 1] == ""
+
+
+def test_a_terminal_that_shrinks_while_a_frame_is_put_off_gets_what_is_left() -> None:
+    cells = grid(12, 4)
+    cells.emit((0, 0))
+    put(cells, 3, 0, "the last line")
+    cells.resize(12, 2)
+    put(cells, 1, 0, "now the last")
+    terminal = Terminal(12, 2)
+    terminal.feed(cells.emit((0, 0)))
+    assert terminal.lines == [" " * 12, "now the last"] and not cells.is_pending
 
 
 def test_frames_left_out_are_made_up_for() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tests.conftest import wait_until
 from tests.tui.pty_app import PtyApp
 from tests.tui.terminal import GARBAGE
 
-APP = "tests/tui/display_apps.py"
+APP = "tests.tui.display_apps"
 
 
 @pytest.fixture
@@ -65,10 +64,7 @@ def test_a_new_size_is_filled(still: PtyApp) -> None:
 def test_the_screen_is_back_after_a_suspension(still: PtyApp) -> None:
     before = still.terminal.lines
     os.kill(still.process.pid, signal.SIGTSTP)
-    deadline = time.monotonic() + 10
-    while os.waitpid(still.process.pid, os.WUNTRACED | os.WNOHANG) == (0, 0):
-        assert time.monotonic() < deadline
-        still.read(0.05)
+    still.read_until(lambda: still.is_stopped)
     still.read(0.1)
     assert b"\x1b[?1049l" in still.output
     still.terminal.fill_with_garbage()

@@ -8,8 +8,6 @@ import pty
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forkserver import Forked
 from tests.tui.filling import Filler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +28,8 @@ class Terminal:
     def __init__(self, home: Path) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tui.screen_app", str(home)],
+        self.process = Forked(
+            ["tests.tui.screen_app", str(home)],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -6,7 +6,6 @@ import base64
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,7 @@ def open_screen(filler: Filler, workspace: Workspace) -> Callable[..., object]:
         if settings:
             save(workspace.settings, settings)
         home = str(workspace.state.parent)
-        with PtyApp(["-m", "tests.tui.screen_app", home], size=(100, 30), environment=environment) as app:
+        with PtyApp(["tests.tui.screen_app", home], size=(100, 30), environment=environment) as app:
             app.read_until(lambda: "leave" in app.terminal.text)
             app.read(0.2)
             yield app
@@ -166,10 +165,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(open_screen: Calla
         before = app.terminal.lines
         mark = len(app.output)
         app.type("\x1a")
-        deadline = time.monotonic() + 10
-        while os.waitpid(app.process.pid, os.WUNTRACED | os.WNOHANG) == (0, 0):
-            assert time.monotonic() < deadline
-            app.read(0.02)
+        app.read_until(lambda: app.is_stopped)
         app.read(0.2)
         given = bytes(app.output[mark:])
         for end in (MOUSE_OFF, b"\x1b[23;2t", b"\x1b[?1049l"):

@@ -8,7 +8,7 @@ import queue
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -35,7 +35,7 @@ class Agents:
     def read_identity(self, workspace: Workspace) -> AgentIdentity | None:
         return self.identity
 
-    def ensure_agent(self, workspace: Workspace) -> AgentIdentity:
+    def ensure_agent(self, workspace: Workspace, report: Callable[[str], None]) -> AgentIdentity:
         self.starts += 1
         if self.problems:
             raise AgentUnreachableError(self.problems.pop(0))

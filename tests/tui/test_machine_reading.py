@@ -13,7 +13,7 @@ from gputui.tui.feed import Feed
 from gputui.tui.machine_reading import COSTS_PER_READ, XID_SECONDS, GpuPageReader
 from gputui.tui.reading import Interest, SnapshotReader
 from gputui.tui.screens.processes import ProcessesScreen
-from tests.tui.filling import NOW, Filler, uuid
+from tests.tui.filling import NOW, Filler, an_hour_later, uuid
 from tests.tui.test_screens import SMALL, text, until
 
 
@@ -73,7 +73,7 @@ def test_a_gpus_history_is_read_anew_only_with_a_new_bucket(
 
 async def test_procfs_is_read_by_the_feed_while_the_page_is_open(workspace: Workspace, filler: Filler) -> None:
     filler.overnight()
-    feed = Feed(workspace)
+    feed = Feed(workspace, wall=an_hour_later)
     feed.start()
     app = GputuiApp(workspace, feed, feed.first(5.0))
     async with app.run_test(size=SMALL) as pilot:

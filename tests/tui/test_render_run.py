@@ -140,16 +140,18 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
             Checkpoint("step_9000.pt", 9000, 3 << 30, NOW - 90, True, "the CRC of each of its 9 members was checked"),
             Checkpoint("step_8500.pt", 8500, 3 << 30, NOW - 900, False, "is damaged"),
             Checkpoint("step_8000.pt", 8000, None, None),
+            Checkpoint("step_7500.pt", 7500, None, None, True, "", 2, "was left by a rollback"),
         ),
-        count=7,
+        count=8,
         is_known=True,
     )
     shown = text_of(checkpoint_lines(replace(page, checkpoints=found), NOW, 80))
     assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and "✓ whole: the CRC" in shown[0]
     assert "✗ is damaged" in shown[1]
     assert shown[2].endswith("· not checked  ← attempt 3 went on from here") and "–" in shown[2]
-    assert shown[3] == "  … 4 older ones"
-    assert checkpoint_note(found, NOW) == "7, newest step 9 000, 1 min old"
+    assert shown[3].endswith("✗ was left by a rollback, attempt 2")
+    assert shown[4] == "  … 4 older ones"
+    assert checkpoint_note(found, NOW) == "8, newest step 9 000, 1 min old"
     for nothing, words in (
         (None, "names no place"), (CheckpointList(), "Looking"), (CheckpointList(is_known=True), "None has been"),
     ):  # fmt: skip

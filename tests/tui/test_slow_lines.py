@@ -146,7 +146,7 @@ class SlowTerminal(PtyApp):
 @pytest.fixture
 def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
     filler.overnight()
-    with SlowTerminal(["-m", "tests.tui.screen_app", str(workspace.state.parent)], size=(120, 30), places=True) as app:
+    with SlowTerminal(["tests.tui.screen_app", str(workspace.state.parent)], size=(120, 30), places=True) as app:
         app.read_until(lambda: "leave" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
         os.set_blocking(app.master, False)
@@ -184,7 +184,7 @@ def test_while_answers_are_late_frames_wait_and_the_next_carries_all(filler: Fil
     """The line's buffers take everything and deliver it late, as ssh does: only the answers tell."""
     filler.overnight()
     home = str(workspace.state.parent)
-    with PtyApp(["-m", "tests.tui.screen_app", home], size=(100, 30)) as app:
+    with PtyApp(["tests.tui.screen_app", home], size=(100, 30)) as app:
         app.read_until(lambda: QUESTION in app.output)
         os.write(app.master, ANSWER)
         app.read_until(lambda: "leave" in app.terminal.text)
@@ -206,7 +206,7 @@ def test_while_answers_are_late_frames_wait_and_the_next_carries_all(filler: Fil
 
 def test_the_screen_works_where_no_answer_comes(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
-    with PtyApp(["-m", "tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
+    with PtyApp(["tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
         app.read_until(lambda: "leave" in app.terminal.text)
         for key, text, is_there in (
             ("?", "Keys", True),
@@ -224,7 +224,7 @@ def test_the_screen_works_where_no_answer_comes(filler: Filler, workspace: Works
 def test_answers_are_no_keys(filler: Filler, workspace: Workspace, tmp_path: Path) -> None:
     """However many answers come, wherever the cursor is said to be, nothing is done."""
     filler.overnight()
-    with PtyApp(["-m", "tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
+    with PtyApp(["tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
         app.read_until(lambda: "leave" in app.terminal.text)
         app.read(0.3)
         before = app.terminal.lines[1:]

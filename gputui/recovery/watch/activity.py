@@ -55,8 +55,6 @@ def doing(earlier: Sequence[Reading], later: Sequence[Reading], seconds: float, 
         return Doing.GONE
     if seconds <= 0:
         return Doing.UNKNOWN
-    if all(process.state == "T" for process in later):
-        return Doing.STOPPED
     before = {(process.pid, process.start_ticks): process for process in earlier}
     cpu = queued = 0.0
     moved = 0
@@ -70,8 +68,9 @@ def doing(earlier: Sequence[Reading], later: Sequence[Reading], seconds: float, 
         moved += process.io_bytes - ((was.io_bytes or 0) if was else 0)
     if any(process.state == "D" for process in later) or moved / seconds >= BUSY_IO_BYTES_PER_SECOND:
         return Doing.IO
-    # The main process decides: one whose workers alone are stopped still shows by itself what it does.
-    if min(later, key=lambda process: process.start_ticks).state == "T":
+    # The main process decides: one whose workers alone are stopped still shows by itself what it does. One that is
+    # held back by being stopped again and again gets on.
+    if min(later, key=lambda process: process.start_ticks).state == "T" and cpu / seconds < BUSY_CPU_SHARE:
         return Doing.STOPPED
     if gpu is not None and gpu.utilization_percent is not None and gpu.utilization_percent > IDLE_UTILIZATION_PERCENT:
         return Doing.SPINNING if _spins(gpu) else Doing.COMPUTING

@@ -19,6 +19,14 @@ EARLY_LINES = 10
 # With no history at all, starting up may take ten times the shortest hang, and the first steps five times.
 START_FACTOR, EARLY_FACTOR = 10.0, 5.0
 
+# A rank that is stopped, or ranks that all wait for each other and for nothing beyond the machine, tell more than a
+# silence does: for that, a third of the shortest hang will do.
+EVIDENT_SHARE = 1 / 3
+# Ranks may pause together for a part of what a silence was once explained by.
+IDLE_SHARE = 2 / 3
+# From then on the ranks are looked at, so that it is known what they did all the while.
+LOOK_AFTER_SECONDS = 4.0
+
 _LAST_EVENTS = frozenset({"end", "stop"})
 
 
@@ -94,11 +102,22 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """For how long there was no progress, and for how long that is explained."""
+    """For how long there was no progress, and for how long that is explained. ``evident_seconds``: for how long at
+    least it must have lasted, and what is seen of the ranks, where that alone tells; None before steps are made."""
 
     phase: Phase
     seconds: float
     allowed_seconds: float
+    evident_seconds: float | None = None
+
+    @property
+    def is_worth_a_look(self) -> bool:
+        """Whether what the ranks do tells anything by now."""
+        return self.is_overdue or (self.evident_seconds is not None and self.seconds >= LOOK_AFTER_SECONDS)
+
+    @property
+    def may_be_evident(self) -> bool:
+        return self.evident_seconds is not None and self.seconds >= self.evident_seconds
 
     @property
     def is_overdue(self) -> bool:
@@ -122,4 +141,6 @@ def allowed_seconds(pace: Pace, phase: Phase, hang_after: float) -> float:
 def silence(course: Course, seconds: float, hang_after: float) -> Silence:
     """How an attempt's silence of so many seconds stands."""
     phase = course.phase
-    return Silence(phase, seconds, allowed_seconds(course.pace, phase, hang_after))
+    evident = max(hang_after * EVIDENT_SHARE, (course.pace.longest_gap or 0.0) * IDLE_SHARE)
+    allowed = allowed_seconds(course.pace, phase, hang_after)
+    return Silence(phase, seconds, allowed, min(evident, allowed) if phase == "steps" else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gputui.charts import units
@@ -14,15 +14,19 @@ from gputui.recovery.watch.progress import Silence
 # One rank that works while all others wait for it may validate or save alone; it is believed for so long.
 LONE_WORKER_SECONDS = 1800.0
 LONE_WORKER_FACTOR = 10.0
+# For so long a rank must be seen stopped.
+STOPPED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a silence is. ``hang`` and ``rank_left_early`` call for an end; ``slow`` and ``paused`` are only told."""
+    """What a silence is. ``hang`` and ``rank_left_early`` call for an end; ``slow`` and ``paused`` are only told.
+    ``for_seconds``: for so long it must be seen, where history explains the silence so far."""
 
     kind: Literal["hang", "rank_left_early", "slow", "paused"]
     rank: int | None
     text: str
+    for_seconds: float = 0.0
 
     @property
     def is_stuck(self) -> bool:
@@ -36,18 +40,26 @@ def judge(
     launcher_stopped: bool = False,
     meets: bool = True,
     alone_seconds: float = math.inf,
+    is_closed: bool = False,
+    is_patient: bool = False,
 ) -> Verdict | None:
     """What an attempt's silence is, or None while it is explained.
 
     ``ranks`` is what each rank does; a run that is one process has the rank None. ``launcher_stopped``: whoever
     started the ranks is stopped too. ``meets``: the run has written metrics before, or its ranks wait for each other,
     so that doing nothing is known to be wrong; a program that may be meant to wait is only told. ``alone_seconds``:
-    since several ranks were last seen at work in this silence, if ever.
+    since several ranks were last seen at work in this silence, if ever. ``is_closed``: no rank has a connection beyond
+    this machine that it could wait for. ``is_patient``: ranks that wait get all the time that history explains.
     """
-    if not silence.is_overdue or not ranks:
+    if not ranks:
         return None
-    said = _said(silence)
     stopped = [rank for rank, what in ranks.items() if what is Doing.STOPPED]
+    if not silence.is_overdue:
+        if silence.evident_seconds is None or len(ranks) < 2 or launcher_stopped:
+            return None
+        verdict = _evident(silence, ranks, stopped, silence.evident_seconds, is_closed)
+        return None if verdict is not None and verdict.rank is None and is_patient else verdict
+    said = _said(silence)
     if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
         return Verdict("paused", None, f"all of it is stopped by a signal, {said}")
     busy = [rank for rank, what in ranks.items() if not what.is_stuck]
@@ -61,6 +73,24 @@ def judge(
             return Verdict("hang", busy[0], f"it computes while all others wait for it, {said}")
     name = "it" if busy[0] is None else f"rank {busy[0]}"
     return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{said}; {name} {ranks[busy[0]]}")
+
+
+def _evident(
+    silence: Silence,
+    ranks: Mapping[int | None, Doing],
+    stopped: list[int | None],
+    for_seconds: float,
+    is_closed: bool,
+) -> Verdict | None:
+    """What is told by the ranks alone: one that is stopped while its launcher is not, or ranks of which each waits for
+    another one, as nothing else is left that could wake them."""
+    said = f"nothing new for {units.duration(silence.seconds)}"
+    if stopped and len(stopped) < len(ranks):
+        return replace(_hang(ranks, stopped, said), for_seconds=STOPPED_SECONDS)
+    is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
+    if all(what.is_stuck for what in ranks.values()) and not stopped and (is_closed or is_spinning):
+        return replace(_hang(ranks, stopped, said), for_seconds=for_seconds)
+    return None
 
 
 def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], said: str) -> Verdict:

@@ -62,7 +62,8 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         template = spec.sinks.get(name)
         if template is None:
             return FAILED, f"the run's profile has no sink {name}"
-        os.environ.update({key: value for key, value in spec.env.items() if key.startswith(_PASSED_ON)})
+        given = {**(spec.shell.environment if spec.shell is not None else {}), **spec.env}
+        os.environ.update({key: value for key, value in given.items() if key.startswith(_PASSED_ON)})
         target = sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir))
         target = shown = absolute_target(name, target, Path("/"))
         followed = Target(run_id, run_dir, name, target)

@@ -60,6 +60,7 @@ class CellGrid:
         self.width, self.height = width, height
         self._want_text, self._want_pens = self._blank()
         self._have_text, self._have_pens = self._blank()
+        self._dirty.clear()
         self._unknown = True
 
     def mark_unknown(self) -> None:

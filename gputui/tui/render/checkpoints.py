@@ -18,12 +18,12 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
         return [fit_line([("  Looking…", "dim")], width)]
     if not found.newest:
         return [fit_line([("  None has been written yet.", "dim")], width)]
-    resumed: dict[int | None, int] = {
-        attempt.resumed_step: attempt.number for attempt in page.attempts if attempt.resumed_step is not None
+    resumed = {
+        attempt.resumed_from.rsplit("/", 1)[-1]: attempt.number for attempt in page.attempts if attempt.resumed_from
     }
     placed = place(_COLUMNS, width - 1)
     lines: list[Line] = [
-        [(" ", "text"), *row_line(placed, (each, now, resumed.get(each.step)), width - 1)] for each in found.newest
+        [(" ", "text"), *row_line(placed, (each, now, resumed.get(each.name)), width - 1)] for each in found.newest
     ]
     hidden = found.count - len(found.newest)
     return [*lines, fit_line([(f"  … {count(hidden)} older ones", "dim")], width)] if hidden else lines
@@ -51,15 +51,19 @@ def _where(found: Checkpoint) -> str:
 def _state(item: _Row, width: int) -> list[Span]:
     found, _, attempt = item
     words: list[Span] = []
-    if found.is_valid is None:
+    if found.refused:
+        words.append((f"✗ {found.refused}", "dim"))
+    elif found.is_valid is None:
         words.append(("· not checked", "dim"))
     elif found.is_valid:
         words.append(("✓ whole", "good"))
     else:
         words.append((f"✗ {found.why}", "bad"))
+    if found.attempt is not None:
+        words.append((f", attempt {found.attempt}", "dim"))
     if attempt is not None:
         words.append((f"  ← attempt {attempt} went on from here", "dim"))
-    if found.is_valid and not attempt:
+    if found.is_valid and not attempt and not found.refused:
         words.append((f": {found.why}", "dim"))
     return words
 

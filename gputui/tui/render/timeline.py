@@ -101,7 +101,9 @@ def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: 
 def _start_of(attempt: AttemptView, gpus: Sequence[GpuView]) -> _Told:
     where = gpu_words(attempt.gpus, gpus)
     if attempt.resumed_step is not None:
-        text = f"attempt {attempt.number} from step {count(attempt.resumed_step)} on {where}"
+        # What it was given, until it shows where it went on.
+        begin = attempt.resumed_step if attempt.first_step is None else attempt.first_step
+        text = f"attempt {attempt.number} from step {count(begin)} on {where}"
     else:
         text = f"attempt {attempt.number} on {where}" if attempt.number > 1 else f"started on {where}"
     at = attempt.started_at if attempt.started_at is not None else attempt.created_at

@@ -17,6 +17,7 @@ parser.add_argument("--resume", default="")
 options = parser.parse_args()
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 folder = run_dir / "checkpoints"
+folder.mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))

@@ -24,6 +24,7 @@ parser.add_argument("--resume", default="")
 options = parser.parse_args()
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 folder = run_dir / "checkpoints"
+folder.mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

@@ -9,12 +9,16 @@ import time
 import zipfile
 import zlib
 
+from title import set_title
+
 steps, fault, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 resume = sys.argv[4] if len(sys.argv) > 4 else ""
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 meeting = run_dir / f"meeting-{os.environ['GPUTUI_ATTEMPT']}"
 meeting.mkdir(exist_ok=True)
+if fault == "titled" or (fault == "half titled" and rank == 1):
+    set_title()
 begin = int(pathlib.Path(resume).stem.split("_")[1]) if resume else 0
 
 
@@ -48,7 +52,7 @@ for step in range(begin, steps):
     if fault == "compile" and step == begin:
         work(seconds)
     if step == 14 and not resume:
-        if fault == "validate":
+        if fault in ("validate", "titled") or (fault == "half titled" and rank == 1):
             work(seconds)
         if fault == "save" and rank == 0:
             read(seconds)
@@ -72,6 +76,7 @@ for step in range(begin, steps):
     os.write(out, (json.dumps(line) + "\n").encode())
     if (step + 1) % 10 == 0:
         path = run_dir / "checkpoints" / f"step_{step + 1:06d}.pt"
+        path.parent.mkdir(exist_ok=True)
         with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
             archive.writestr("step", str(step + 1))
         path.with_suffix(".tmp").rename(path)

@@ -11,6 +11,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--resume", default="")
 options = parser.parse_args()
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+(run_dir / "checkpoints").mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
 while not (run_dir / "go").exists():
     time.sleep(0.01)

@@ -145,6 +145,53 @@ def test_what_an_overdue_silence_is(ranks: Mapping[int | None, Doing], kind: str
     assert judge(Silence("steps", 59.0, 60.0), ranks) is None
 
 
+EXPLAINED = Silence("steps", 25.0, 90.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_closed", "kind", "rank"),
+    [
+        ({0: W, 1: STOP}, False, "hang", 1),
+        ({0: C, 1: STOP}, False, "hang", 1),
+        ({0: W, 1: W}, True, "hang", None),
+        ({0: W, 1: W}, False, None, None),
+        ({0: SPIN, 1: SPIN}, False, "hang", None),
+        ({0: SPIN, 1: W}, False, None, None),
+        ({0: SPIN, 1: W}, True, "hang", None),
+        ({0: W, 1: GONE}, True, "rank_left_early", 1),
+        ({0: C, 1: W}, True, None, None),
+        ({0: IO, 1: W}, True, None, None),
+        ({0: STOP, 1: STOP}, True, None, None),
+        ({None: W}, True, None, None),
+        ({0: W, 1: Doing.UNKNOWN}, True, None, None),
+    ],
+)
+def test_ranks_that_nothing_can_wake_hang_however_long_a_silence_is_explained(
+    ranks: Mapping[int | None, Doing], is_closed: bool, kind: str | None, rank: int | None
+) -> None:
+    verdict = judge(EXPLAINED, ranks, is_closed=is_closed)
+    assert (None if verdict is None else (verdict.kind, verdict.rank)) == (None if kind is None else (kind, rank))
+    assert judge(Silence("start", 25.0, 600.0), ranks, is_closed=is_closed) is None
+    assert judge(EXPLAINED, ranks, is_closed=is_closed, launcher_stopped=True) is None
+
+
+def test_where_a_hang_was_called_before_ranks_that_wait_get_all_their_time_and_stopped_ones_do_not() -> None:
+    assert judge(EXPLAINED, {0: W, 1: W}, is_closed=True, is_patient=True) is None
+    stopped = judge(EXPLAINED, {0: W, 1: STOP}, is_closed=True, is_patient=True)
+    assert stopped is not None and stopped.kind == "hang"
+
+
+def test_how_long_nothing_must_be_done_follows_from_history_once_there_are_steps() -> None:
+    assert silence(course(*[30.0] * 20), 5.0, 60).evident_seconds == 20
+    assert silence(course(*[30.0] * 20, 90.0, *[30.0] * 3), 5.0, 60).evident_seconds == 60
+    assert silence(course(*[1.0] * 20), 5.0, 600).evident_seconds == 200
+    assert silence(course(1.0, 1.0), 5.0, 60).evident_seconds is None
+
+
+def test_a_rank_that_gets_on_between_stops_is_not_stopped() -> None:
+    assert doing([reading()], [reading(state="T", cpu=1.0)], 2.0) is C
+
+
 def test_who_stops_all_of_a_run_pauses_it() -> None:
     verdict = judge(OVERDUE, {0: STOP, 1: STOP}, launcher_stopped=True)
     assert verdict is not None and verdict.kind == "paused"

@@ -106,7 +106,6 @@ def test_tensorboard(filler: Filler, tmp_path: Path) -> None:
         write(filler, "tensorboard", tmp_path / "board")
 
 
-@pytest.mark.slow
 def test_mlflow(filler: Filler, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -156,7 +155,6 @@ def filler_created_at(filler: Filler) -> float:
     return float(filler.connection.execute("SELECT created_at FROM runs WHERE run_id = 'net-1'").fetchone()[0])
 
 
-@pytest.mark.slow
 def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
     """What a process left unfinished is taken away, and everything is written once."""
     target = tmp_path / "wandb"

@@ -1,0 +1,95 @@
+"""Which Python starts shims: that of this installation, or another where it was replaced or removed under a living
+agent. Any of at least 3.9 will do: a shim needs nothing but the standard library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gputui.runs import shim
+
+TRIAL_SECONDS = 5.0
+_TRIAL = "import ctypes, fcntl, json, resource, signal, subprocess, sys; sys.exit(sys.version_info < (3, 9))"
+
+# Another device, inode or time is another program.
+_Seen = tuple[int, int, int]
+
+
+class PythonGoneError(Exception):
+    """No Python can start a shim; the text says why and what to do."""
+
+
+def other_pythons() -> Iterator[str]:
+    """What is tried where the Python of this installation cannot be used: the one that it was made from, those that are
+    installed, and this process's own program, which is there even when it was removed."""
+    base = getattr(sys, "_base_executable", None)
+    found = (base, shutil.which("python3"), "/usr/bin/python3", f"/proc/{os.getpid()}/exe")
+    return (path for path in found if path)
+
+
+class ShimPython:
+    """Finds the interpreter again only when the file of the one in use has changed."""
+
+    def __init__(self, own: str = sys.executable, others: Callable[[], Iterator[str]] = other_pythons) -> None:
+        self._own = own
+        self._others = others
+        # It runs this process.
+        self._in_use = (own, _seen(own))
+        self._failed: set[tuple[str, _Seen]] = set()
+
+    def find(self) -> str:
+        """The path of an interpreter that works.
+
+        Raises PythonGoneError.
+        """
+        path, seen = self._in_use
+        if seen is None or _seen(path) != seen:
+            path = self._search()
+        if not Path(shim.__file__).is_file():
+            raise PythonGoneError(
+                f"gputui's own files are gone ({shim.__file__}); install it again, then restart the agent"
+            )
+        return path
+
+    def _search(self) -> str:
+        for path in (self._own, *self._others()):
+            seen = _seen(path)
+            if seen is None or (path, seen) in self._failed:
+                continue
+            if _works(path):
+                self._in_use = (path, seen)
+                return path
+            self._failed.add((path, seen))
+        gone = "is gone" if _seen(self._own) is None else "was replaced and does not work"
+        raise PythonGoneError(
+            f"the Python of this gputui {gone} ({self._own}), and no other was found; install gputui again, then "
+            "gputui agent stop and gputui agent start"
+        )
+
+
+def _seen(path: str) -> _Seen | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _works(path: str) -> bool:
+    """Whether an interpreter starts and has what a shim imports."""
+    try:
+        done = subprocess.run(
+            [path, "-I", "-S", "-c", _TRIAL],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=TRIAL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,70 @@
+"""Whether a run that trains has no metrics because its profile does not say where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.metrics.formats import PRINTED_STREAMS
+from gputui.recovery.checkpoints import look_in
+from gputui.runs.places import checkpoint_directory, in_run
+from gputui.runs.spec import RunSpec
+
+PRINTED_LINES = 200
+_READ_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTrace:
+    """Where the traces of training are: the output files of the attempt's first rank, its checkpoints, and where its
+    profile has metrics read from, in words. ``since`` (unix seconds) is when the attempt began."""
+
+    outputs: tuple[Path, ...]
+    checkpoints: Path | None
+    pattern: str
+    since: float
+    where: str
+
+
+def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> TrainingTrace:
+    folder = run_dir / "attempts" / str(attempt)
+    outputs = [folder / "output.log"]
+    if spec.launcher == "torchrun":
+        outputs = [*folder.glob("ranks/*/attempt_0/0/std*.log")]
+    printed = next((source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS), None)
+    files = [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None]
+    unread = [f"no metrics line is in {' or '.join(files)}"] if files else []
+    if printed is not None:
+        unread.append(f"nothing in its {printed} matches the patterns of its profile")
+    pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern
+    return TrainingTrace(tuple(outputs), checkpoint_directory(spec, run_dir), pattern, since, " and ".join(unread))
+
+
+def missing_metrics(trace: TrainingTrace) -> str | None:
+    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None before. To be asked only
+    while there is no metrics line, and in a job: folders may be slow."""
+    if trace.checkpoints is not None:
+        try:
+            newest = next(iter(look_in(trace.checkpoints, trace.pattern, most=1)), None)
+        except OSError:
+            newest = None
+        if newest is not None and newest.modified_ns / 1e9 >= trace.since:
+            return f"it has saved {Path(newest.path).name}, but {trace.where}"
+    if any(count >= PRINTED_LINES for count in map(_lines, _readable(trace.outputs))):
+        return f"it has printed {PRINTED_LINES} lines, but {trace.where}"
+    return None
+
+
+def _readable(paths: Iterable[Path]) -> Iterable[bytes]:
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                yield file.read(_READ_BYTES)
+        except OSError:
+            continue
+
+
+def _lines(content: bytes) -> int:
+    """Pieces of a progress bar, each behind a carriage return, count as lines."""
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")

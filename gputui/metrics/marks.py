@@ -1,0 +1,109 @@
+"""The lines of a file as they were read: a CRC-32 of each, kept in the store beside the offset.
+
+A script may write its whole file anew at each epoch, or add a column to it. Such a file is compared with the marks, and
+only the lines behind those that it had before are new.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gputui.metrics.contract import MAX_LINE_BYTES
+
+MARK_BYTES = 4
+BLOCK_LINES = 256
+COMPARED_BYTES = 1 << 20
+
+LONG_LINE_MARK = 1
+"""Of every line that is too long to be looked into."""
+
+KnownMarks = Callable[[int, int], bytes]
+"""The marks of so many lines of a source, from the one with this number on."""
+
+Verdict = Literal["comparing", "all", "short", "differs"]
+
+
+def packed(marks: array[int]) -> bytes:
+    """Marks as the store keeps them."""
+    if sys.byteorder == "big":
+        marks = marks[:]
+        marks.byteswap()
+    return marks.tobytes()
+
+
+def common(one: bytes, other: bytes) -> int:
+    """How many lines two rows of marks have in common at their beginning."""
+    low, high = 0, min(len(one), len(other)) // MARK_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * MARK_BYTES] == other[: middle * MARK_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(slots=True, eq=False)
+class Comparison:
+    """How far the file with this inode begins with the lines that were read before, ``total`` of them. ``place``
+    (bytes) and ``lines`` tell how far it was compared. Nothing of it is stored: the next agent compares again."""
+
+    inode: int
+    total: int
+    known: KnownMarks
+    mark: Callable[[bytes], int]
+    place: int = 0
+    lines: int = 0
+
+    def go_on(self, descriptor: int) -> Verdict:
+        """Compare the next megabyte: "all" lines that were read are in the file, it is "short" of them so far, or
+        it "differs" behind ``lines`` of them. Raises OSError."""
+        if self.lines == self.total:
+            return "all"
+        data = os.pread(descriptor, COMPARED_BYTES, self.place)
+        at_end = len(data) < COMPARED_BYTES
+        lines = data.split(b"\n")
+        if len(lines.pop()) > MAX_LINE_BYTES or (not lines and not at_end):
+            return "differs"
+        del lines[self.total - self.lines :]
+        found = packed(array("I", map(self.mark, lines)))
+        equal = common(found, self.known(self.lines, len(lines)))
+        self.place += sum(map(len, lines[:equal])) + equal
+        self.lines += equal
+        if equal < len(lines):
+            return "differs"
+        if self.lines == self.total:
+            return "all"
+        return "short" if at_end else "comparing"
+
+
+def stored_marks(connection: sqlite3.Connection, source_id: int, start: int, count: int) -> bytes:
+    """Raises sqlite3.Error."""
+    if count <= 0:
+        return b""
+    first, last = start // BLOCK_LINES, (start + count - 1) // BLOCK_LINES
+    rows = connection.execute(
+        "SELECT marks FROM line_marks WHERE source_id = ? AND block BETWEEN ? AND ? ORDER BY block",
+        (source_id, first, last),
+    ).fetchall()
+    begin = (start - first * BLOCK_LINES) * MARK_BYTES
+    return b"".join(row[0] for row in rows)[begin : begin + count * MARK_BYTES]
+
+
+def store_marks(connection: sqlite3.Connection, source_id: int, start: int, marks: bytes) -> None:
+    """Put marks in the place of all from the one with the number ``start`` on, inside the caller's transaction. Raises
+    sqlite3.Error."""
+    block, within = divmod(start, BLOCK_LINES)
+    data = stored_marks(connection, source_id, block * BLOCK_LINES, within) + marks
+    connection.execute("DELETE FROM line_marks WHERE source_id = ? AND block >= ?", (source_id, block))
+    size = BLOCK_LINES * MARK_BYTES
+    connection.executemany(
+        "INSERT INTO line_marks (source_id, block, marks) VALUES (?, ?, ?)",
+        [(source_id, block + at // size, data[at : at + size]) for at in range(0, len(data), size)],
+    )

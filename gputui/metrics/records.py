@@ -1,0 +1,126 @@
+"""Following the growing files of another tracker, record by record: TensorBoard's event files, W&B's offline runs.
+
+They are only ever appended to, and each start of a script begins one of its own: the newest that matches is read, after
+the one before it to its end. What is read is what their own libraries would read (`gputui.metrics.tracker_files`); none
+of these is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
+from gputui.metrics.contract import ParsedLine, Rejected, parse_values
+from gputui.metrics.files import FollowedFile
+from gputui.metrics.tracker_files import (
+    MAX_RECORD_BYTES,
+    DamagedError,
+    Frame,
+    event_frames,
+    event_scalars,
+    wandb_frames,
+    wandb_scalars,
+)
+from gputui.redaction import BY_LOOK, Redactor
+
+# Kind of a source → what its files are called below the folder that a profile names, how they are cut into records, and
+# what a record says.
+TRACKERS = {
+    "tensorboard": ("events.out.tfevents.*", event_frames, event_scalars),
+    "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_scalars),
+}
+
+
+class RecordReader:
+    """Reads the newest file of a tracker below the folders that ``path`` (a glob) matches; a `SourceReader`."""
+
+    def __init__(self, source_id: int, path: str, kind: str, redactor: Redactor = BY_LOOK) -> None:
+        self.is_busy = False
+        name, self._frames, self._scalars = TRACKERS[kind]
+        self._source_id = source_id
+        self._redactor = redactor
+        self._file = FollowedFile(f"{path}/{name}")
+
+    def close(self) -> None:
+        """Let go of open files; reading may go on afterwards."""
+        self._file.close()
+
+    def read(
+        self,
+        state: SourceState,
+        boundaries: Sequence[Boundary],
+        *,
+        budget_bytes: int = BATCH_BYTES,
+        ended: bool = False,
+    ) -> Batch | None:
+        """As SourceReader.read. A record is whole or it is none, so nothing is to be decided when it ``ended``."""
+        status = self._file.status(at_once=ended) if boundaries else None
+        if status is None:
+            return None
+        if state.inode is None:
+            state = SourceState(status.st_ino, state.generation)
+        is_current = state.inode == status.st_ino
+        assert state.inode is not None
+        self._file.keep_only(state.inode)
+        descriptor = (
+            self._file.open_current(state.inode) if is_current else self._file.open_former(state.inode, 0, None)
+        )
+        batch = None if descriptor is None else self._read_from(descriptor, state, boundaries, budget_bytes)
+        if batch is not None or is_current:
+            return batch
+        following = Batch(state, 0, self._redactor, more=True)
+        following.state = SourceState(status.st_ino, state.generation + 1)
+        return following
+
+    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """As SourceReader.end_place; with ``at_most``, the start of what there is."""
+        status = self._file.status(at_once=True)
+        following = state.generation + (state.inode is not None)
+        if status is None:
+            return SourceState(None, following)
+        generation = state.generation if state.inode == status.st_ino else following
+        return SourceState(status.st_ino, generation, status.st_size if at_most is None else 0)
+
+    def _read_from(
+        self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], budget_bytes: int
+    ) -> Batch | None:
+        attempt, segment_end = owner(boundaries, state.place)
+        size = os.fstat(descriptor).st_size if segment_end is None else segment_end
+        offset = state.byte_offset
+        if attempt is None or offset >= size:
+            return None
+        batch = Batch(state, attempt, self._redactor)
+        limit = min(budget_bytes, BATCH_BYTES)
+        end: int | None = None
+        try:
+            while end is None:
+                data = os.pread(descriptor, min(limit, size - offset), offset)
+                for number, frame in enumerate(self._frames(data, offset)):
+                    if number >= BATCH_LINES:
+                        break
+                    self._take(batch, state.generation, offset, frame)
+                    end = offset + frame.end
+                if end is None and (offset + len(data) >= size or limit > MAX_RECORD_BYTES):
+                    break
+                limit *= 8
+        except DamagedError as error:
+            # Where the next record begins cannot be known; what is appended after this may be in step again.
+            batch.reject(state.generation, offset if end is None else end, b"", Rejected(str(error)))
+            end = size
+        if end is None:
+            if segment_end is None:
+                return None
+            end = segment_end  # a killed script left half a record, and the next attempt began behind it
+        batch.bytes_read = end - offset
+        batch.state = SourceState(state.inode, state.generation, end)
+        batch.more = end < size or segment_end is not None
+        return batch
+
+    def _take(self, batch: Batch, generation: int, offset: int, frame: Frame) -> None:
+        values = self._scalars(frame.content)
+        parsed = None if values is None else parse_values(values)
+        if isinstance(parsed, ParsedLine):
+            batch.take(self._source_id, generation, offset + frame.start, parsed)
+        elif parsed is not None:
+            batch.reject(generation, offset + frame.start, frame.content[:200], parsed)

@@ -1,0 +1,227 @@
+"""Files of other trackers, record by record: TensorBoard's event files and W&B's offline runs. Pure, without their
+libraries: of both formats only what holds scalars is understood, everything else is passed over.
+
+Both are sequences of records in a frame, of protocol buffers each:
+
+- an event file (tensorflow/core/lib/io/record_writer.h): length (8 bytes), its masked CRC-32C (4), the record, and
+  the record's CRC (4);
+- a W&B file (wandb/sdk/internal/datastore.py): after 7 bytes of its own the log format of LevelDB, blocks of 32 KiB
+  with chunks of CRC (4), length (2), kind (1) and data, of which one or several make a record.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+MAX_RECORD_BYTES = 64 << 20
+"""A length beyond it is no length: the file is damaged there."""
+
+_EVENT_HEADER = struct.Struct("<QI")
+_EVENT_FOOTER_BYTES = 4
+_BLOCK_BYTES = 32 << 10
+_CHUNK_HEADER = struct.Struct("<IHB")
+_WANDB_HEADER_BYTES = 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+class DamagedError(ValueError):
+    """What follows is no record; the text says where."""
+
+
+class Frame(NamedTuple):
+    """A record in a file: it begins ``start`` bytes behind the place that was looked at, the next one at ``end``;
+    ``content`` is the record itself."""
+
+    start: int
+    end: int
+    content: bytes
+
+
+def event_frames(data: bytes, _offset: int) -> Iterator[Frame]:
+    """The whole records at the beginning of ``data``. Raises DamagedError."""
+    position = 0
+    while len(data) - position >= _EVENT_HEADER.size:
+        length, check = _EVENT_HEADER.unpack_from(data, position)
+        if length > MAX_RECORD_BYTES or masked_crc(data[position : position + 8]) != check:
+            raise DamagedError("no record of an event file")
+        begin = position + _EVENT_HEADER.size
+        end = begin + length + _EVENT_FOOTER_BYTES
+        if end > len(data):
+            return
+        yield Frame(position, end, data[begin : begin + length])
+        position = end
+
+
+def wandb_frames(data: bytes, offset: int) -> Iterator[Frame]:
+    """The whole records at the beginning of ``data``, which lies ``offset`` bytes from the file's start. Raises
+    DamagedError."""
+    position = 0
+    if offset == 0:
+        if len(data) < _WANDB_HEADER_BYTES:
+            return
+        if not data.startswith(b":W&B"):
+            raise DamagedError("no file of W&B")
+        position = _WANDB_HEADER_BYTES
+    start, parts = position, b""
+    while True:
+        left = _BLOCK_BYTES - (offset + position) % _BLOCK_BYTES
+        if left < _CHUNK_HEADER.size:
+            position += left  # the rest of a block that no chunk fits into
+            continue
+        if position + _CHUNK_HEADER.size > len(data):
+            return
+        _, length, kind = _CHUNK_HEADER.unpack_from(data, position)
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or length > left - _CHUNK_HEADER.size:
+            raise DamagedError("no record of W&B")
+        end = position + _CHUNK_HEADER.size + length
+        if end > len(data):
+            return
+        chunk = data[position + _CHUNK_HEADER.size : end]
+        parts = chunk if kind in (_FULL, _FIRST) else parts + chunk
+        position = end
+        if kind in (_FULL, _LAST):
+            yield Frame(start, end, parts)
+            start, parts = end, b""
+
+
+def event_scalars(record: bytes) -> dict[str, Any] | None:
+    """The scalars of an event as the values of a metrics line, with step and time; None where it has none. Raises
+    DamagedError."""
+    values: dict[str, Any] = {}
+    step, time = 0, None
+    for number, wire, value in _fields(record):
+        if number == 1 and wire == _FIXED64:
+            (time,) = struct.unpack("<d", value)
+        elif number == 2 and wire == _VARINT:
+            step = value
+        elif number == 5 and wire == _LENGTH:
+            for inner, kind, summary in _fields(value):
+                if inner == 1 and kind == _LENGTH:
+                    tag, scalar = _summary_value(summary)
+                    if scalar is not None:
+                        values[tag] = scalar
+    return {**values, "step": step, "time": time} if values else None
+
+
+def _summary_value(content: bytes) -> tuple[str, float | None]:
+    tag, scalar = "", None
+    for number, wire, value in _fields(content):
+        if number == 1 and wire == _LENGTH:
+            tag = value.decode("utf-8", "replace")
+        elif number == 2 and wire == _FIXED32:
+            (scalar,) = struct.unpack("<f", value)
+        elif number == 8 and wire == _LENGTH:
+            scalar = _tensor_scalar(value)
+    return tag, scalar
+
+
+def _tensor_scalar(content: bytes) -> float | None:
+    """The one number of a tensor without dimensions; None for any other."""
+    kinds = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+    kind, raw, has_shape = 0, b"", False
+    for number, wire, value in _fields(content):
+        if number == 1 and wire == _VARINT:
+            kind = value
+        elif number == 2 and wire == _LENGTH:
+            has_shape = any(inner == 2 for inner, _, _ in _fields(value))
+        elif number in (4, 5, 6) and wire in (_LENGTH, _FIXED32, _FIXED64):
+            raw = value
+    shape = kinds.get(kind)
+    if has_shape or shape is None or len(raw) != struct.calcsize(shape):
+        return None
+    return float(struct.unpack(shape, raw)[0])
+
+
+def wandb_scalars(record: bytes) -> dict[str, Any] | None:
+    """The numbers of a record of history as the values of a metrics line, with step and time; None where it is none.
+    Raises DamagedError."""
+    values: dict[str, Any] = {}
+    for number, wire, value in _fields(record):
+        if number != 2 or wire != _LENGTH:
+            continue
+        for inner, kind, content in _fields(value):
+            if inner == 1 and kind == _LENGTH:
+                name, item = _history_item(content)
+                if name and isinstance(item, int | float) and not isinstance(item, bool):
+                    values[name] = item
+    if "_step" not in values:
+        return None
+    step, time = values.pop("_step"), values.pop("_timestamp", None)
+    own = {name: value for name, value in values.items() if name not in ("_runtime", "step", "time")}
+    return {**own, "step": step, "time": time} if own else None
+
+
+def _history_item(content: bytes) -> tuple[str, Any]:
+    names: list[str] = []
+    text = b""
+    for number, wire, value in _fields(content):
+        if number in (1, 2) and wire == _LENGTH:
+            names.append(value.decode("utf-8", "replace"))
+        elif number == 16 and wire == _LENGTH:
+            text = value
+    try:
+        return ".".join(names), json.loads(text)
+    except (ValueError, RecursionError):
+        return "", None
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, value) of each field of a protocol buffer. Raises DamagedError."""
+    position = 0
+    while position < len(content):
+        key, position = _varint(content, position)
+        number, wire = key >> 3, key & 7
+        if wire == _VARINT:
+            value, position = _varint(content, position)
+            yield number, wire, value
+            continue
+        if wire == _LENGTH:
+            length, position = _varint(content, position)
+        elif wire in (_FIXED64, _FIXED32):
+            length = 8 if wire == _FIXED64 else 4
+        else:
+            raise DamagedError("not a protocol buffer")
+        if position + length > len(content):
+            raise DamagedError("a protocol buffer that is cut off")
+        yield number, wire, content[position : position + length]
+        position += length
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(content):
+            raise DamagedError("a protocol buffer that is cut off")
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise DamagedError("not a protocol buffer")
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def masked_crc(content: bytes) -> int:
+    """The CRC-32C of a few bytes, masked as event files have it."""
+    value = 0xFFFFFFFF
+    for byte in content:
+        value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+    value ^= 0xFFFFFFFF
+    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF

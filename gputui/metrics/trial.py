@@ -1,0 +1,133 @@
+"""An old log read as a profile would have it read: what would be drawn, and which lines nearly matched. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+from gputui.metrics.formats import LineFormat, printed_text
+from gputui.store.metric_queries import NOT_METRICS, as_float
+
+NEAR_SHOWN = 3
+# What a pattern begins with is found in many lines by chance; so much of it is not.
+NEAR_SHARE = 0.3
+NEAR_LITERAL = 3
+_NEAR_LINES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class NearMatch:
+    """A line that a pattern fits up to a place: ``fits`` is the part of the pattern that does, ``expected`` the rest,
+    ``found`` what the line has there instead."""
+
+    number: int
+    text: str
+    fits: str
+    expected: str
+    found: str
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a log would give. ``points`` are (step, value) of each metric in the order of the lines; ``backwards`` the
+    (line number, step before, step) at which the steps went back for the first time."""
+
+    lines: int = 0
+    taken: int = 0
+    rejected: list[tuple[int, str, str]] = field(default_factory=list)
+    points: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    first_step: int | None = None
+    last_step: int | None = None
+    backwards: tuple[int, int, int] | None = None
+    near: list[NearMatch] = field(default_factory=list)
+
+    def take(self, number: int, parsed: ParsedLine) -> None:
+        self.taken += 1
+        step = parsed.step
+        if step is None:
+            return
+        if self.last_step is not None and step < self.last_step and self.backwards is None:
+            self.backwards = (number, self.last_step, step)
+        self.first_step = step if self.first_step is None else self.first_step
+        self.last_step = step
+        for name, value in parsed.values.items():
+            as_number = None if name in NOT_METRICS else as_float(value)
+            if as_number is not None:
+                self.points.setdefault(name, []).append((step, as_number))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lines": self.lines,
+            "metrics_lines": self.taken,
+            "rejected": [{"line": number, "reason": why, "text": text} for number, why, text in self.rejected],
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "steps_go_back_at_line": None if self.backwards is None else self.backwards[0],
+            "metrics": [
+                {"name": name, "count": len(found), "first": found[0][1], "last": found[-1][1]}
+                for name, found in self.points.items()
+            ],
+            "near": [
+                {"line": near.number, "text": near.text, "fits": near.fits, "expected": near.expected}
+                for near in self.near
+            ],
+        }
+
+
+def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = ()) -> Trial:
+    """Read a whole log as its lines would have been read while they were written."""
+    if line_format.breaks_at_return:
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = content.split(b"\n")
+    if line_format.has_header:
+        line_format.begin(lines[0])
+    trial = Trial()
+    unmatched: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        trial.lines += 1
+        parsed = line_format.parse(line)
+        if isinstance(parsed, ParsedLine):
+            trial.take(number, parsed)
+        elif isinstance(parsed, Rejected):
+            trial.rejected.append((number, parsed.reason, excerpt(line)))
+        elif len(unmatched) < _NEAR_LINES:
+            unmatched.append((number, printed_text(line)))
+    trial.near = near_matches(patterns, unmatched)
+    return trial
+
+
+def near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> list[NearMatch]:
+    """Of (number, text) lines that no pattern matches, those that one fits for the most part: the best first, and one
+    for each place at which a pattern ends to fit."""
+    best: dict[str, tuple[float, NearMatch]] = {}
+    for pattern in patterns:
+        beginnings = list(_beginnings(pattern))
+        for number, text in lines:
+            fits = ((part, match) for part, beginning in beginnings if (match := beginning.search(text)))
+            part, match = next(fits, ("", None))
+            if match is None:
+                continue
+            share = len(part) / len(pattern)
+            rest = text[match.end() :].strip()[:40]
+            if share > best.get(part, (0.0, None))[0]:
+                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], rest))
+    ranked = sorted(best.values(), key=lambda pair: -pair[0])
+    return [near for _, near in ranked[:NEAR_SHOWN]]
+
+
+def _beginnings(pattern: str) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """The beginnings of a pattern that are patterns themselves and say something, the longest first."""
+    for end in range(len(pattern) - 1, 0, -1):
+        part = pattern[:end]
+        literal = re.sub(r"\(\?P<\w+>|\\.|[^A-Za-z0-9:=]", "", part)
+        if end / len(pattern) < NEAR_SHARE or len(literal) < NEAR_LITERAL:
+            return
+        try:
+            yield part, re.compile(part)
+        except (re.error, RecursionError, OverflowError):
+            continue

@@ -1,0 +1,605 @@
+"""A profile's first draft, with comments, from a script or a command that trains already. Nothing is run or imported.
+
+`draft` reads the script (`gputui.profiles.script_survey`), so it does I/O; the text that it returns is valid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gputui.profiles.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.script_survey import Option, Survey, options_in, survey_script
+from gputui.runs.command import format_value
+from gputui.runs.spec import ROLE_NAMES, Scalar
+
+Preset = Literal["hf", "lightning", "accelerate", "timm", "nanogpt", "makefile"]
+PRESETS: tuple[Preset, ...] = ("hf", "lightning", "accelerate", "timm", "nanogpt", "makefile")
+
+OUT = "{run_dir}/out"
+
+# Names by which scripts call what recovery may change, beyond those that it knows itself.
+_ROLE_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("per_device_train_batch_size", "train_batch_size", "micro_batch_size", "micro_bs", "batch", "bs"),
+    "grad_accum": ("grad_accum_steps", "accumulate_grad_batches", "accum_steps", "accum", "gradient_accumulation"),
+    "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
+    "lr": ("base_lr",),
+    "grad_clip": ("clip_grad", "gradient_clip_val", "clip"),
+    "num_workers": ("workers", "dataloader_num_workers"),
+    "timeout": ("ddp_timeout",),
+}
+_OUTPUT_OPTIONS = (
+    "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
+    "logdir", "log_dir", "results_dir", "project_dir", "save_path",
+)  # fmt: skip
+_RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
+_PARALLEL = ("init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel")
+_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+class DraftError(Exception):
+    """No profile can be drafted; one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The text of a profile, its name, what was recognised (one line each), and what a person must still decide."""
+
+    name: str
+    text: str
+    found: tuple[str, ...]
+    open_points: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Command:
+    """What was typed, taken apart. ``words`` follow the program."""
+
+    launcher: Literal["torchrun", "python", "command"] = "torchrun"
+    python: str | None = None
+    script: str | None = None
+    module: str | None = None
+    program: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    nproc: int | None = None
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The draft under way."""
+
+    params: dict[str, Scalar] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
+    out_options: dict[str, str] = field(default_factory=dict)
+    found: list[str] = field(default_factory=list)
+    open_points: list[str] = field(default_factory=list)
+
+
+def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, gpus: int = 0) -> Draft:
+    """Draft a profile that will lie in ``folder``.
+
+    Args:
+        words: a script's path alone, or the command that trains.
+        folder: where the profile will lie and where relative paths of the command begin.
+        preset: what the script is built on, where that cannot be seen.
+        gpus: how many GPUs the machine has.
+
+    Raises DraftError, and SurveyError where the script cannot be read.
+    """
+    command = _take_apart(words, folder)
+    survey = Survey()
+    script = _script_file(command, folder)
+    if script is not None:
+        survey = survey_script(script)
+        if command.launcher == "command" and command.script is None:
+            # Its options are those of the file that starts it, not of what is typed.
+            survey.options, survey.style = _make_variables(command, folder), None
+    chosen = preset or _recognised(survey, command)
+    if chosen == "makefile" and command.launcher != "command":
+        raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
+    if len(words) == 1 and command.launcher == "torchrun" and not _is_parallel(survey, chosen):
+        command.launcher = "python"
+    lines = _Lines()
+    if chosen is not None:
+        lines.found.append(f"built on {_TITLES[chosen]}" + ("" if preset is None else ", as said"))
+    if survey.style is not None:
+        lines.found.append(f"{len(survey.options)} options ({survey.style})")
+    _arguments(lines, survey, command, chosen)
+    name = _name(command, folder)
+    text = _text(name, lines, survey, command, chosen, gpus, folder)
+    return Draft(name, text, tuple(lines.found), tuple(lines.open_points))
+
+
+_TITLES: Mapping[Preset, str] = {
+    "hf": "the Hugging Face Trainer",
+    "lightning": "Lightning",
+    "accelerate": "accelerate",
+    "timm": "timm",
+    "nanogpt": "nanoGPT's way",
+    "makefile": "make",
+}
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def _take_apart(words: Sequence[str], folder: Path) -> _Command:
+    if not words:
+        raise DraftError(
+            "name a script (gputui init train.py) or a command (gputui init -- torchrun train.py --lr 0.1)"
+        )
+    first = Path(words[0]).name
+    if len(words) == 1 and words[0].endswith(".py"):
+        if not (folder / words[0]).is_file():
+            raise DraftError(f"{words[0]}: no such file")
+        return _Command(script=words[0], python=_python_beside(folder))
+    if first in _TORCHRUN:
+        return _torchrun(list(words[1:]), _Command(launcher="torchrun", python=_python_beside(folder)))
+    if re.fullmatch(r"python[\d.]*", first):
+        python = words[0] if "/" in words[0] else _python_beside(folder)
+        command = _Command(launcher="python", python=python)
+        rest = list(words[1:])
+        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
+            rest.pop(0)
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            if rest[1] in _TORCHRUN:
+                command.launcher = "torchrun"
+                return _torchrun(rest[2:], command)
+            command.module, command.words = rest[1], rest[2:]
+            return command
+        if not rest or rest[0].startswith("-"):
+            raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
+        command.script, command.words = rest[0], rest[1:]
+        return command
+    script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+    end = len(words) if script is None else script + 1
+    if first in ("make", "bash", "sh", "just"):
+        end = next((index for index, word in enumerate(words) if "=" in word), len(words))
+        script = None
+    return _Command(
+        launcher="command",
+        script=None if script is None else words[script],
+        program=list(words[:end]),
+        words=list(words[end:]),
+    )
+
+
+def _torchrun(words: list[str], command: _Command) -> _Command:
+    """torchrun's own options, then the script."""
+    while words:
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
+        if option in ("-m", "--module"):
+            command.module, command.words = words[0] if words else None, words[1:]
+            return command
+        if not word.startswith("-"):
+            command.script, command.words = word, words
+            return command
+        if option in ("--standalone", "--no-python", "--run-path"):
+            continue
+        value = value if equals else words.pop(0) if words else ""
+        if option.replace("_", "-") in ("--nproc-per-node",) and value.isdigit():
+            command.nproc = int(value)
+    raise DraftError("no script is named behind torchrun")
+
+
+def _python_beside(folder: Path) -> str | None:
+    return next((name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists()), None)
+
+
+def _script_file(command: _Command, folder: Path) -> Path | None:
+    if command.script is not None:
+        return folder / command.script
+    if command.module is None:
+        return _script_behind(command, folder)
+    path = folder.joinpath(*command.module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
+
+
+def _starting_file(command: _Command, folder: Path) -> Path | None:
+    """The shell script or Makefile that a command runs."""
+    names = command.program[1:] if Path(command.program[0]).name != "make" else ["Makefile", "makefile", "GNUmakefile"]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _script_behind(command: _Command, folder: Path) -> Path | None:
+    """The first Python script that the shell script or Makefile of a command names."""
+    file = _starting_file(command, folder) if command.program else None
+    if file is None:
+        return None
+    names = re.findall(r"[\w./-]+\.py\b", file.read_text("utf-8", "replace"))
+    # A variable of the shell in front of a name hides where it lies; beside the file is the best guess.
+    candidates = (base / each for name in names for base in (folder, file.parent) for each in (name, Path(name).name))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _make_variables(command: _Command, folder: Path) -> dict[str, Option]:
+    """``BATCH ?= 32`` of a Makefile."""
+    file = _starting_file(command, folder)
+    if file is None or Path(command.program[0]).name != "make":
+        return {}
+    pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", file.read_text("utf-8", "replace"), re.MULTILINE)
+    return {name: Option(name, name, value if (number := _number(value)) is None else number) for name, value in pairs}
+
+
+def _recognised(survey: Survey, command: _Command) -> Preset | None:
+    if command.program and Path(command.program[0]).name == "make":
+        return "makefile"
+    if survey.uses("lightning", "pytorch_lightning"):
+        return "lightning"
+    if survey.uses("timm") and "create_model" in survey.calls and "resume" in survey.options:
+        return "timm"
+    if survey.style == "globals":
+        return "nanogpt"
+    if survey.uses("transformers", "trl") and any(
+        name.endswith(("Trainer", "TrainingArguments")) for name in survey.calls
+    ):
+        return "hf"
+    return "accelerate" if survey.uses("accelerate") else None
+
+
+def _is_parallel(survey: Survey, preset: Preset | None) -> bool:
+    """Whether the script makes ranks of what torchrun tells it."""
+    if preset in ("hf", "accelerate", "timm", "nanogpt"):
+        return True
+    return preset != "lightning" and (
+        bool(survey.calls & set(_PARALLEL)) or "LOCAL_RANK" in survey.text or "WORLD_SIZE" in survey.text
+    )
+
+
+# --- parameters and arguments ---------------------------------------------------------------------------------------
+
+
+def _arguments(lines: _Lines, survey: Survey, command: _Command, preset: Preset | None) -> None:
+    """What was typed comes first, its numbers as parameters; then what recovery may change."""
+    options = _known_options(survey, preset)
+    words = list(command.words)
+    if preset == "lightning" and survey.style == "lightning" and words[:1] != ["fit"] and not command.program:
+        words.insert(0, "fit")
+    typed: set[str] = set()
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        flag, equals, value = word.partition("=")
+        name = flag.lstrip("-+").replace("-", "_").replace(".", "_")
+        option = options.get(name)
+        follows = words[position] if position < len(words) else ""
+        if not equals and flag.startswith("-") and not (option is not None and option.is_flag):
+            if follows and (not follows.startswith("-") or _number(follows) is not None):
+                value, position = follows, position + 1
+            else:
+                lines.args.append(_literal(word))
+                continue
+        elif not equals and not (option is not None and option.is_flag):
+            lines.args.append(_literal(word))
+            continue
+        typed.add(name)
+        separator = "=" if equals else " "
+        if option is not None and option.is_flag:
+            lines.params[name] = True
+            lines.args.append(f"[{flag} {{{name}}}]")
+        elif name.lower() in _OUTPUT_OPTIONS:
+            lines.args.append(f"{flag}{separator}{OUT}")
+            lines.out_options[name] = OUT
+            lines.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
+        elif (number := _number(value)) is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
+            lines.params[name] = number
+            lines.args.append(f"{flag}{separator}{{{name}}}")
+            _note_role(lines, name)
+        else:
+            lines.args.append(f"{flag}{separator}{_literal(value)}")
+    for name, option in options.items():
+        if name not in typed:
+            _untyped(lines, name, option, "=" if survey.style in ("globals", "hydra") or preset == "makefile" else " ")
+
+
+def _known_options(survey: Survey, preset: Preset | None) -> dict[str, Option]:
+    options = dict(survey.options)
+    if preset == "hf" and survey.style == "hf":
+        known: dict[str, Scalar] = {
+            "output_dir": None, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+            "learning_rate": 5e-5, "max_grad_norm": 1.0,
+        }  # fmt: skip
+        for name, default in known.items():
+            options.setdefault(name, Option(f"--{name}", name, default))
+    if preset == "lightning" and survey.style == "lightning":
+        options["default_root_dir"] = Option("--trainer.default_root_dir", "default_root_dir")
+    return options
+
+
+def _untyped(lines: _Lines, name: str, option: Option, separator: str) -> None:
+    if name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
+        lines.args.append(f"{option.flag}{separator}{OUT}")
+        lines.out_options[name] = OUT
+        return
+    if option.is_required:
+        lines.params[name] = "TODO"
+        lines.args.append(f"{option.flag}{separator}{{{name}}}")
+        lines.open_points.append(f"the script requires {option.flag}: give it as params: {name}")
+        return
+    role = _role_of(name)
+    if role is None or not option.is_known:
+        return
+    if option.is_flag or option.default is None:
+        if option.is_flag and option.default is True:
+            return  # its flag takes it away
+        lines.params[name] = option.default if option.is_flag else None
+        lines.args.append(f"[{option.flag}{separator}{{{name}}}]")
+    elif not isinstance(option.default, str):
+        lines.params[name] = option.default
+        lines.args.append(f"{option.flag}{separator}{{{name}}}")
+    else:
+        return
+    _note_role(lines, name)
+
+
+def _role_of(name: str) -> str | None:
+    for role, usual in ROLE_NAMES.items():
+        if name.lower() in (*usual, *_ROLE_ALIASES.get(role, ())):
+            return role
+    return None
+
+
+def _note_role(lines: _Lines, name: str) -> None:
+    """Say which parameter plays a role where recovery would not know it by its name."""
+    role = _role_of(name)
+    if role is None or role in lines.roles or any(other in lines.params for other in ROLE_NAMES[role] if other != name):
+        return
+    if name not in ROLE_NAMES[role]:
+        lines.roles[role] = name
+
+
+def _number(text: str) -> int | float | None:
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        return float(text)
+    return None
+
+
+def _literal(word: str) -> str:
+    """A word of a command line as `shlex.split` takes it back."""
+    return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+# --- the text -------------------------------------------------------------------------------------------------------
+
+
+def _text(
+    name: str,
+    lines: _Lines,
+    survey: Survey,
+    command: _Command,
+    preset: Preset | None,
+    gpus: int,
+    folder: Path,
+) -> str:
+    out: list[str] = [
+        f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",
+        f"name: {name}",
+        f"launcher: {command.launcher}",
+    ]
+    if command.launcher == "command":
+        out.append(f"command: {_quoted(_joined(command.program))}")
+    elif command.module is not None:
+        out.append(f"module: {command.module}")
+    else:
+        out.append(f"script: {_quoted(str(command.script))}")
+    if command.launcher != "command":
+        if command.python is not None:
+            out.append(f"python: {_quoted(command.python)}")
+        else:
+            out.append("# python: .venv/bin/python      # the training environment's; else the active one")
+    if command.module is not None or command.launcher == "command" or command.script is None or "/" in command.script:
+        out.append("workdir: .")
+    wanted = min(gpus, command.nproc or gpus) if command.launcher == "torchrun" else min(gpus, 1)
+    out.append(f"gpus: {wanted}" + ("                         # 0: processes on the CPU" if not wanted else ""))
+    if command.launcher == "torchrun" and not wanted and command.nproc:
+        out.append(f"nproc: {command.nproc}")
+    if lines.params:
+        out.append("params:")
+        out += [f"  {key}: {_value(value)}" for key, value in lines.params.items()]
+    if lines.args:
+        out.append("args: >-")
+        out += [f"  {line}" for line in _wrapped(lines.args)]
+    elif command.launcher != "command":
+        out.append('args: ""')
+    if lines.roles:
+        out.append("roles: {" + ", ".join(f"{role}: {param}" for role, param in lines.roles.items()) + "}")
+    elif not any(_role_of(param) == "batch_size" for param in lines.params):
+        out.append("# no batch size was found that recovery could lower: roles: {batch_size: its_name}")
+    out += _metrics(lines, survey, preset)
+    out += _checkpoints(lines, survey, command, preset)
+    return "\n".join(out) + "\n"
+
+
+def _metrics(lines: _Lines, survey: Survey, preset: Preset | None) -> list[str]:
+    if "GPUTUI_METRICS" in survey.text:
+        lines.found.append("metrics lines written to $GPUTUI_METRICS")
+        return ["metrics: {source: jsonl}"]
+    sources: list[list[str]] = []
+    out_dir = _output_directory(lines, survey)
+    if preset == "hf":
+        sources.append(
+            ["source: hf", f'path: "{out_dir or "out"}/checkpoint-*/trainer_state.json"   # with each checkpoint']
+        )
+        lines.found.append("metrics in trainer_state.json")
+    if preset == "lightning" and ("CSVLogger" in survey.calls or "metrics.csv" in survey.text):
+        folder = survey.keywords.get("CSVLogger", {}).get("save_dir", "*").strip("*") or out_dir or "."
+        sources.append(["source: csv", f'path: "{folder}/lightning_logs/version_*/metrics.csv"'])
+    elif preset == "lightning":
+        folder = out_dir or "."
+        sources.append(
+            ["source: tensorboard             # CSVLogger: {source: csv, path: …/metrics.csv}",
+             f'path: "{folder}/lightning_logs/version_*"']
+        )  # fmt: skip
+    if "SummaryWriter" in survey.calls:
+        words = survey.keywords.get("SummaryWriter", {})
+        known = {**lines.out_options, "run_dir": "{run_dir}"}
+        folder = options_in(words.get("log_dir", words.get("logdir", "runs/*")), known)
+        sources.append(["source: tensorboard", f'path: "{folder}"'])
+        lines.found.append(f"TensorBoard files in {folder}")
+    drafts = patterns_of(survey.printed)
+    ready = [each for each in drafts if each.steps in ("global", "in_epoch")]
+    spare = [each for each in drafts if each not in ready]
+    step: list[str] = []
+    if not ready and drafts and all(each.steps == "epoch" for each in drafts):
+        ready, spare, step = drafts, [], ["step: epoch"]
+    if ready and preset != "hf":
+        units = {name: unit for each in ready for name, unit in each.units.items()}
+        block = ["source: output                 # stdout and stderr of the first rank", *step]
+        if units:
+            block.append("units: {" + ", ".join(f"{name}: {unit}" for name, unit in units.items()) + "}")
+        block += ["patterns:", *(f"  - {_single(each.pattern)}" for each in ready)]
+        block += _spares(spare)
+        sources.append(block)
+        lines.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
+    if not sources:
+        lines.open_points.append(
+            "no metrics were found: give patterns of what it prints (gputui check --log FILE tries them)"
+        )
+        return [
+            "# No metrics were found. What it prints can be searched (docs/metrics.md):",
+            "# metrics: {source: output, patterns: ['step (?P<step>\\d+) loss (?P<loss>\\S+)']}",
+            *_spares(spare),
+            "metrics: off",
+        ]
+    if len(sources) == 1:
+        return ["metrics:", *(f"  {line}" for line in sources[0])]
+    shown = ["metrics:"]
+    for source in sources:
+        shown += [f"  - {source[0]}", *(f"    {line}" for line in source[1:])]
+    return shown
+
+
+def _spares(drafts: Sequence[DraftPattern]) -> list[str]:
+    """Lines that have no step of the whole training."""
+    words = {"unclear": "steps begin again with each epoch", "epoch": "has no step, only an epoch"}
+    return [f"  # line {each.line}, {words[each.steps]}: {_single(each.pattern)}" for each in drafts]
+
+
+def _output_directory(lines: _Lines, survey: Survey) -> str | None:
+    """Where the script writes: its option for that, else what it says itself."""
+    if lines.out_options:
+        return OUT
+    for call in ("TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments", "Trainer", "CSVLogger"):
+        words = survey.keywords.get(call, {})
+        for word in ("output_dir", "default_root_dir", "save_dir"):
+            found = options_in(words.get(word, "*"), {**lines.out_options, "run_dir": "{run_dir}"})
+            if "*" not in found and found:
+                return found.rstrip("/")
+    return None
+
+
+def _checkpoints(lines: _Lines, survey: Survey, command: _Command, preset: Preset | None) -> list[str]:
+    place = _saved_at(lines, survey, preset)
+    if place is not None and not place[0]:
+        lines.open_points.append(f"in which folder it saves {place[1]} cannot be seen: write it as checkpoints: dir")
+        place = None
+    resume, comment = _resume(lines, survey, preset)
+    if place is None:
+        lines.open_points.append("no checkpoints were found: a new attempt begins from the start")
+        words = resume or "--resume {checkpoint}"
+        return [
+            "# No checkpoints were found; with them a new attempt would go on from the newest one:",
+            f'# checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{words}"}}',
+        ]
+    folder, pattern = place
+    lines.found.append(f"checkpoints {folder}/{pattern}")
+    shown = ["checkpoints:", f"  dir: {_quoted(folder)}", f"  pattern: {_quoted(pattern)}"]
+    if resume is not None:
+        shown.append(f"  resume: {_quoted(resume)}")
+    elif "GPUTUI_CHECKPOINT" not in survey.text:
+        lines.open_points.append("the script has no option to resume: a new attempt would begin from the start")
+    return shown + [f"  # {line}" for line in comment]
+
+
+def _saved_at(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str, str] | None:
+    out_dir = _output_directory(lines, survey)
+    if preset == "hf":
+        return out_dir or "out", "checkpoint-*"
+    if preset == "timm":
+        return out_dir or "output", "**/*.pth.tar"
+    paths = [options_in(path, {**lines.out_options, "run_dir": "{run_dir}"}) for path in survey.saves]
+    paths = [path for path in paths if "*" not in path.rpartition("/")[0] or path.startswith(("*/", "lightning_logs"))]
+    if preset == "lightning":
+        paths = [path for path in paths if path.endswith(".ckpt") and not path.startswith("*")]
+        if not paths or paths[0].startswith("lightning_logs"):
+            return out_dir or ".", "lightning_logs/version_*/checkpoints/*.ckpt"
+    ranked = sorted(paths, key=lambda path: ("best" in path, "*" not in path.rpartition("/")[2]))
+    for path in ranked:
+        folder, _, pattern = path.rpartition("/")
+        if folder.startswith("*"):
+            folder = out_dir or ""
+            if pattern.strip("*"):
+                return folder, pattern
+        if pattern.strip("*") and "*" not in folder:
+            return folder or ".", pattern
+    return None
+
+
+def _resume(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str | None, list[str]]:
+    """The arguments that resume, and what a person should know of it."""
+    if "GPUTUI_CHECKPOINT" in survey.text:
+        return None, ["resumed by $GPUTUI_CHECKPOINT, which the script reads"]
+    if preset == "nanogpt":
+        return "--init_from=resume", ["the script finds its own ckpt.pt"]
+    if preset == "lightning" and survey.style == "lightning":
+        return "--ckpt_path {checkpoint}", []
+    if preset == "lightning" and not survey.options.keys() & set(_RESUME_OPTIONS):
+        return None, ['one line makes it resume: trainer.fit(model, ckpt_path=os.environ.get("GPUTUI_CHECKPOINT"))']
+    if preset == "hf" and survey.style == "hf" and "resume_from_checkpoint" in survey.text:
+        return "--resume_from_checkpoint {checkpoint}", []
+    separator = "=" if survey.style in ("globals", "hydra") else " "
+    for name in _RESUME_OPTIONS:
+        option = survey.options.get(name)
+        if option is not None:
+            word = option.flag if option.is_flag else f"{option.flag}{separator}{{checkpoint}}"
+            return word, ["the script finds its newest checkpoint itself"] if option.is_flag else []
+    if preset == "hf":
+        return None, [
+            'one line makes it resume: trainer.train(resume_from_checkpoint=os.environ.get("GPUTUI_CHECKPOINT"))'
+        ]
+    return None, ["the script would begin anew; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"]
+
+
+def _name(command: _Command, folder: Path) -> str:
+    source = command.script or command.module or (command.program[0] if command.program else "")
+    stem = Path(source).stem if command.script else source.rpartition(".")[2]
+    if stem in ("train", "main", "run", "__main__", "make", "bash", "sh", "accelerate", "just"):
+        stem = f"{folder.resolve().name}-{stem}" if folder.resolve().name else stem
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(map(_literal, words))
+
+
+def _wrapped(args: Sequence[str]) -> list[str]:
+    rows = [""]
+    for word in args:
+        if rows[-1] and len(rows[-1]) + len(word) > 96:
+            rows.append("")
+        rows[-1] = f"{rows[-1]} {word}".strip()
+    return rows
+
+
+def _value(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    return json.dumps(value) if isinstance(value, str) else format_value(value)
+
+
+def _single(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(text: str) -> str:
+    """Text as YAML takes it back, in quotes only where it needs them."""
+    return text if re.fullmatch(r"[A-Za-z./][\w./ =-]*", text) and ": " not in text else json.dumps(text)

@@ -1,0 +1,387 @@
+"""Which checkpoint belongs to which course of training. Pure: rows of the ledger in, rows of the ledger out.
+
+A course is the chain of attempts linked by what they resumed from; an attempt that begins without a checkpoint begins a
+new one. Candidates to resume from are the entries of the current course that were not struck off. An entry is found by
+its path, belongs to the attempt that lived when it was written, and has its place by that attempt and that time; the
+numbers in names decide nothing here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import NamedTuple
+
+from gputui.runs.checkpoint_names import explicit_step, step_in_name
+from gputui.runs.spec import RunSpec
+from gputui.store.checkpoints import CheckpointRow, Neighbour
+from gputui.store.views import AttemptView, RunView
+
+NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
+# What ended an attempt before its first step for a cause that lies outside of it: its checkpoint is not in doubt.
+NOT_ITS_FAULT = frozenset(
+    {"launch_failed", "lease_conflict", "gpu_busy", "gpu_lost", "interrupted", "stopped_outside", "shim_lost"}
+)
+# The clock of a file server may be a little ahead.
+AFTER_END_SECONDS = 5.0
+# A folder is looked into several times in so long.
+JUST_WRITTEN_SECONDS = 60.0
+# A file that did not change for so long has stopped growing.
+SETTLED_SECONDS = 3.0
+# A run without metrics that lived this long is past its set-up.
+WORKED_SECONDS = 60.0
+
+_BEFORE = "lay there before this run could have written it"
+
+Rows = tuple[CheckpointRow, ...]
+
+
+class Found(NamedTuple):
+    """What lies in a checkpoint folder; see `gputui.recovery.checkpoints.look_in`."""
+
+    path: str
+    modified_ns: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the ledger needs to know of an attempt. Times are UTC unix seconds; ``ended_at`` is None while it lives;
+    ``has_worked``: it made a step."""
+
+    number: int
+    begun_at: float
+    ended_at: float | None
+    resumed_from: str | None
+    last_step: int | None
+    has_worked: bool
+
+
+StepAt = Callable[[int, float], int | None]
+"""The newest step that an attempt had recorded at a moment (UTC unix seconds), None where its metrics do not tell."""
+
+
+def spans(attempts: Sequence[AttemptView], *, has_metrics: bool, now: float) -> tuple[Span, ...]:
+    """The attempts of a run, oldest first. ``now`` is UTC unix seconds."""
+    found = []
+    for row in sorted(attempts, key=lambda row: row.number):
+        began = row.started_at if row.started_at is not None else row.created_at
+        lasted = (row.ended_at if row.ended_at is not None else now) - began
+        worked = row.last_step is not None or (not has_metrics and lasted >= WORKED_SECONDS)
+        found.append(Span(row.number, row.created_at, row.ended_at, row.resumed_from, row.last_step, worked))
+    return tuple(found)
+
+
+def spans_of(run: RunView, attempts: Sequence[AttemptView], now: float) -> tuple[Span, ...]:
+    """The same for a view, which has the specification as text."""
+    try:
+        has_metrics = bool(RunSpec.from_json(json.loads(run.spec_json)).metrics)
+    except (ValueError, TypeError, AttributeError):
+        has_metrics = True
+    return spans(attempts, has_metrics=has_metrics, now=now)
+
+
+# --- what is seen in the folder ---------------------------------------------------------------------------------------
+
+
+def entered(
+    rows: Sequence[CheckpointRow],
+    found: Sequence[Found],
+    attempts: Sequence[Span],
+    *,
+    now: float,
+    step_at: StepAt,
+    folder: PurePath | None = None,
+    neighbours: Sequence[Neighbour] = (),
+    rebuilt: Collection[int] = (),
+) -> Rows:
+    """The ledger after a look into the folder at ``now`` (UTC unix seconds).
+
+    What is new, or was written again, belongs to the attempt that lived at that time; it is foreign where none did, or
+    where an attempt of another run lived too (``neighbours``). What is gone is forgotten, but for what must not come
+    back unnoticed.
+    """
+    known = {row.path: row for row in rows}
+    kept = dict(known)
+    newest = attempts[-1] if attempts else None
+    for one in found:
+        row = known.get(one.path)
+        if row is None or (row.modified_ns, row.size_bytes) != (one.modified_ns, one.size_bytes):
+            kept[one.path] = _entry(one, attempts, now, step_at, folder, neighbours, rebuilt)
+            continue
+        settled = row.is_settled or now - row.first_seen_at >= SETTLED_SECONDS or _is_settled(one, attempts, row, now)
+        step = row.step
+        if row.is_written and newest is not None and row.attempt == newest.number:
+            # The first look may have come before the lines that tell of it.
+            step = _step(one, row.attempt, now, step_at, folder)
+        kept[one.path] = replace(row, is_settled=settled, step=step)
+    there = {one.path for one in found}
+    if there & known.keys():
+        # A folder in which nothing is known any more may be a mount that went away.
+        for row in rows:
+            if row.path not in there and row.verdict in ("unexamined", "valid") and row.origin != "named":
+                del kept[row.path]
+    return tuple(kept.values())
+
+
+def _entry(
+    one: Found,
+    attempts: Sequence[Span],
+    now: float,
+    step_at: StepAt,
+    folder: PurePath | None,
+    neighbours: Sequence[Neighbour],
+    rebuilt: Collection[int],
+) -> CheckpointRow:
+    at = one.modified_ns / 1e9
+    writer = _writer(attempts, at, now)
+    other = next((each for each in neighbours if _lived(each.begun_at, each.ended_at, at)), None)
+    last = attempts[-1].number if attempts else 0
+    if writer is None or other is not None:
+        why = _BEFORE if writer is None or other is None else f"may be of {other.run_id}, which had the same folder"
+        step = step_in_name(PurePath(one.path), folder)
+        return CheckpointRow(one.path, last, "foreign", one.modified_ns, one.size_bytes, step, now, why=why)
+    step = _step(one, writer.number, now, step_at, folder)
+    row = CheckpointRow(one.path, writer.number, "run", one.modified_ns, one.size_bytes, step, now)
+    return replace(
+        row, origin="rebuilt" if writer.number in rebuilt else "run", is_settled=_is_settled(one, attempts, row, now)
+    )
+
+
+def _writer(attempts: Sequence[Span], at: float, now: float) -> Span | None:
+    """The attempt that lived at a moment. One that begins in the future began before the clock was set back; what is
+    newly found and was just written then is its."""
+    newest = attempts[-1] if attempts else None
+    if newest is not None and newest.begun_at > now and 0.0 <= now - at <= JUST_WRITTEN_SECONDS:
+        return newest
+    return next((span for span in reversed(attempts) if _lived(span.begun_at, span.ended_at, at)), None)
+
+
+def _lived(begun_at: float, ended_at: float | None, at: float) -> bool:
+    return begun_at <= at and (ended_at is None or at <= ended_at + AFTER_END_SECONDS)
+
+
+def _step(one: Found, attempt: int, now: float, step_at: StepAt, folder: PurePath | None) -> int | None:
+    known = step_at(attempt, min(one.modified_ns / 1e9, now))
+    return known if known is not None else step_in_name(PurePath(one.path), folder)
+
+
+def _is_settled(one: Found, attempts: Sequence[Span], row: CheckpointRow, now: float) -> bool:
+    """Whether it was left alone for a while as long as somebody could have written on."""
+    writer = next((span for span in attempts if span.number == row.attempt), None)
+    until = now if writer is None or writer.ended_at is None else writer.ended_at
+    return until - one.modified_ns / 1e9 >= SETTLED_SECONDS
+
+
+# --- what attempts do to it -------------------------------------------------------------------------------------------
+
+
+def attempt_begins(
+    rows: Sequence[CheckpointRow], attempts: Sequence[Span], number: int, resume_from: str | None
+) -> Rows:
+    """Attempt ``number`` begins from a checkpoint: once it has worked, what was written behind that one is left.
+    ``attempts`` are those before it."""
+    worked = _worked(rows, attempts)
+    rows = tuple(row if row.left_by in worked else replace(row, left_by=None) for row in rows)
+    if resume_from is None:
+        return rows
+    base = next((row for row in rows if row.path == resume_from and row.attempt < number), None)
+    return tuple(
+        replace(row, left_by=number)
+        if row.left_by is None and row.attempt < number and (base is None or row.place > base.place)
+        else row
+        for row in rows
+    )
+
+
+def attempt_ended(
+    rows: Sequence[CheckpointRow],
+    attempts: Sequence[Span],
+    number: int,
+    kind: str | None = None,
+    step: int | None = None,
+    began_at: float | None = None,
+) -> Rows:
+    """Attempt ``number`` ended; with an incident of ``kind`` at ``step``, or without one. ``began_at`` (UTC unix
+    seconds) stands in for the step of an attempt whose steps start again, as where they are counted in each epoch.
+
+    Of numbers that went wrong, everything from that step on is struck off. A checkpoint that the attempt began from and
+    could not load is struck off too; one from which it made no step is in doubt, and one from which it did is not.
+    """
+    span = next((span for span in attempts if span.number == number), None)
+    if span is None:
+        return tuple(rows)
+    if kind in NUMERIC_TROUBLE:
+        limit = step if step is not None else span.last_step
+        rows = [_after_trouble(row, number, limit, began_at) for row in rows]
+    # Where steps are known at all, a checkpoint that was saved before the first of them shows nothing.
+    has_steps = any(each.last_step is not None for each in attempts)
+    if span.has_worked or (not has_steps and any(row.is_written and row.attempt == number for row in rows)):
+        return tuple(
+            replace(row, verdict="unexamined", why="", failed_starts=0)
+            if row.path == span.resumed_from and row.verdict == "doubtful"
+            else row
+            for row in rows
+        )
+    if kind is None or kind in NOT_ITS_FAULT or span.resumed_from is None:
+        return tuple(rows)
+    return tuple(
+        _failed_start(row, number, kind) if row.path == span.resumed_from and row.attempt < number else row
+        for row in rows
+    )
+
+
+def _after_trouble(row: CheckpointRow, number: int, limit: int | None, began_at: float | None) -> CheckpointRow:
+    if not row.is_written or row.verdict == "struck" or row.attempt > number:
+        return row
+    if began_at is not None:
+        if row.attempt < number or row.modified_at < began_at:
+            return row
+        return replace(row, verdict="struck", why="was written after the trouble began")
+    steps = [step for step in (row.step, explicit_step(row.name)) if step is not None]
+    if limit is None or not steps:
+        # Nothing tells whether it is of the trouble: what this attempt wrote may be.
+        if row.attempt != number:
+            return row
+        return replace(row, verdict="struck", why="may have been written after the trouble began")
+    if max(steps) < limit:
+        return row
+    return replace(row, verdict="struck", why=f"was written after the trouble began at step {limit}")
+
+
+def _failed_start(row: CheckpointRow, number: int, kind: str) -> CheckpointRow:
+    if row.verdict == "struck":
+        return row
+    if kind == "corrupt_checkpoint":
+        return replace(row, verdict="struck", why=f"could not be loaded by attempt {number}")
+    why = f"was resumed from by attempt {number}, which ended before its first step"
+    return replace(row, verdict="doubtful", why=why, failed_starts=row.failed_starts + 1)
+
+
+def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
+    """Everything that was written behind one checkpoint is struck off."""
+    base = next((row for row in rows if row.path == path), None)
+    if base is None:
+        return tuple(rows)
+    return tuple(
+        replace(row, verdict="struck", why=why)
+        if row.place > base.place and row.verdict != "struck" and row.origin != "foreign"
+        else row
+        for row in rows
+    )
+
+
+def named(rows: Sequence[CheckpointRow], attempts: Sequence[Span], one: Found, step: int | None, now: float) -> Rows:
+    """A person chose a checkpoint: what came after it is struck off, and where it is not of this course, all of it."""
+    row = next((row for row in rows if row.path == one.path), None)
+    is_same = row is not None and (row.modified_ns, row.size_bytes) == (one.modified_ns, one.size_bytes)
+    if row is not None and is_same and outside(row, attempts, rows) is None:
+        chosen = replace(row, verdict="valid", why="", failed_starts=0)
+        others = tuple(other for other in rows if other.path != one.path)
+        return rolled_back((*others, chosen), one.path, f"was left when a person chose {chosen.name}")
+    last = attempts[-1].number if attempts else 0
+    known = row.step if row is not None and is_same else step
+    chosen = CheckpointRow(
+        one.path, last, "named", one.modified_ns, one.size_bytes, known, now, True, "valid", "was chosen by a person"
+    )
+    why = f"was left when a person chose {chosen.name}"
+    return (
+        *(
+            other if other.verdict == "struck" else replace(other, verdict="struck", why=why)
+            for other in rows
+            if other.path != one.path
+        ),
+        chosen,
+    )
+
+
+def replayed(
+    rows: Sequence[CheckpointRow], attempts: Sequence[Span], incidents: Mapping[int, tuple[str, int | None]]
+) -> Rows:
+    """What the attempts so far did to a ledger that was begun after them. ``incidents``: kind and step by attempt."""
+    now = tuple(rows)
+    for place, span in enumerate(attempts):
+        now = attempt_begins(now, attempts[:place], span.number, span.resumed_from)
+        if span.ended_at is not None:
+            kind, step = incidents.get(span.number, (None, None))
+            now = attempt_ended(now, attempts[: place + 1], span.number, kind, step)
+    return now
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def chosen_in_vain(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> CheckpointRow | None:
+    """The checkpoint that a person chose for the newest attempt and that could not be loaded: nobody asked for the
+    beginning instead, which would write over what the run saved before."""
+    path = attempts[-1].resumed_from if attempts else None
+    return next((row for row in rows if row.path == path and row.origin == "named" and row.verdict == "struck"), None)
+
+
+def outside(row: CheckpointRow, attempts: Sequence[Span], rows: Iterable[CheckpointRow]) -> str | None:
+    """Why an entry is no candidate, to complete "the checkpoint …"; None where it is one."""
+    return _outside(row, _begin_of_course(attempts), _worked(rows, attempts))
+
+
+def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[CheckpointRow]:
+    """What may be resumed from, the best first: the newest that no attempt failed to begin from, and behind those the
+    doubtful ones, because the beginning would lose more."""
+    begin, worked = _begin_of_course(attempts), _worked(rows, attempts)
+    usable = [row for row in rows if _outside(row, begin, worked) is None]
+    usable.sort(key=lambda row: row.place, reverse=True)
+    usable.sort(key=lambda row: row.failed_starts)
+    return usable
+
+
+def refused(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[tuple[CheckpointRow, str]]:
+    """What is passed over and why, the newest first; the doubtful and the damaged among them."""
+    begin, worked = _begin_of_course(attempts), _worked(rows, attempts)
+    found = []
+    for row in sorted(rows, key=lambda row: row.place, reverse=True):
+        why = _outside(row, begin, worked)
+        if why is None and row.verdict in ("doubtful", "invalid"):
+            why = row.why
+        if why is not None:
+            found.append((row, why))
+    return found
+
+
+def course(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[CheckpointRow]:
+    """The candidates in the order in which they were written, the newest first."""
+    return sorted(candidates(rows, attempts), key=lambda row: row.place, reverse=True)
+
+
+def out_of_order(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> tuple[str, str] | None:
+    """Two names of the course whose steps contradict the order in which they were written (the older one first), or
+    None. Such names are not believed, and nothing is removed on their account."""
+    numbered = [
+        (step, row.name)
+        for row in reversed(course(rows, attempts))
+        if row.is_written and (step := explicit_step(row.name)) is not None
+    ]
+    for (step, name), (later, later_name) in itertools.pairwise(numbered):
+        if later < step:
+            return name, later_name
+    return None
+
+
+def _begin_of_course(attempts: Sequence[Span]) -> int:
+    return next((span.number for span in reversed(attempts) if span.resumed_from is None), 0)
+
+
+def _worked(rows: Iterable[CheckpointRow], attempts: Sequence[Span]) -> set[int]:
+    """The attempts that made a step, or wrote a checkpoint."""
+    return {span.number for span in attempts if span.has_worked} | {row.attempt for row in rows if row.is_written}
+
+
+def _outside(row: CheckpointRow, begin: int, worked: set[int]) -> str | None:
+    if row.origin == "foreign" or row.verdict == "struck":
+        return row.why
+    if row.attempt < begin:
+        return f"is of the training that was left when attempt {begin} began from the start"
+    if row.left_by is not None and row.left_by in worked:
+        return f"was left when attempt {row.left_by} went on from an earlier one"
+    return None

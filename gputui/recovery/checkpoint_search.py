@@ -1,0 +1,198 @@
+"""Looking for checkpoints: the folder, the metrics' times and the content of what may be resumed from. All of it may be
+slow; the agent does it in jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gputui.charts.units import count
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.checkpoint_ledger import Rows, Span
+from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, measured, validate
+from gputui.runs.checkpoint_names import step_in_name
+from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
+from gputui.store.database import open_reader
+from gputui.store.step_times import StepTimes
+
+# Beyond so many that cannot be used the folder is taken to hold none that can.
+MOST_DAMAGED = 1000
+# A script's clock is the agent's; a line may still be told a little before the attempt's row was written.
+BEFORE_BEGIN_SECONDS = 5.0
+# A line without a time has that at which it was read, which is a little later.
+ARRIVAL_SECONDS = 1.0
+
+Validate = Callable[[Path], CheckpointInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look, and what is known so far.
+
+    Attributes:
+        database: the store, read for the times of steps; rows: the run's ledger; attempts: the run's, oldest first.
+        neighbours: attempts of other runs in the same folder; incidents: kind and step by attempt.
+        rebuilt: the attempts that are older than the ledger: what they wrote is concluded from times.
+    """
+
+    database: Path
+    run_id: str
+    folder: Path
+    pattern: str
+    rows: Rows
+    attempts: tuple[Span, ...]
+    neighbours: tuple[Neighbour, ...] = ()
+    incidents: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
+    rebuilt: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The ledger after a search, and what may be resumed from: ``usable``, the best first, and ``refused``, the newest
+    first, each with the reason. ``unreadable`` says why there may be some that cannot be read now."""
+
+    rows: Rows
+    usable: tuple[CheckpointInfo, ...] = ()
+    refused: tuple[CheckpointInfo, ...] = ()
+    unreadable: str | None = None
+
+    @property
+    def infos(self) -> list[CheckpointInfo]:
+        """All of them, as decisions take them."""
+        return [*self.usable, *self.refused]
+
+
+class NotUsableError(Exception):
+    """A checkpoint that a person named cannot be resumed from; the text says why."""
+
+
+def surveyed(search: Search, wall: Callable[[], float] = time.time) -> Rows:
+    """The ledger after a look into the folder. ``wall`` gives UTC unix seconds.
+
+    Raises OSError where the folder cannot be read, StoreError or sqlite3.Error.
+    """
+    found = look_in(search.folder, search.pattern)
+    if len(found) == MOST_FOUND:
+        # Newer ones, perhaps of others, do not make those that are known go away.
+        there = {one.path for one in found}
+        rest = (measured(Path(row.path)) for row in search.rows if row.is_written and row.path not in there)
+        found += [one for one in rest if one is not None]
+    begins = {span.number: span.begun_at for span in search.attempts}
+    with closing(open_reader(search.database)) as connection:
+        times = StepTimes(connection, search.run_id)
+        rows = ledger.entered(
+            search.rows,
+            found,
+            search.attempts,
+            now=wall(),
+            step_at=lambda number, at: times.newest_at(number, at, begins[number] - BEFORE_BEGIN_SECONDS),
+            folder=search.folder,
+            neighbours=search.neighbours,
+            rebuilt=search.rebuilt,
+        )
+    return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
+
+
+def trouble_began(search: Search, number: int, step: int | None) -> float | None:
+    """When an attempt did the step at which its numbers went wrong (UTC unix seconds), where its steps start again, so
+    that ``step`` alone does not tell; else None. Raises StoreError or sqlite3.Error."""
+    last_step = next((span.last_step for span in search.attempts if span.number == number), None)
+    limit = step if step is not None else last_step
+    if limit is None:
+        return None
+    with closing(open_reader(search.database)) as connection:
+        times = StepTimes(connection, search.run_id)
+        at = times.done_at(number, limit) if times.start_again(number) else None
+    return None if at is None else at - ARRIVAL_SECONDS
+
+
+def choose(rows: Sequence[CheckpointRow], attempts: Sequence[Span], wanted: int, check: Validate = validate) -> Choice:
+    """Read candidates, the best first, until ``wanted`` of them are whole. Those of a format that cannot be checked
+    come behind those that are whole; those of them that may have been growing at the end, as those in doubt, only where
+    there is nothing else."""
+    now = {row.path: row for row in rows}
+    whole: list[CheckpointInfo] = []
+    unknown: list[CheckpointInfo] = []
+    unsettled: list[CheckpointInfo] = []
+    damaged: list[CheckpointInfo] = []
+    failed_starts = 0
+    unreadable: str | None = None
+    for row in ledger.candidates(rows, attempts):
+        if row.failed_starts > failed_starts:
+            if whole or unknown or unsettled:
+                break
+            failed_starts = row.failed_starts
+        info = replace(check(Path(row.path)), step=row.step)
+        if info.is_unreadable and not info.is_missing:
+            unreadable = unreadable or f"{row.name} {info.why}"
+        if info.valid:
+            whole.append(info)
+        elif info.is_unknown and row.is_settled:
+            unknown.append(replace(info, valid=True, why="has a format that cannot be checked, and stopped growing"))
+        elif info.is_unknown:
+            unsettled.append(replace(info, valid=True, why="has a format that cannot be checked"))
+            damaged.append(info)
+        else:
+            damaged.append(info)
+        if not info.is_unreadable and row.verdict != "doubtful":
+            verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
+            now[row.path] = replace(row, verdict=verdict, why=info.why)
+        if len(whole) >= wanted or len(damaged) > MOST_DAMAGED:
+            break
+    # An attempt that cannot load it loses less than one that begins anew and writes over it.
+    usable = tuple(whole + unknown or unsettled[:1])
+    rows = tuple(now.values())
+    chosen = ledger.chosen_in_vain(rows, attempts)
+    if chosen is not None and not usable:
+        unreadable = (
+            unreadable or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from names another"
+        )
+    return Choice(rows, usable, _refused(rows, attempts, usable, damaged), None if usable else unreadable)
+
+
+def _refused(
+    rows: Rows, attempts: Sequence[Span], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
+) -> tuple[CheckpointInfo, ...]:
+    """What is passed over: all that is newer than what is taken, and what was found damaged."""
+    taken = {str(info.path) for info in usable}
+    reasons = {str(info.path): info.why for info in damaged if str(info.path) not in taken}
+    first = next((row.place for row in rows if usable and row.path == str(usable[0].path)), None)
+    for row, why in ledger.refused(rows, attempts):
+        if row.path not in taken and (first is None or row.place > first):
+            reasons.setdefault(row.path, why)
+    newest_first = sorted((row for row in rows if row.path in reasons), key=lambda row: row.place, reverse=True)
+    return tuple(
+        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.modified_at)
+        for row in newest_first
+    )
+
+
+def for_person(search: Search, path: Path | None, check: Validate = validate) -> Choice:
+    """What a person who resumes a run goes on from: the best there is, or the one that is named by its ``path``.
+
+    Raises NotUsableError where that one cannot be used, and what `surveyed` raises.
+    """
+    if path is None:
+        return choose(surveyed(search), search.attempts, 1, check)
+    rows = surveyed(search)
+    one = measured(path)
+    info = check(path)
+    if one is None or not (info.valid or info.is_unknown):
+        raise NotUsableError(f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint")
+    known = next((row.step for row in rows if row.path == one.path), None)
+    step = known if known is not None else step_in_name(path, search.folder)
+    now = time.time()
+    return Choice(ledger.named(rows, search.attempts, one, step, now), (replace(info, valid=True, step=step),))
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def passed_over(refused: Sequence[CheckpointInfo], most: int = 3) -> str:
+    """``step_90.pt was written after the trouble began at step 50; 2 more``; "" for none."""
+    told = [f"{info.path.name} {info.why}" for info in refused[:most]]
+    more = len(refused) - len(told)
+    return "; ".join([*told, f"{count(more)} more"] if more > 0 else told)

@@ -1,0 +1,55 @@
+"""The ledger of checkpoints in words, and as plain data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.checkpoint_ledger import Span
+from gputui.store.checkpoints import CheckpointRow
+from gputui.store.json_shapes import iso
+
+MOST_TOLD = 5
+
+
+def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> str:
+    """From what the run could be resumed, and what would be passed over and why. ``rows`` are not empty."""
+    usable = ledger.candidates(rows, attempts)
+    if not usable:
+        parts = ["Checkpoints: none of this training can be resumed from."]
+    else:
+        newest = usable[0]
+        step = "" if newest.step is None else f" (step {count(newest.step)}, attempt {newest.attempt})"
+        many = "1 of this training" if len(usable) == 1 else f"{count(len(usable))} of this training, the next one"
+        parts = [f"Checkpoints: {many} {newest.name}{step}."]
+    refused = ledger.refused(rows, attempts)
+    if refused:
+        told = [f"{row.name} {why}" for row, why in refused[:MOST_TOLD]]
+        more = [f"and {count(len(refused) - len(told))} more"] if len(refused) > len(told) else []
+        parts.append(f"Passed over: {'; '.join([*told, *more])}.")
+    if (contradiction := ledger.out_of_order(rows, attempts)) is not None:
+        older, newer = contradiction
+        parts.append(f"{newer} was written after {older}, against the steps in their names: the times count.")
+    return clean(" ".join(parts))
+
+
+def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[dict[str, Any]]:
+    """One item per checkpoint for ``gputui show --json``, the newest first; ``refused`` says why it would not be
+    resumed from, null where it may be."""
+    refused = {row.path: why for row, why in ledger.refused(rows, attempts)}
+    return [
+        {
+            "path": row.path,
+            "step": row.step,
+            "attempt": row.attempt if row.is_written else None,
+            "origin": row.origin,
+            "size_bytes": row.size_bytes,
+            "modified_at": iso(row.modified_at),
+            "verdict": row.verdict,
+            "refused": refused.get(row.path),
+        }
+        for row in sorted(rows, key=lambda row: row.place, reverse=True)
+    ]

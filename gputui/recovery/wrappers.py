@@ -1,0 +1,72 @@
+"""Programs that start the training and only repeat that it ended: launchers, make, shells, ``subprocess.run``. Pure.
+
+What they print is never a cause: it says how their child ended, and whole command lines with it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import PurePath
+
+from gputui.recovery.tracebacks import Chain
+from gputui.runs.logs import lines_of
+
+_TYPES = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
+_COMMAND_ENDED = re.compile(
+    r"Command (?P<command>.*) (?:returned non-zero exit status (?P<code>\d+)"
+    r"|died with (?:<Signals\.\w+: (?P<signal>\d+)>|unknown signal (?P<unknown>\d+)))\.",
+    re.DOTALL,
+)
+_MAKE = re.compile(
+    r"^make(?:\[\d+\])?: \*\*\* \[.*\] (?:Error (?P<code>\d+)|(?P<signal>[A-Z][\w ]*?)(?: \(core dumped\))?)$"
+)
+# GNU make and shells name a signal as strsignal(3) does.
+_SIGNALS = {signal.strsignal(number.value): number.value for number in signal.Signals}
+_LINE = re.compile(
+    r"^(?:make(?:\[\d+\])?: (?:\*\*\* \[|Leaving directory|Entering directory)"
+    r"|\S+: line \d+: +\d+ (?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction)\b"
+    r"|(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException): )"
+)
+
+
+def is_wrapper(chain: Chain) -> bool:
+    """Whether an exception only says that a process ended that the raising one had started. A rank that trains may
+    start a program too, and end because of it."""
+    return not chain.ranked and chain.raised[-1].type.rsplit(".", 1)[-1] in _TYPES
+
+
+def is_wrapper_line(line: str) -> bool:
+    """Whether a line only says that a process ended which its writer had started."""
+    return _LINE.match(line) is not None
+
+
+def wrapped_code(text: str) -> int | None:
+    """How the innermost process ended whose end a wrapper reports: negative for a signal, None where none does."""
+    for line in lines_of(text):
+        if (match := _MAKE.match(line)) is not None:
+            if match["code"] is not None:
+                return _of_shell(int(match["code"]))
+            if match["signal"] in _SIGNALS:
+                return -_SIGNALS[match["signal"]]
+        elif is_wrapper_line(line) and (match := _COMMAND_ENDED.search(line)) is not None:
+            number = match["signal"] or match["unknown"]
+            return -int(number) if number else _of_shell(int(match["code"]))
+    return None
+
+
+def without_commands(text: str) -> str:
+    """A message with the program's name in place of a whole command line."""
+    match = _COMMAND_ENDED.search(text)
+    if match is None:
+        return text
+    words = re.findall(r"[^\s\[\]',\"]+", match["command"])
+    name = PurePath(words[0]).name if words else "command"
+    number = match["signal"] or match["unknown"]
+    how = f"ended by signal {number}" if number else f"ended with code {match['code']}"
+    return f"{text[: match.start()]}{name} {how}{text[match.end() :]}"
+
+
+def _of_shell(code: int) -> int:
+    """A shell ends with 128 + N when signal N ended its last command."""
+    return 128 - code if 128 < code < 128 + signal.NSIG else code

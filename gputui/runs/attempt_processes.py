@@ -1,0 +1,221 @@
+"""The processes of an attempt: the one answer for whoever watches, ends, counts or shows them.
+
+A process may be known in three ways, and each finds what the others miss: the shim's list (``processes.json``, also
+when the shim is gone), the process tree below what is known, and the tag in the environment. A program that sets its
+title wipes its environment, and that of sudo's child cannot be read at all; both stay where they are in the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.runs import shim
+from gputui.runs.agent_process import AGENT_MARK
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.identity import (
+    Owner,
+    ProcessIdentity,
+    ProcessStat,
+    all_pids,
+    boot_id,
+    environment_in,
+    environment_of,
+    owner_in,
+    rank_in,
+    raw_environment,
+    read_stat,
+)
+
+_LIST_BYTES = 8 << 20
+# Deeper than any process tree of a training.
+_DEEPEST = 64
+
+# A fork shows the environment of its parent until it has called exec.
+_YOUNG_SECONDS = 10.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_NAMES = (
+    "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
+)  # fmt: skip
+_TAGS = (b"\0GPUTUI_RUN_DIR=", b"\0" + AGENT_MARK.encode() + b"=")
+
+_Place = tuple[int | None, int | None]
+"""Rank, and number of ranks on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptProcess:
+    """A living process. ``rank`` is None for what has none, such as torchrun; ``local_world_size`` is the number of
+    ranks on this machine, None where nothing tells it."""
+
+    identity: ProcessIdentity
+    rank: int | None = None
+    local_world_size: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+
+class ProcessScanner:
+    """Looks at all processes of the machine, again and again. A process keeps its tag for life, also when it wipes its
+    environment later, so that it is read while the process is young and then remembered."""
+
+    def __init__(self) -> None:
+        self._tags: dict[tuple[int, int], Mapping[str, str]] = {}
+
+    def scan(self) -> ProcessScan:
+        """All processes that live at this moment."""
+        up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before, self._tags = self._tags, {}
+        stats, tags = {}, {}
+        for pid in all_pids():
+            stat = read_stat(pid)
+            if stat is None or stat.is_dead:
+                continue
+            stats[pid] = stat
+            key = (pid, stat.start_ticks)
+            tag = before.get(key)
+            if tag is None:
+                tag = _tag_of(pid)
+            if up_seconds - stat.start_ticks / _TICKS > _YOUNG_SECONDS:
+                self._tags[key] = tag
+            if tag:
+                tags[pid] = tag
+        return ProcessScan(stats, tags)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessScan:
+    """The living processes of the machine at one moment, and the environments of those that carry a tag, by PID."""
+
+    stats: Mapping[int, ProcessStat]
+    environments: Mapping[int, Mapping[str, str]]
+
+    def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
+        """Every process of a run, its shim too, by PID; ``attempt`` narrows it to one attempt."""
+        stats = self.stats
+        tagged = {pid: _is_of(values, run_dir, attempt) for pid, values in self.environments.items()}
+        listed = {
+            identity.pid: place
+            for identity, place in _listed(run_dir, attempt).items()
+            if identity.pid in stats and stats[identity.pid].start_ticks == identity.start_ticks
+        }
+        roots = {pid for pid in {*tagged, *listed} if tagged.get(pid, True)}
+        if not roots:
+            return []
+        children: dict[int, list[int]] = {}
+        for pid, stat in stats.items():
+            children.setdefault(stat.parent_pid, []).append(pid)
+        found = roots | shim.below(roots, children, lambda pid: not tagged.get(pid, True))
+        places = {
+            pid: _place(pid, self.environments.get(pid) or environment_of(pid) or {}, listed.get(pid), run_dir)
+            for pid in found
+        }
+        parents = {pid: stats[pid].parent_pid for pid in found}
+        return [
+            AttemptProcess(ProcessIdentity(pid, stats[pid].start_ticks, boot_id()), *_inherited(pid, places, parents))
+            for pid in sorted(found)
+        ]
+
+
+def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
+    """Every living process of a run at this moment, its shim too; ``attempt`` narrows it to one attempt."""
+    return ProcessScanner().scan().processes_of(run_dir, attempt)
+
+
+def is_tagged(environment: Mapping[str, str]) -> bool:
+    """Whether an environment says whose a process is, be it a run of any home or an agent."""
+    return "GPUTUI_RUN_DIR" in environment or AGENT_MARK in environment
+
+
+def owner_of(pid: int, runs: Path | str) -> Owner | None:
+    """The run and rank that a process belongs to: by its tag or, where it has none, by that of the nearest process
+    above it. None where that is not of the home whose runs are in ``runs``."""
+    rank = None
+    for _ in range(_DEEPEST):
+        environment = environment_of(pid) or {}
+        if rank is None:
+            rank = rank_by_output(pid, runs)
+        if is_tagged(environment):
+            owner = owner_in(environment, runs)
+            return owner if owner is None or owner[1] is not None else (owner[0], rank)
+        stat = read_stat(pid)
+        if stat is None or stat.parent_pid <= 1:
+            return None
+        pid = stat.parent_pid
+    return None
+
+
+def rank_by_output(pid: int, runs: Path | str) -> int | None:
+    """The rank to whose log a process writes, where that is in or below the folder ``runs``; None for any other."""
+    return shim.rank_by_output(pid, str(runs))
+
+
+def _tag_of(pid: int) -> Mapping[str, str]:
+    """The environment of a process that carries a tag; empty for any other."""
+    raw = raw_environment(pid)
+    # Nearly all processes are not ours: what is dear is done for those that may be.
+    if raw is None or not any(tag in raw for tag in _TAGS):
+        return {}
+    environment = environment_in(raw)
+    return {name: environment[name] for name in _NAMES if name in environment} if is_tagged(environment) else {}
+
+
+def _is_of(environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:
+    if AGENT_MARK in environment or environment.get("GPUTUI_RUN_DIR") != str(run_dir):
+        return False
+    return attempt is None or environment.get("GPUTUI_ATTEMPT") == str(attempt)
+
+
+def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_dir: Path) -> _Place:
+    """What is known of a process by itself: what it says now, or what the shim saw, or whose log it writes."""
+    rank, size = rank_in(environment), _number(environment.get("LOCAL_WORLD_SIZE", ""))
+    if size is None and "RANK" not in environment and "LOCAL_RANK" in environment:
+        size = _number(environment.get("WORLD_SIZE", ""))
+    if listed is not None:
+        rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
+    return rank_by_output(pid, run_dir) if rank is None else rank, size
+
+
+def _inherited(pid: int, places: Mapping[int, _Place], parents: Mapping[int, int]) -> _Place:
+    """The same, and where it is not known what is known of the processes above: the helpers of a rank are its own."""
+    rank, size = places[pid]
+    for _ in range(_DEEPEST):
+        if pid not in parents or (rank is not None and size is not None):
+            break
+        rank = places[pid][0] if rank is None else rank
+        size = places[pid][1] if size is None else size
+        pid = parents[pid]
+    return rank, size
+
+
+def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]:
+    """What the shims of a run have listed; processes of another boot are none."""
+    found: dict[ProcessIdentity, _Place] = {}
+    folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
+    # The start's record names the command alone, also where there was no room for a list.
+    for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
+        try:
+            record = read_foreign_json(path, _LIST_BYTES)
+            if record["boot_id"] != boot_id():
+                continue
+            for entry in record.get("processes", [record]):
+                identity = ProcessIdentity(int(entry["pid"]), int(entry["start_ticks"]), boot_id())
+                found[identity] = _whole(entry.get("rank")), _whole(entry.get("local_world_size"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # Written anew a second later, or by nobody; the tree and the tags tell most of it.
+            continue
+    return found
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None

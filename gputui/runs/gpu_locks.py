@@ -1,0 +1,190 @@
+"""The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs: where they lie, who holds
+one, and taking them for an attempt.
+
+Each GPU has one file in a folder that all users share, and one in each folder of this user in which an older gputui may
+look. Whoever starts an attempt holds all of them until it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.runs.identity import environment_of
+from gputui.runs.shim import open_lock, take_locks
+
+
+class GpuHeldError(Exception):
+    """Another home or user holds a GPU; the text says which GPU and who."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLocks:
+    """Locks that are held through ``descriptors``. ``problems`` name places that cannot be used, and what to do."""
+
+    descriptors: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Let go of them here; who inherited the descriptors holds them on."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLocks:
+    """The places of lock files: folders of this user, and one that all users share (None where there is none)."""
+
+    own: tuple[Path, ...]
+    shared: Path | None
+
+    @classmethod
+    def of(cls, workspace: Workspace, environ: Mapping[str, str]) -> GpuLocks:
+        """The places for a home. Simulated GPUs are its own, and so are their locks."""
+        if workspace.scenario.exists():
+            return cls((workspace.state / "locks",), None)
+        # Always the same, also for cron, sudo and containers, which lack the other; an older gputui used only one.
+        own = [Path("/tmp") / f"gputui-{os.getuid()}"]  # noqa: S108 - its owner is checked before use
+        runtime = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+        if _owner(runtime) == os.getuid():
+            own.append(runtime / "gputui")
+        # Sticky and for everybody where the distribution has it so, which is the same for all users; else /tmp is.
+        run_lock = Path("/run/lock")
+        shared = run_lock if _is_for_everybody(run_lock) else Path("/tmp")  # noqa: S108 - see open_lock
+        return cls(tuple(folder / "leases" for folder in own), shared)
+
+    def paths(self, uuid: str) -> list[Path]:
+        """The lock files of a GPU, where they may be used: in another user's folder, nothing may."""
+        own = [folder / f"{uuid}.lock" for folder in self.own if why_not_private(folder) is None]
+        return own if self.shared is None else [*own, self.shared / f"gputui-{uuid}.lock"]
+
+    def holder(self, uuid: str) -> str | None:
+        """Who else holds a GPU, in words that follow "is held by"; None where nobody does. Makes no file."""
+        for path in self.paths(uuid):
+            try:
+                descriptor = open_lock(str(path), create=False)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder_of(descriptor)
+            except OSError:
+                # A file system without such locks.
+                continue
+            finally:
+                os.close(descriptor)
+        return None
+
+    def take(self, uuids: Sequence[str]) -> HeldLocks:
+        """Hold all GPUs or none.
+
+        Raises GpuHeldError. A place that somebody else made or put something else into is left out: it must not keep
+        anybody from a GPU.
+        """
+        problems = [why for folder in self.own if uuids and (why := make_private(folder)) is not None]
+        usable: dict[str, str] = {}
+        for uuid in uuids:
+            for path in self.paths(uuid):
+                try:
+                    os.close(open_lock(str(path)))
+                except OSError as error:
+                    problems.append(_unusable(path, error))
+                else:
+                    usable[str(path)] = uuid
+        held, conflict = take_locks(list(usable))
+        if conflict:
+            uuid = usable[conflict[0]]
+            raise GpuHeldError(f"{uuid} is held by {self.holder(uuid) or 'another home or user'}")
+        return HeldLocks(tuple(held), tuple(usable), tuple(problems))
+
+
+def make_private(folder: Path) -> str | None:
+    """Make a folder of locks and the one above it, both of this user and for nobody else. Returns why that is not
+    possible, and what to do."""
+    for place in (folder.parent, folder):
+        try:
+            place.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
+            if _owner(place) == os.getuid() and place.lstat().st_mode & 0o077 and not place.is_symlink():
+                place.chmod(PRIVATE_DIR_MODE)
+        except OSError as error:
+            return f"GPUs are not locked in {folder}: {place}: {error.strerror}"
+    return why_not_private(folder)
+
+
+def why_not_private(folder: Path) -> str | None:
+    """Why a folder of locks cannot be used, and what to do; None where it and the one above it are this user's, or are
+    not there."""
+    for place in (folder.parent, folder):
+        try:
+            status = place.lstat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"GPUs are not locked in {folder}: {place}: {error.strerror}"
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            return f"GPUs are not locked in {folder}: {place} belongs to {_user(status.st_uid)}; have it removed"
+    return None
+
+
+def _unusable(path: Path, error: OSError) -> str:
+    owner = _owner(path)
+    whose = "" if owner is None else f", of {_user(owner)}"
+    return (
+        f"{path} cannot be locked ({error.strerror}{whose}); have it removed, for it keeps users from seeing each other"
+    )
+
+
+def _holder_of(descriptor: int) -> str:
+    """Who holds the lock of a file that is open here, as /proc/locks tells it."""
+    status = os.fstat(descriptor)
+    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text("ascii").splitlines()
+    except OSError:
+        lines = []
+    for fields in (line.split() for line in lines):
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == name:
+            return _who(int(fields[4]))
+    return "another home or user"
+
+
+def _who(pid: int) -> str:
+    owner = _owner(Path(f"/proc/{pid}"))
+    if owner is None:
+        return "another home or user"
+    if owner != os.getuid():
+        return f"{_user(owner)} (pid {pid})"
+    environment = environment_of(pid) or {}
+    run_id, run_dir = environment.get("GPUTUI_RUN_ID"), environment.get("GPUTUI_RUN_DIR")
+    return f"{run_id} of another home ({run_dir})" if run_id and run_dir else f"another home (pid {pid})"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
+
+
+def _is_for_everybody(folder: Path) -> bool:
+    """Whether all users may make files in it, and none may remove another's."""
+    try:
+        mode = folder.lstat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode) and mode & 0o1002 == 0o1002

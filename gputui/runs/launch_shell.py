@@ -1,0 +1,126 @@
+"""What a run takes along from the shell that launches it: environment, resource limits, nice value, CPU affinity and
+umask. It travels in the private specification only, and is given to the command, never to gputui's own processes."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# More than a kernel passes on to a program with its usual stack (execve(2)).
+MAX_ENVIRONMENT_BYTES = 2 << 20
+_MAX_CPUS = 1 << 16
+
+# What belongs to one terminal, session or service and means nothing, or something else, an hour later.
+_OF_A_SESSION = re.compile(
+    r"_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|TERM|TERM_.*|TERMCAP|TERMINFO|COLORTERM|VTE_VERSION|WINDOWID|WT_.*|KITTY_.*"
+    r"|ALACRITTY_.*|KONSOLE_.*|ITERM_.*|GNOME_TERMINAL_.*|TMUX.*|STY|WINDOW|SSH_.*|GPG_TTY|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY"
+    r"|DBUS_.*|XDG_SESSION.*|XDG_SEAT|XDG_VTNR|INVOCATION_ID|JOURNAL_STREAM|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*|MANAGERPID"
+    r"|SYSTEMD_EXEC_PID"
+)
+# gputui's own, and what torchrun gives the rank from inside of which a run is launched.
+_OF_ANOTHER_RUN = re.compile(
+    r"GPUTUI_.*|RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|ROLE_NAME|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+    r"|TORCHELASTIC_.*"
+)
+_LIMITS = {
+    name.removeprefix("RLIMIT_"): getattr(resource, name)
+    for name in dir(resource)
+    # OFILE is another name of NOFILE.
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShell:
+    """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited; ``affinity`` lists
+    CPUs. None is not known, and is then what the agent has."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    nice: int | None = None
+    affinity: tuple[int, ...] | None = None
+    umask: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Any) -> LaunchShell | None:
+        """A stored one. What cannot be given to a program is left out; None where nothing was stored."""
+        if not isinstance(data, Mapping):
+            return None
+        environment, limits, affinity = data.get("environment"), data.get("limits"), data.get("affinity")
+        return cls(
+            environment=_fitting(environment) if isinstance(environment, Mapping) else {},
+            limits={
+                name: (pair[0], pair[1])
+                for name, pair in (limits.items() if isinstance(limits, Mapping) else ())
+                if name in _LIMITS and isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_limit, pair))
+            },
+            nice=_within(data.get("nice"), -20, 19),
+            affinity=tuple(cpu for cpu in affinity if _within(cpu, 0, _MAX_CPUS) is not None)
+            if isinstance(affinity, list | tuple)
+            else None,
+            umask=_within(data.get("umask"), 0, 0o777),
+        )
+
+
+def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
+    """What this process was given by its shell.
+
+    Raises OSError (E2BIG) where the environment is larger than a program can be given.
+    """
+    environment = passed_on(os.environ if environ is None else environ)
+    size = sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in environment.items())
+    if size > MAX_ENVIRONMENT_BYTES:
+        raise OSError(
+            errno.E2BIG,
+            f"the environment of this shell takes {size >> 10} KiB, more than the {MAX_ENVIRONMENT_BYTES >> 10} KiB "
+            "that a run can be given; unset what it does not need",
+        )
+    return LaunchShell(
+        environment=environment,
+        limits={name: resource.getrlimit(number) for name, number in _LIMITS.items()},
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+        affinity=tuple(sorted(os.sched_getaffinity(0))),
+        umask=_umask(),
+    )
+
+
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a run gets of a shell's."""
+    return {
+        name: value
+        for name, value in _fitting(environ).items()
+        if not _OF_A_SESSION.fullmatch(name) and not _OF_ANOTHER_RUN.fullmatch(name)
+    }
+
+
+def _fitting(environ: Mapping[Any, Any]) -> dict[str, str]:
+    """What can be a variable: no NUL in it, and a name without "="."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
+    }
+
+
+def _umask() -> int | None:
+    """Read without setting it, which all threads would see."""
+    try:
+        text = Path("/proc/self/status").read_text("utf-8", "replace")
+        return next((int(line.split()[1], 8) for line in text.splitlines() if line.startswith("Umask:")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _within(value: Any, least: int, most: float = math.inf) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
+
+
+def _is_limit(value: Any) -> bool:
+    return _within(value, -1, (1 << 63) - 1) is not None

@@ -1,0 +1,128 @@
+"""The ledger of checkpoints as rows: see the table ``checkpoints``. What follows from them is decided in
+`gputui.recovery.checkpoint_ledger`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import sqlite3
+
+Origin = Literal["run", "rebuilt", "foreign", "named"]
+Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "struck"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One checkpoint of one run, as it was last seen.
+
+    Attributes:
+        attempt: the attempt that wrote it; of a foreign or named one, the attempt that came before it was entered.
+        modified_ns, size_bytes: of a folder, the newest change in it and the sum of its files.
+        step: the newest step that the metrics had when it was written, else the one in its name; None is unknown.
+        first_seen_at: UTC unix seconds; is_settled: it has stopped growing.
+        why: completes "the checkpoint …" for its verdict or origin.
+        failed_starts: how many attempts resumed from it and ended before a step.
+        left_by: the attempt that began from an earlier checkpoint; counts once that attempt has worked.
+    """
+
+    path: str
+    attempt: int
+    origin: Origin
+    modified_ns: int
+    size_bytes: int | None
+    step: int | None
+    first_seen_at: float
+    is_settled: bool = False
+    verdict: Verdict = "unexamined"
+    why: str = ""
+    failed_starts: int = 0
+    left_by: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def modified_at(self) -> float:
+        """UTC unix seconds."""
+        return self.modified_ns / 1e9
+
+    @property
+    def is_written(self) -> bool:
+        """An attempt of this run wrote it."""
+        return self.origin in ("run", "rebuilt")
+
+    @property
+    def place(self) -> tuple[int, bool, int, str]:
+        """Its place in the order in which checkpoints were written. A clock that is set back between two attempts
+        changes nothing in it."""
+        return (self.attempt, not self.is_written, self.modified_ns, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An attempt of another run in the same checkpoint folder. ``ended_at`` is None while it lives."""
+
+    run_id: str
+    begun_at: float
+    ended_at: float | None
+
+
+_COLUMNS = (
+    "path, attempt, origin, modified_ns, size_bytes, step, first_seen_at, is_settled, verdict, why, failed_starts, "
+    "left_by"
+)
+
+
+def of_run(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
+    """The ledger of a run, in no particular order."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM checkpoints WHERE run_id = ?", (run_id,)).fetchall()  # noqa: S608
+    return [replace(CheckpointRow(*row), is_settled=bool(row[7])) for row in rows]
+
+
+def save(
+    connection: sqlite3.Connection, run_id: str, before: Sequence[CheckpointRow], after: Sequence[CheckpointRow]
+) -> None:
+    """Write what differs. Works inside the caller's transaction."""
+    former = {row.path: row for row in before}
+    changed = [row for row in after if former.get(row.path) != row]
+    gone = former.keys() - {row.path for row in after}
+    marks = ", ".join("?" * 13)
+    connection.executemany(
+        f"INSERT OR REPLACE INTO checkpoints (run_id, {_COLUMNS}) VALUES ({marks})",  # noqa: S608 - names only
+        [(run_id, *astuple(row)) for row in changed],
+    )
+    connection.executemany("DELETE FROM checkpoints WHERE run_id = ? AND path = ?", [(run_id, path) for path in gone])
+
+
+def attempts_before_ledger(connection: sqlite3.Connection, run_id: str) -> frozenset[int]:
+    """The attempts of a run that began before there was a ledger."""
+    rows = connection.execute("SELECT number FROM attempts WHERE run_id = ? AND checkpoint_folder IS NULL", (run_id,))
+    return frozenset(row[0] for row in rows.fetchall())
+
+
+def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> int | None:
+    """The step of one entry, None where it is unknown or there is no such entry."""
+    row = connection.execute("SELECT step FROM checkpoints WHERE run_id = ? AND path = ?", (run_id, path)).fetchone()
+    return None if row is None else row[0]
+
+
+def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: float) -> list[Neighbour]:
+    """The attempts of other runs that may have written into a folder since a moment (UTC unix seconds)."""
+    rows = connection.execute(
+        "SELECT run_id, created_at, ended_at FROM attempts WHERE checkpoint_folder = ? AND run_id != ? "
+        "AND (ended_at IS NULL OR ended_at >= ?)",
+        (folder, run_id, since),
+    )
+    return [Neighbour(*row) for row in rows.fetchall()]
+
+
+def note_folder(connection: sqlite3.Connection, run_id: str, number: int, folder: str) -> None:
+    """Where an attempt writes its checkpoints."""
+    connection.execute(
+        "UPDATE attempts SET checkpoint_folder = ? WHERE run_id = ? AND number = ? AND checkpoint_folder IS NULL",
+        (folder, run_id, number),
+    )

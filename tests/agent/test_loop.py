@@ -1,0 +1,87 @@
+"""The agent's loop: what fails in one part, or at the start, ends no agent."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.agent.lock import AgentLock
+from gputui.agent.loop import Agent, AgentOptions
+from gputui.config import Workspace
+from gputui.runs.agent_process import read_identity
+from gputui.store import commands, queries
+from tests.stores import open_store
+
+
+@pytest.fixture
+def agent(workspace: Workspace) -> Iterator[Agent]:
+    open_store(workspace.database).close()
+    made = Agent(workspace, AgentOptions(), AgentLock.take(workspace.agent_lock))
+    yield made
+    made.connection.close()
+    made.lock.release()
+
+
+STEPS = ["removal.go_on", "adopt", "repeat_stops"]
+
+
+@pytest.mark.parametrize("broken", STEPS)
+def test_a_step_of_the_start_that_fails_does_not_end_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    done: list[str] = []
+
+    def stand_in(name: str) -> None:
+        if name == broken:
+            raise ValueError("odd")
+        done.append(name)
+
+    supervisor = agent.supervisor
+    monkeypatch.setattr(type(supervisor.removal), "go_on", lambda _self: stand_in("removal.go_on"))
+    monkeypatch.setattr(type(supervisor), "adopt", lambda _self: stand_in("adopt"))
+    monkeypatch.setattr(type(supervisor), "repeat_stops", lambda _self: stand_in("repeat_stops"))
+    agent._begin()
+    assert done == [name for name in STEPS if name != broken]
+    assert [event.severity for event in queries.events(agent.connection) if "odd" in event.message] == ["error"]
+
+
+def test_commands_come_after_ends_and_metrics_and_each_part_fails_alone(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def note(name: str, error: Exception | None = None) -> object:
+        def act(*_: object, **__: object) -> object:
+            order.append(name)
+            if error is not None:
+                raise error
+            return None
+
+        return act
+
+    monkeypatch.setattr(type(agent.supervisor), "notice_ends", note("ends", ValueError("odd")))
+    monkeypatch.setattr(type(agent), "_pump", note("metrics", sqlite3.OperationalError("database or disk is full")))
+    monkeypatch.setattr("gputui.agent.handlers.answer_all", note("commands", KeyError("odd")))
+    monkeypatch.setattr(type(agent.supervisor), "advance", note("the rest"))
+    agent.sampler.fileno = lambda: -1  # type: ignore[method-assign] # no process is needed here
+    monkeypatch.setattr(type(agent), "_housekeeping", note("housekeeping"))
+    agent.supervisor.parts.begin_turn()
+    agent._turn(set())
+    assert order == ["ends", "metrics", "commands", "the rest", "housekeeping"]
+    assert agent.supervisor.parts.unwritable == "database or disk is full"
+    agent._turn(set())
+    # The two that met what nobody foresaw rest; what a full disk refused is tried again.
+    assert order[5:] == ["the rest"] or "ends" not in order[5:]
+
+
+def test_what_an_agent_does_before_it_is_ready_is_told_in_its_lock(agent: Agent, workspace: Workspace) -> None:
+    agent._describe("reading runs back from their folders")
+    identity = read_identity(workspace)
+    assert identity is not None and not identity.ready
+    assert identity.doing == "reading runs back from their folders"
+    agent._introduce(ready=True)
+    identity = read_identity(workspace)
+    assert identity is not None and identity.ready and identity.doing is None
+    assert commands.pending(agent.connection) == []

@@ -1,0 +1,140 @@
+"""Commands that are sent at any moment, also where no agent answers, and what each said became of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from subprocess import CompletedProcess
+from typing import Any
+
+from tests.machine import Machine
+
+SENT_AT_ONCE = 4
+# Longer than a command waits for its answer.
+CLIENT_SECONDS = 180.0
+
+Done = Callable[["CompletedProcess[str]"], None]
+
+
+class Clients:
+    """Sends commands in threads. ``accepted`` and ``refused`` have the names of the runs whose launch was; ``removed``
+    the ids of runs that were removed."""
+
+    def __init__(self, machine: Machine, chance: random.Random) -> None:
+        self.machine = machine
+        self.chance = chance
+        self.accepted: dict[str, str] = {}
+        self.refused: set[str] = set()
+        self.removed: set[str] = set()
+        # Their clients were told that nobody knows.
+        self.undecided: set[str] = set()
+        self.launches = 0
+        self._pool = ThreadPoolExecutor(SENT_AT_ONCE + 1)
+        self._sent: list[tuple[tuple[str, ...], Future[CompletedProcess[str]], Done]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return len(self._sent) >= SENT_AT_ONCE
+
+    def is_sending(self, verb: str) -> int:
+        """How many such commands have not been answered."""
+        return sum(words[0] == verb for words, _, _ in self._sent)
+
+    def send(self, *words: str, then: Done = lambda _: None) -> None:
+        """Begin a command; ``then`` gets how it ended, in the thread that calls `turn`."""
+        future = self._pool.submit(self.machine.call, *words, timeout=CLIENT_SECONDS)
+        self._sent.append((words, future, then))
+
+    def turn(self) -> None:
+        """Take the answers that have come. Raises AssertionError where one is a traceback."""
+        for entry in [entry for entry in self._sent if entry[1].done()]:
+            words, future, then = entry
+            self._sent.remove(entry)
+            done = future.result()
+            assert "Traceback" not in done.stderr, (words, done.stderr)
+            then(done)
+
+    def finish(self) -> bool:
+        """Whether all commands were answered."""
+        self.turn()
+        return not self._sent
+
+    # --- the commands -------------------------------------------------------------------------------------------------
+
+    def launch(self, profile: str, *more: str) -> None:
+        """Launch a run under a name of its own."""
+        name = f"run{self.launches}"
+        self.launches += 1
+
+        def note(done: CompletedProcess[str]) -> None:
+            if done.returncode == 0:
+                self.accepted[name] = json.loads(done.stdout)["id"]
+            elif "may still be carried out" in done.stderr:
+                self.undecided.add(name)
+            else:
+                self.refused.add(name)
+
+        self.send("run", profile, "--name", name, *more, "--json", then=note)
+
+    def remove(self, run_id: str) -> None:
+        def note(done: CompletedProcess[str]) -> None:
+            if done.returncode == 0:
+                self.removed.add(run_id)
+
+        self.send("rm", run_id, then=note)
+
+    def restart(self, run_id: str) -> None:
+        self.send("restart", run_id)
+
+    def resume(self, run_id: str) -> None:
+        self.send("resume", run_id, "--set", f"steps={self.chance.randrange(40, 120)}")
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def runs(self) -> list[str]:
+        """Every run that was launched and not removed."""
+        return [run_id for run_id in self.accepted.values() if run_id not in self.removed]
+
+    def check_launches(self) -> None:
+        """Raises AssertionError where a launch made another number of runs than its client was told."""
+        made: dict[str, list[str]] = {}
+        for run_id, name in self.machine.rows("SELECT run_id, name FROM runs"):
+            if name not in self.undecided:
+                made.setdefault(name, []).append(run_id)
+        wanted = {name: [run_id] for name, run_id in self.accepted.items() if run_id not in self.removed}
+        assert made == wanted, {name: made.get(name) for name in made.keys() ^ wanted.keys()}
+        folders = {path.name for path in self.machine.workspace.runs.iterdir() if path.is_dir()}
+        known = {row[0] for row in self.machine.rows("SELECT run_id FROM runs")}
+        assert folders == known, folders ^ known
+
+    def remains(self) -> dict[str, Any]:
+        """What is left of removed runs (by table, the lines of metrics, folders), and of launches that nobody was
+        asked for."""
+        found: dict[str, Any] = {}
+        for (table,) in self.machine.rows(
+            "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'run_id' "
+            "WHERE m.type = 'table' AND m.name != 'commands'"
+        ):
+            held = {row[0] for row in self.machine.rows(f"SELECT DISTINCT run_id FROM {table}")}
+            if left := held & self.removed:
+                found[table] = sorted(left)
+        for (table,) in self.machine.rows(
+            "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'source_id' "
+            "WHERE m.type = 'table'"
+        ):
+            ((count,),) = self.machine.rows(
+                f"SELECT count(*) FROM {table} WHERE source_id NOT IN "
+                "(SELECT source_id FROM metric_sources WHERE run_id IS NOT NULL)"
+            )
+            if count:
+                found[f"{table} without a run"] = count
+        asked = {json.loads(row[0]).get("ticket") for row in self.machine.rows("SELECT args FROM commands")}
+        state = self.machine.workspace.state
+        # The agent keeps those of commands for an hour.
+        if tickets := [path.name for path in (state / "inbox").glob("*") if path.stem not in asked]:
+            found["inbox"] = tickets
+        if folders := [path.name for path in (state / "removed").glob("*")]:
+            found["removed"] = folders
+        return found

@@ -1,0 +1,127 @@
+"""What one run left behind, compared with what it did."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.machine import Machine
+
+# What the drill does may be taken for: never for something that the program did.
+DONE_HERE = frozenset({"killed", "shim_lost", "peer_lost"})
+# The last two where there was no room for the message either, but again when the end was recorded.
+FULL_DISK = frozenset({"disk_full", "launch_failed", "nonzero_exit", "unknown"})
+
+
+def notes(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a script's own notes; one that was cut short by a full disk is none."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def check_run(machine: Machine, run_id: str, was_full: Callable[[float], bool], checked: Counter[str]) -> str:
+    """How the run ended. ``was_full`` says whether the disk was at a time; ``checked`` counts what was compared. Raises
+    AssertionError where something of the run was lost, doubled or taken from elsewhere."""
+    ((state, reason),) = machine.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id)
+    assert state == "succeeded" or reason, f"{run_id} is {state} without a reason"
+    for attempt, kind, at, summary, evidence in machine.rows(
+        "SELECT attempt, kind, at, summary, evidence FROM incidents WHERE run_id = ?", run_id
+    ):
+        allowed = DONE_HERE | FULL_DISK if was_full(at) else DONE_HERE
+        assert kind in allowed, f"{run_id}, attempt {attempt}: {kind}: {summary}; {evidence}"
+    ((verdict, why),) = machine.rows(
+        "SELECT verdict, reason FROM decisions WHERE run_id = ? ORDER BY decision_id DESC LIMIT 1", run_id
+    ) or [(None, None)]
+    assert state == "succeeded" or (verdict == "stop" and reason.endswith(why)), f"{run_id}: {reason}; {why}"
+    unfinished = machine.rows("SELECT number FROM attempts WHERE run_id = ? AND ended_at IS NULL", run_id)
+    assert unfinished == [], f"{run_id}: attempts without an end: {unfinished}"
+    by_attempt: dict[int, list[int]] = {}
+    for attempt, step in machine.steps(run_id):
+        by_attempt.setdefault(attempt, []).append(step)
+    for attempt, steps in by_attempt.items():
+        assert steps == list(range(steps[0], steps[0] + len(steps))), f"{run_id}, attempt {attempt}: {steps}"
+    folder = machine.workspace.run_dir(run_id)
+    if (folder / "starts.jsonl").exists():
+        check_lines(machine, run_id, folder, checked)
+        check_courses(machine, run_id, folder, checked)
+    else:
+        check_count(machine, run_id, folder)
+    return str(state)
+
+
+def check_count(machine: Machine, run_id: str, folder: Path) -> None:
+    """As many lines are stored or refused as were written."""
+    metrics = folder / "metrics.jsonl"
+    written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    ((stored, rejected),) = machine.rows(
+        "SELECT (SELECT count(*) FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ?1), "
+        "(SELECT coalesce(sum(rejected_count), 0) FROM metric_sources WHERE run_id = ?1)",
+        run_id,
+    )
+    assert stored + rejected == written, f"{run_id}: {written} lines, {stored} stored and {rejected} refused"
+
+
+def check_lines(machine: Machine, run_id: str, folder: Path, checked: Counter[str]) -> None:
+    """Every line that ever existed is stored exactly once."""
+    found = machine.rows(
+        "SELECT json_extract(data, '$.serial') FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ?",
+        run_id,
+    )
+    stored = Counter(int(row[0]) for row in found if row[0] is not None)
+    journal = notes(folder / "journal.jsonl")
+    written = {note["serial"] for note in journal if "serial" in note}
+    there = serials(folder)
+    assert set(stored) <= written | there, f"{run_id}: stored, never written: {sorted(set(stored) - written - there)}"
+    begun, done = (sum(word in note for note in journal) for word in ("rewriting", "rewritten"))
+    if begun != done:
+        # A script that is killed while it writes its file again loses lines itself, and what it writes next is new.
+        assert there <= set(stored), f"{run_id}: lost {sorted(there - set(stored))}"
+        checked["files whose rewriting in place was cut short"] += 1
+        return
+    assert written <= there, f"{run_id}: the script lost {sorted(written - there)}"
+    assert there == set(stored), f"{run_id}: lost {sorted(there - set(stored))}"
+    doubled = {serial: count for serial, count in stored.items() if count > 1}
+    assert not doubled, f"{run_id}: stored more than once: {doubled}"
+    checked["lines"] += len(there)
+    checked["files written again in place"] += done
+    checked["files replaced"] += sum("replaced" in note for note in journal)
+
+
+def serials(folder: Path) -> set[int]:
+    """The serial numbers of the whole lines that a run's file has."""
+    table = folder / "table.csv"
+    if table.exists():
+        _, *rows = csv.reader(table.read_text().splitlines())
+        return {int(row[1]) for row in rows if len(row) > 2}
+    metrics = folder / "metrics.jsonl"
+    data = metrics.read_bytes() if metrics.exists() else b""
+    return {json.loads(line)["serial"] for line in re.findall(rb"\{[^{}\n]*\}(?=\n)", data)}
+
+
+def check_courses(machine: Machine, run_id: str, folder: Path, checked: Counter[str]) -> None:
+    """No attempt was started twice, and each went on with the course that the one before it had, or began its own."""
+    starts = notes(folder / "starts.jsonl")
+    twice = [number for number, count in Counter(note["attempt"] for note in starts).items() if count > 1]
+    assert not twice, f"{run_id}: attempts started more than once: {twice}"
+    loaded = {note["attempt"]: note["course"] for note in starts}
+    course = 0
+    for number, resumed_from in machine.rows(
+        "SELECT number, resumed_from FROM attempts WHERE run_id = ? ORDER BY number", run_id
+    ):
+        if resumed_from is None:
+            course = number
+        else:
+            checked["attempts that went on from a checkpoint"] += number in loaded
+        assert loaded.get(number, course) == course, (
+            f"{run_id}, attempt {number} went on with course {loaded[number]} from {resumed_from}, not {course}"
+        )

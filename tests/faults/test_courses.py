@@ -1,0 +1,132 @@
+"""Which checkpoint belongs to which course of training: random histories, and the cases that ended with wrong weights
+through the real command line, agent and processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.faults import courses
+from tests.faults.jobs import SCRIPTS
+from tests.machine import Machine
+
+SECONDS = 60.0
+
+
+# Ten thousand take 4.5 minutes of processor time.
+MANY = pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+
+
+@pytest.mark.parametrize("histories", [200, MANY])
+def test_random_histories_never_take_a_checkpoint_of_another_course(
+    histories: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert courses.play(histories, request.config.option.seed, tmp_path) > histories
+
+
+# --- end to end -------------------------------------------------------------------------------------------------------
+
+
+def trains(machine: Machine, *, directory: str = "{run_dir}/checkpoints", recovery: str = "policy: standard") -> str:
+    """The profile of a job that does as plan.json says: see scripts/trains.py."""
+    shutil.copy(SCRIPTS / "trains.py", machine.folder)
+    return machine.profile(
+        "trains",
+        f"""
+        name: trains
+        launcher: python
+        script: trains.py
+        python: {sys.executable}
+        gpus: 0
+        args: "{directory}"
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{dir: "{directory}", pattern: "checkpoint-*", resume: "{{checkpoint}}"}}
+        recovery: {{{recovery}, backoff: {{base: 0}}}}
+        """,
+    )
+
+
+def plan(machine: Machine, run_id: str, *attempts: dict[str, Any]) -> None:
+    """What each attempt of a run does."""
+    (machine.folder / f"{run_id}.json").write_text(json.dumps(attempts))
+
+
+def attempts_of(machine: Machine, run_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = machine.json("show", run_id)["attempts"]
+    return found
+
+
+def trained(machine: Machine, run_id: str) -> list[int]:
+    """The attempts from which the weights come that the run ended with, as its last checkpoint holds them."""
+    result: list[int] = json.loads((machine.workspace.run_dir(run_id) / "result.json").read_text())
+    return result
+
+
+def test_a_run_that_is_restarted_does_not_go_on_from_what_it_had(machine: Machine) -> None:
+    """(a): it had finished; restarted, it fails at step 25 without a checkpoint of its own."""
+    profile = trains(machine)
+    plan(machine, "trains-1", {"to": 40}, {"to": 5, "end": "fail"}, {"to": 40})
+    machine.gputui("run", profile)
+    machine.wait_for("trains-1", "succeeded")
+    machine.gputui("restart", "trains-1")
+    wait_until(lambda: len(attempts_of(machine, "trains-1")) == 3, SECONDS, "the third attempt")
+    machine.wait_for("trains-1", "succeeded")
+    assert [attempt["resumed_from"] for attempt in attempts_of(machine, "trains-1")] == [None, None, None]
+    assert trained(machine, "trains-1") == [3]
+
+
+def test_another_runs_checkpoints_in_a_fixed_folder_are_left_alone(machine: Machine) -> None:
+    """(b), and that a person may name one of them."""
+    folder = machine.folder / "out"
+    profile = trains(machine, directory=str(folder), recovery="policy: standard, max_attempts: 2")
+    checks = {check["name"]: check["status"] for check in json.loads(machine.gputui("check", profile, "--json"))}
+    assert checks["checkpoints"] == "warn"
+    plan(machine, "trains-1", {"to": 40})
+    plan(machine, "trains-2", {"to": 5, "end": "fail"}, {"to": 6, "end": "fail"}, {"to": 60})
+    machine.gputui("run", profile)
+    machine.wait_for("trains-1", "succeeded")
+    machine.gputui("run", profile)
+    machine.wait_for("trains-2", "failed")
+    assert [attempt["resumed_from"] for attempt in attempts_of(machine, "trains-2")] == [None, None]
+    assert "before" in machine.gputui("explain", "trains-2")
+    refused = machine.gputui("resume", "trains-2", "--from", str(folder / "nothing"), code=3)
+    assert "No such file" in refused
+    machine.gputui("resume", "trains-2", "--from", str(folder / "checkpoint-40"))
+    machine.wait_for("trains-2", "succeeded")
+    assert attempts_of(machine, "trains-2")[-1]["resumed_from"] == str(folder / "checkpoint-40")
+    listed = {Path(one["path"]).name: one for one in machine.json("show", "trains-2")["checkpoints"]}
+    assert listed["checkpoint-40"]["origin"] == "named" and listed["checkpoint-60"]["origin"] == "run"
+
+
+def test_what_was_poisoned_is_never_gone_on_from(machine: Machine) -> None:
+    """(c): a NaN before any checkpoint; attempt 2 begins anew and is killed; attempt 3 must begin anew too."""
+    profile = trains(machine)
+    plan(
+        machine, "trains-1", {"to": 1000, "nan_from": 3, "until": "ended"}, {"to": 7, "end": "kill"}, {"to": 20}
+    )  # fmt: skip
+    machine.gputui("run", profile)
+    machine.wait_for("trains-1", "succeeded")
+    attempts = attempts_of(machine, "trains-1")
+    assert attempts[0]["incident"]["kind"] == "nan_loss"
+    assert [attempt["resumed_from"] for attempt in attempts] == [None, None, None]
+    assert trained(machine, "trains-1") == [3]
+
+
+def test_a_folder_that_was_cut_short_costs_one_attempt(machine: Machine) -> None:
+    """(f): killed while it saves step 40, the model first and trainer_state.json last."""
+    profile = trains(machine)
+    plan(machine, "trains-1", {"to": 40, "cut": 40, "end": "kill"}, {"to": 60}, {"to": 60})
+    machine.gputui("run", profile)
+    machine.wait_for("trains-1", "succeeded")
+    attempts = attempts_of(machine, "trains-1")
+    assert [attempt["resumed_from"] and Path(attempt["resumed_from"]).name for attempt in attempts] == [
+        None, "checkpoint-40", "checkpoint-30",
+    ]  # fmt: skip
+    assert trained(machine, "trains-1") == [1, 3]
+    assert "checkpoint-40" in machine.gputui("explain", "trains-1")

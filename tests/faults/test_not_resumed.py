@@ -1,0 +1,36 @@
+"""Scripts that are given a checkpoint and begin anew, or save none when they are stopped: what is said and counted."""
+
+from __future__ import annotations
+
+from tests.conftest import wait_until
+from tests.machine import STEPS_SCRIPT, Machine
+
+
+def test_a_script_that_ignores_its_checkpoint_is_told_to_have_begun_anew_and_the_true_loss_counted(
+    machine: Machine,
+) -> None:
+    profile = machine.profile()
+    script = STEPS_SCRIPT.replace("begin = int(", "begin = 0 and int(")
+    (machine.folder / "steps.py").write_text(script)
+    machine.gputui("run", profile, "--set", "fail_at=25", "--wait")
+    shown = machine.json("show", "steps-1")
+    first, second = shown["attempts"]
+    assert second["resumed_from"].endswith("step_000020.pt") and second["went_on"] == "beginning"
+    assert first["incident"]["lost_steps"] == shown["cost_of_failures"]["lost_steps"] == 26
+    story = " ".join(machine.gputui("explain", "steps-1").split())
+    assert "started from the beginning (step 0) although step_000020.pt was given" in story
+    assert "started from the beginning" in machine.gputui("show", "steps-1")
+
+
+def test_a_stop_after_which_no_checkpoint_lies_there_says_what_is_lost(machine: Machine) -> None:
+    profile = machine.profile()
+    script = STEPS_SCRIPT.replace("signal.signal(signal.SIGTERM, ask)", "").replace("% 10 == 0", "% 1000 == 0")
+    (machine.folder / "steps.py").write_text(script)
+    machine.gputui("run", profile, "--set", "steps=2000")
+    wait_until(lambda: len(machine.steps("steps-1")) > 20, 60, "some steps")
+    machine.gputui("stop", "steps-1")
+    machine.wait_for("steps-1", "stopped")
+    steps = len(machine.steps("steps-1"))
+    ((message,),) = machine.rows("SELECT message FROM events WHERE message LIKE 'stopped%'")
+    assert f"its {steps} steps are lost" in message
+    assert f"{steps} steps are lost" in machine.gputui("explain", "steps-1").replace("\n", " ")

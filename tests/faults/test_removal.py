@@ -1,0 +1,77 @@
+"""A run of many lines is removed on a disk that is nearly full, while another trains on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+LINES = 150_000
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Machine]:
+    """A machine whose home lies on a file system of 128 MiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    machine = Machine(folder)
+    yield machine
+    machine.close()
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+@pytest.mark.long
+def test_a_long_run_is_removed_beside_one_that_trains(small: Machine) -> None:
+    profile = small.profile()
+    small.gputui("run", profile, "--set", "steps=12", "--wait")
+    small.gputui("agent", "stop")
+    with closing(sqlite3.connect(small.workspace.database)) as connection, connection:
+        connection.execute(
+            "INSERT INTO metrics WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?) "
+            "SELECT (SELECT source_id FROM metric_sources), 1, i * 200, 1, NULL, i, i, "
+            'printf(\'{"step": %d, "text": "%s"}\', i, hex(zeroblob(70))) FROM n',
+            (LINES,),
+        )
+    small.gputui("run", profile, "--set", "steps=100000")
+    wait_until(lambda: len(small.steps("steps-2")) > 5, what="some steps")
+    with (small.folder / "ballast").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free_bytes(small.folder) - (12 << 20))
+    asked_at = time.monotonic()
+    small.gputui("rm", "steps-1")
+    # Not how long deleting takes: that is many times as long.
+    assert time.monotonic() - asked_at < 15
+    assert small.rows("SELECT run_id FROM runs") == [("steps-2",)]
+    least, seen = free_bytes(small.folder), len(small.steps("steps-2"))
+
+    def is_gone() -> bool:
+        nonlocal least
+        least = min(least, free_bytes(small.folder))
+        return small.rows("SELECT count(*) FROM metric_sources") == [(1,)]
+
+    wait_until(is_gone, timeout_seconds=180, what="the end of the lines")
+    assert least > 1 << 20
+    wait_until(lambda: len(small.steps("steps-2")) > seen, what="more steps")
+    assert small.state("steps-2") == "running"
+    assert not (small.workspace.run_dir("steps-1")).exists()
+    ((gap,),) = small.rows("SELECT max(heartbeat_at) - ? FROM agent", time.time())
+    assert abs(gap) < 10

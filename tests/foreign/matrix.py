@@ -1,0 +1,257 @@
+"""Programs in the form of those that others wrote, served by the recipes of docs/recipes.md: what holds, as a table.
+
+``python -m tests.foreign.matrix [ROW …] [PART …]`` plays every part of every row, or those named, keeps what came out
+in results.json and writes the table of all into the page.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+PROGRAMS = Path(__file__).parent / "programs"
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+RESULTS = Path(__file__).parent / "results.json"
+PARTS = ("metrics", "stop", "killed rank", "out of memory")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A row: a folder of PROGRAMS and the recipe that serves it. ``script`` stands where the recipe says otherwise;
+    ``needs`` is a package without which it cannot be tried; ``batch`` the parameter that is its batch size, ``ranks``
+    how many processes train, ``early`` the first step at which a checkpoint is there for certain."""
+
+    title: str
+    recipe: str
+    folder: str
+    batch: str = "batch_size"
+    ranks: int = 2
+    early: int = 45
+    needs: str | None = None
+    replaced: tuple[tuple[str, str], ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+LAUNCH = ("command: accelerate launch --num_processes 2 train.py",)
+ROWS = {
+    "nanogpt": Program("nanoGPT's way", "nanogpt", "nanogpt"),
+    "timm": Program("timm's train.py", "timm", "timm_form"),
+    "timm-single": Program(
+        "timm's train.py, one process", "timm", "timm_form", ranks=1,
+        replaced=(("launcher: torchrun", "launcher: python"), ("nproc: 2\n", "")),
+    ),
+    "hf": Program("Hugging Face Trainer's way", "hf", "hf_form", "per_device_train_batch_size"),
+    "hf-real": Program(
+        "Hugging Face Trainer itself", "hf", "hf_real", "per_device_train_batch_size", needs="transformers",
+        replaced=(("--save_steps {save_steps}",
+                   "--save_steps {save_steps} --max_steps 120 --logging_steps 5 --use_cpu true --report_to none"),),
+    ),
+    "lightning": Program("Lightning's own launcher, its way", "lightning", "lightning_form"),
+    "lightning-real": Program("Lightning itself, its own launcher", "lightning", "lightning_real", needs="lightning"),
+    "accelerate": Program(
+        "accelerate launch, its way", "accelerate", "accelerate_form",
+        replaced=((LAUNCH[0], f"command: {sys.executable} launch.py complete.py"),),
+    ),
+    "accelerate-real": Program(
+        "accelerate launch itself", "accelerate", "accelerate_real", needs="accelerate",
+        replaced=((LAUNCH[0], f"command: {sys.executable} -m accelerate.commands.launch --multi_gpu --num_processes 2 "
+                              "--num_machines 1 --mixed_precision no --dynamo_backend no train.py"),),
+    ),
+    "make": Program("make and torchrun", "make", "stages"),
+    "stages": Program("two torchruns in a shell script", "stages", "stages"),
+    "single": Program("minGPT's way, one process", "single", "mingpt", ranks=1),
+}  # fmt: skip
+
+
+def recipe(name: str) -> str:
+    """The profile of a recipe as the page has it."""
+    found = re.search(rf"```yaml\n# recipe: {name}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+def prepare(machine: Machine, name: str, **env: str) -> str:
+    """Lay a row's program and profile into the machine's folder; the profile's path."""
+    row = ROWS[name]
+    folder = machine.folder / "programs"
+    if not folder.exists():
+        shutil.copytree(PROGRAMS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = recipe(row.recipe)
+    for old, new in row.replaced:
+        assert old in text, (name, old)
+        text = text.replace(old, new)
+    if "command:" not in text:
+        text += f"python: {sys.executable}\n"
+    settings = {"PYTHON": sys.executable, **row.env, **env}
+    text += "grace: 5\nrecovery: {policy: standard, backoff: {base: 0}}\n"
+    text += "env: {" + ", ".join(f"{key}: '{value}'" for key, value in settings.items()) + "}\n"
+    path = folder / row.folder / f"{name}.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def can_be_tried(name: str) -> bool:
+    needs = ROWS[name].needs
+    return needs is None or importlib.util.find_spec(needs) is not None
+
+
+# --- the parts of a row ---------------------------------------------------------------------------------------------
+
+
+def steps(machine: Machine, run_id: str, attempt: int) -> list[int]:
+    rows = machine.rows(
+        "SELECT m.step FROM metrics AS m JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ? "
+        "AND m.attempt = ? AND m.step IS NOT NULL ORDER BY m.source_id, m.generation, m.byte_offset",
+        run_id,
+        attempt,
+    )
+    return [row[0] for row in rows]
+
+
+def newest_run(machine: Machine) -> str:
+    return str(machine.rows("SELECT run_id FROM runs ORDER BY sequence DESC LIMIT 1")[0][0])
+
+
+def launch(machine: Machine, name: str, **env: str) -> str:
+    machine.gputui("run", prepare(machine, name, **env))
+    return newest_run(machine)
+
+
+def nothing_left(machine: Machine, run_id: str) -> str:
+    wait_until(lambda: not machine.marked(run_id), 30, f"no process of {run_id}")
+    return ""
+
+
+def has_metrics(machine: Machine, name: str) -> str:
+    """It runs to its end, with its metrics by step and time."""
+    run_id = launch(machine, name)
+    machine.wait_for(run_id, "succeeded", timeout=150)
+    found = steps(machine, run_id, 1)
+    assert len(found) > 5 and found == sorted(found), found
+    times = machine.rows(
+        "SELECT count(*) FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ? AND m.at IS NULL",
+        run_id,
+    )
+    nothing_left(machine, run_id)
+    return "by step and time" if times == [(0,)] else "by step"
+
+
+def stops(machine: Machine, name: str) -> str:
+    """A stop ends it, and nothing is left."""
+    run_id = launch(machine, name)
+    wait_until(lambda: len(steps(machine, run_id, 1)) > 2, 120, "steps")
+    began = time.monotonic()
+    machine.gputui("stop", run_id)
+    machine.wait_for(run_id, "stopped", timeout=60)
+    took = time.monotonic() - began
+    nothing_left(machine, run_id)
+    return f"{took:.0f} s"
+
+
+def recovers_from_a_killed_rank(machine: Machine, name: str) -> str:
+    """The last rank is killed; the next attempt goes on from a checkpoint, which its first step shows."""
+    row = ROWS[name]
+    run_id = launch(machine, name)
+    wait_until(lambda: any(step >= row.early for step in steps(machine, run_id, 1)), 120, f"step {row.early}")
+    os.kill(victim(machine, run_id, row.ranks), signal.SIGKILL)
+    machine.wait_for(run_id, "succeeded", timeout=200)
+    last, first = max(steps(machine, run_id, 1)), min(steps(machine, run_id, 2))
+    assert 1 < first <= last + 15, (first, last)
+    kinds = [kind for (kind,) in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", run_id)]
+    nothing_left(machine, run_id)
+    return f"{kinds[0]}, {last} → {first}"
+
+
+def victim(machine: Machine, run_id: str, ranks: int) -> int:
+    """The last rank's process, or that of a single one."""
+
+    def look() -> int | None:
+        if ranks > 1:
+            return machine.ranks(run_id).get(ranks - 1)
+        names = [(each.pid, Path(f"/proc/{each.pid}/cmdline").read_bytes()) for each in machine.marked(run_id)]
+        return next((pid for pid, words in names if b"adder.py" in words or b"train.py" in words), None)
+
+    return wait_until(look, 30, "the rank")
+
+
+def survives_out_of_memory(machine: Machine, name: str) -> str:
+    """The batch that it asks for does not fit from some step on; with a smaller one it goes through."""
+    row = ROWS[name]
+    default = next(int(n) for n in re.findall(rf"{row.batch}: (\d+)", recipe(row.recipe)))
+    run_id = launch(machine, name, FAKE_GPU_ROWS=str(default - 1), FAKE_GPU_FROM=str(row.early))
+    machine.wait_for(run_id, "succeeded", timeout=200)
+    shown = machine.json("show", run_id)
+    kinds = [one["incident"]["kind"] for one in shown["attempts"] if one["incident"]]
+    assert kinds == ["cuda_oom"], kinds
+    last = shown["attempts"][-1]["params"][row.batch]
+    assert last < default
+    nothing_left(machine, run_id)
+    return f"{default} → {last}"
+
+
+PLAYED: dict[str, Callable[[Machine, str], str]] = {
+    "metrics": has_metrics,
+    "stop": stops,
+    "killed rank": recovers_from_a_killed_rank,
+    "out of memory": survives_out_of_memory,
+}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def main(wanted: Sequence[str]) -> None:
+    known: dict[str, dict[str, str]] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    parts = [part for part in PARTS if part in wanted] or PARTS
+    for name in [name for name in ROWS if name in wanted] or ROWS:
+        for part in parts:
+            known.setdefault(name, {})[part] = played(name, part)
+            print(f"{name}: {part}: {known[name][part]}", flush=True)
+        RESULTS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = PAGE.read_text("utf-8")
+    made = "<!-- matrix -->\n" + "\n".join(table(known)) + "\n<!-- /matrix -->"
+    PAGE.write_text(re.sub(r"<!-- matrix -->.*<!-- /matrix -->", lambda _: made, text, flags=re.DOTALL), "utf-8")
+
+
+def table(known: dict[str, dict[str, str]]) -> list[str]:
+    """The lines of the table. A part that was played left no process, or it would not hold."""
+    lines = [f"| program | {' | '.join(PARTS)} | processes left |", "|---|---|---|---|---|---|"]
+    for name, row in ROWS.items():
+        cells = [known.get(name, {}).get(part, "not tried") for part in PARTS]
+        is_whole = not any(cell.startswith(("✗", "not tried")) for cell in cells)
+        lines.append(f"| {row.title} | {' | '.join(cells)} | {'0' if is_whole else '–'} |")
+    return lines
+
+
+def played(name: str, part: str) -> str:
+    if not can_be_tried(name):
+        return f"not tried without {ROWS[name].needs}"
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(Path(folder))
+        try:
+            return PLAYED[part](machine, name)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            print(f"  {type(error).__name__}: {str(error)[:300]}", flush=True)
+            return "✗"
+        finally:
+            machine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

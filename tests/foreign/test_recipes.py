@@ -1,0 +1,47 @@
+"""docs/recipes.md: each recipe serves a program in its form; what holds of it is played by `make test-long`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from gputui.profiles.loading import load
+from gputui.profiles.preflight import quick_checks
+from gputui.profiles.resolve import resolve
+from tests.foreign.matrix import PAGE, PARTS, PLAYED, RESULTS, ROWS, can_be_tried, has_metrics, prepare, table
+from tests.machine import Machine
+
+RECIPES = re.findall(r"^# recipe: (.+)$", PAGE.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_recipe_is_a_profile_without_a_flaw(machine: Machine, name: str) -> None:
+    spec = resolve(load(machine.folder / prepare(machine, name)))
+    results = quick_checks(spec, state=machine.workspace.state)
+    assert spec.metrics and spec.checkpoints is not None
+    # These look for their own checkpoint, or at $GPUTUI_CHECKPOINT, which no check can know.
+    known = {"disk"} if spec.checkpoints.resume else {"disk", "resume"}
+    assert [one for one in results if one.status in ("fail", "warn") and one.name not in known] == []
+
+
+def test_every_recipe_is_tried_and_every_row_is_on_the_page() -> None:
+    assert {row.recipe for row in ROWS.values()} == set(RECIPES)
+    found = json.loads(RESULTS.read_text("utf-8"))
+    assert "\n".join(table(found)) in PAGE.read_text("utf-8")
+    assert found.keys() <= ROWS.keys() and all(cells.keys() == set(PARTS) for cells in found.values())
+
+
+def test_one_of_them_trains(machine: Machine) -> None:
+    assert has_metrics(machine, "single").startswith("by step")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ROWS)
+def test_what_holds(machine: Machine, name: str, part: str) -> None:
+    if not can_be_tried(name):
+        pytest.skip(f"{ROWS[name].needs} is not installed")
+    PLAYED[part](machine, name)

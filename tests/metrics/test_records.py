@@ -1,0 +1,122 @@
+"""Event files and offline runs as sources: each line once, in the attempt that wrote it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from gputui.metrics.batch import Boundary, SourceState
+from gputui.metrics.records import RecordReader
+
+from .conftest import Bench
+from .test_tracker_files import chunked, framed
+
+
+def event(step: int, **values: float) -> bytes:
+    """One event as TensorBoard's writer makes it."""
+    inner = b""
+    for name, value in values.items():
+        tag = name.encode()
+        one = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
+        inner += b"\x0a" + bytes([len(one)]) + one
+    body = b"\x09" + struct.pack("<d", 1000.0 + step) + b"\x10" + bytes([step])
+    return framed(body + (b"\x2a" + bytes([len(inner)]) + inner if inner else b""))
+
+
+def history(step: int, loss: float) -> bytes:
+    items = b""
+    for name, text in (("_step", str(step)), ("_timestamp", str(1000.0 + step)), ("loss", str(loss))):
+        one = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
+        items += b"\x0a" + bytes([len(one)]) + one
+    return b"\x12" + bytes([len(items)]) + items
+
+
+def events_of(folder: Path, name: str = "events.out.tfevents.1.host.1.0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, kind="tensorboard", name="logs/version_*")
+
+
+def append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
+    first, second = events_of(tmp_path / "logs/version_0"), events_of(tmp_path / "logs/version_1")
+    bench.begin()
+    bench.pump()
+    append(first, event(0) + event(1, loss=0.5, lr=0.25) + event(2, loss=0.25)[:-3])
+    bench.pump()
+    assert bench.data() == [{"loss": 0.5, "lr": 0.25, "step": 1, "time": 1001.0}]
+    bench.restart()
+    append(first, event(2, loss=0.25)[-3:] + event(3, loss=0.125)[:-1])
+    bench.pump()
+    bench.begin(2)
+    append(second, event(2, loss=0.25))
+    bench.restart()
+    bench.pump()
+    append(second, event(3, loss=0.5))
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert bench.rejected() == []
+    assert bench.connection.execute("SELECT min(at), max(at) FROM metrics").fetchone() == (1001.0, 1003.0)
+
+
+def test_what_lay_there_before_is_not_the_runs(bench: Bench, tmp_path: Path) -> None:
+    old = events_of(tmp_path / "logs/version_0")
+    append(old, event(7, loss=1.0))
+    bench.begin()
+    bench.pump()
+    append(old, event(8, loss=1.0))
+    bench.pump()
+    assert bench.stored() == [(1, 8)]
+
+
+def test_a_file_that_is_damaged_is_said(bench: Bench, tmp_path: Path) -> None:
+    path = events_of(tmp_path / "logs/version_0")
+    bench.begin()
+    append(path, event(1, loss=1.0) + b"\xff" * 40)
+    bench.pump()
+    assert bench.stored() == [(1, 1)]
+    assert len(bench.rejected()) == 1
+    append(path, event(2, loss=1.0))
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 2)]
+
+
+def test_a_large_picture_is_passed_over(bench: Bench, tmp_path: Path) -> None:
+    path = events_of(tmp_path / "logs/version_0")
+    bench.begin()
+    append(path, framed(b"\x22" + b"\x80\x80\x80\x01" + bytes(2 << 20)) + event(2, loss=1.0))
+    bench.pump()
+    assert bench.stored() == [(1, 2)] and bench.rejected() == []
+
+
+def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kind="wandb", name="wandb")
+    bench.begin()
+    content = chunked([b"\x08\x01", *(history(step, 0.5) for step in range(500))])
+    path = tmp_path / "wandb" / "offline-run-1-x" / "run-x.wandb"
+    path.parent.mkdir(parents=True)
+    for start in range(0, len(content), 5000):
+        append(path, content[start : start + 5000])
+        bench.pump()
+        bench.restart()
+    assert bench.stored() == [(1, step) for step in range(500)]
+    assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1003.0}
+
+
+def test_nothing_is_read_before_an_attempt(tmp_path: Path) -> None:
+    append(events_of(tmp_path / "a"), event(1, loss=1.0))
+    reader = RecordReader(1, str(tmp_path / "a"), "tensorboard")
+    assert reader.read(SourceState(), []) is None
+    batch = reader.read(SourceState(), [Boundary(0, 0, 1)])
+    assert batch is not None and len(batch.rows) == 1
+    reader.close()

@@ -1,0 +1,172 @@
+"""What a script's text shows: options of every kind of parser, where it saves, what it prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.metrics.formats import OutputPatterns, ParsedLine
+from gputui.profiles.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.script_survey import Survey, options_in, survey_script
+
+
+def survey(folder: Path, text: str) -> Survey:
+    (folder / "a.py").write_text(text)
+    return survey_script(folder / "a.py")
+
+
+PARSERS = {
+    "argparse": """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("-b", "--batch-size", type=int, default=16)
+p.add_argument("--lr", default=BASE / 2)
+p.add_argument("--amp", action="store_true")
+p.add_argument("--data", required=True)
+p.add_argument("--sizes", nargs="+")
+""",
+    "click": """
+import click
+@click.command()
+@click.option("--batch-size", "-b", default=16)
+@click.option("--lr", default=BASE / 2)
+@click.option("--amp/--no-amp", is_flag=True)
+@click.option("--data", required=True)
+def main(**options): ...
+""",
+    "typer": """
+import typer
+def main(batch_size: int = 16, lr: float = BASE, amp: bool = typer.Option(False), data: str = typer.Option("")): ...
+typer.run(main)
+""",
+    "hf": """
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser
+@dataclass
+class Arguments:
+    batch_size: int = field(default=16, metadata={"help": "x"})
+    lr: float = BASE
+    amp: bool = False
+    data: str
+HfArgumentParser(Arguments).parse_args_into_dataclasses()
+""",
+    "globals": """
+batch_size = 4 * 4
+lr = BASE
+amp = False
+data = "x"
+exec(open('configurator.py').read())
+""",
+}
+
+
+@pytest.mark.parametrize("style", PARSERS)
+def test_options(tmp_path: Path, style: str) -> None:
+    found = survey(tmp_path, PARSERS[style])
+    assert found.style == style
+    expected = {"batch_size", "amp", "data"} | ({"lr"} if style != "globals" else set())
+    assert set(found.options) == expected
+    assert found.options["batch_size"].default == 16
+    assert found.options["amp"].default is False
+    if style in ("argparse", "click"):
+        assert found.options["batch_size"].flag == "--batch-size"
+        assert found.options["amp"].is_flag and found.options["amp"].flag == "--amp"
+        assert found.options["data"].is_required and not found.options["lr"].is_known
+
+
+SAVES = [
+    ("torch.save(x, f'{args.out}/ckpt_{step}.pt')", "OUT/ckpt_*.pt"),
+    ("torch.save(x, os.path.join(args.out, 'epoch_%03d.pth' % epoch))", "OUT/epoch_*.pth"),
+    ("torch.save(x, args.out + '/last.pt')", "OUT/last.pt"),
+    ("torch.save(x, Path(args.out) / 'models' / 'm_{}.pt'.format(step))", "OUT/models/m_*.pt"),
+    ("path = os.path.join('runs', name, 'best.pt')\ntorch.save(x, path)", "runs/*/best.pt"),
+    ("d = f'step_{n}'\nd = os.path.join(args.out, d)\naccelerator.save_state(d)", "OUT/step_*"),
+    ("trainer.save_checkpoint(f'{args.out}/x-{n}.ckpt')", "OUT/x-*.ckpt"),
+    ("model.save_pretrained('out/final')", "out/final"),
+    ("torch.save(x, tmp)\nos.replace(tmp, f'out/step_{n}.pt')", "out/step_*.pt"),
+    ("fabric.save(f'out/{n}.ckpt', state)", "out/*.ckpt"),
+]
+
+
+@pytest.mark.parametrize(("text", "path"), SAVES)
+def test_where_it_saves(tmp_path: Path, text: str, path: str) -> None:
+    parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--out', default='x')\n"
+    assert [options_in(each, {"out": "OUT"}) for each in survey(tmp_path, parser + text).saves] == [path]
+
+
+def test_names_that_are_no_checkpoints(tmp_path: Path) -> None:
+    text = "np.save('a.npy', x)\nfig.save('plot.png')\ntext.replace('a', 'b')\nmodel.save(path)\n"
+    assert survey(tmp_path, text).saves == []
+
+
+def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("import torch\ndef save(x):\n    torch.save(x, f'out/step_{x}.pt')\n")
+    (tmp_path / "broken.py").write_text("def (:\n")
+    assert survey(tmp_path, "import parts, broken\nfrom transformers import Trainer\n").saves == ["out/step_*.pt"]
+
+
+PRINTED = [
+    # the statement, a line that it prints, and what is to be read of it
+    (
+        "print(f'iter {iter_num}: loss {lossf:.4f}, time {dt*1000:.2f}ms, mfu {running_mfu*100:.2f}%')",
+        "iter 10: loss 4.2281, time 17.50ms, mfu -100.00%",
+        {"step": 10, "loss": 4.2281, "step_time": 0.0175, "mfu": -100.0},
+    ),
+    (
+        "_logger.info(f'Train: {epoch} [{update_idx:>4d}/{updates_per_epoch} ({100. * i:>3.0f}%)]  '\n"
+        "f'Loss: {loss_now:#.3g} ({loss_avg:#.3g})  Time: {t.val:.3f}s, {rate:>7.2f}/s  LR: {lr:.3e}')",
+        "Train: 2 [   4/16 ( 31%)]  Loss: 2.01 (2.1)  Time: 0.093s,  171.66/s  LR: 1.000e-03",
+        {"step": 36, "epoch": 2, "loss": 2.01, "loss_avg": 2.1, "step_time": 0.093, "samples_per_s": 171.66,
+         "lr": 1e-3},
+    ),
+    (
+        "print('Epoch: [%d][%d/%d] Loss %.3f' % (epoch, i, len(loader), loss))",
+        "Epoch: [1][3/10] Loss 0.500",
+        {"step": 13, "epoch": 1, "loss": 0.5},
+    ),
+    (
+        "print('Train Epoch: {} [{}/{} ({:.0f}%)]\\tLoss: {:.6f}'.format(\n"
+        "epoch, batch_idx * len(data), len(train_loader.dataset), 100. * batch_idx / n, loss.item()))",
+        "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.250000",
+        {"step": 60640, "epoch": 1, "loss": 0.25},
+    ),
+    ("logger.info('step %d loss %.3f lr %.2e', step, loss, lr)", "step 4 loss 0.5 lr 1.00e-02",
+     {"step": 4, "loss": 0.5, "lr": 0.01}),
+    ("print(f'step {step}/{total} loss={loss:.3f} tok/s={tps:.0f}')", "step 4/10 loss=0.500 tok/s=1200",
+     {"step": 4, "total_steps": 10, "loss": 0.5, "tokens_per_s": 1200}),
+    ("print('step', step, 'loss', loss.item())", "step 7 loss 0.25", {"step": 7, "loss": 0.25}),
+    ("print(f'[{step:6d}] train loss: {l:.2f} | grad norm: {g:.2f}')", "[    12] train loss: 0.50 | grad norm: 1.25",
+     {"step": 12, "train_loss": 0.5, "grad_norm": 1.25}),
+    ("print(f'\\nstep {global_step} loss nan? {loss:.1f}')", "step 3 loss nan? nan", {"step": 3, "loss": "NaN"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "expected"), PRINTED)
+def test_a_pattern_of_what_is_printed_finds_it(tmp_path: Path, text: str, line: str, expected: dict[str, Any]) -> None:
+    (made,) = patterns_of(survey(tmp_path, text).printed)
+    assert made.steps in ("global", "in_epoch")
+    parsed = OutputPatterns([made.pattern], units={name: {"ms": 1e-3}[unit] for name, unit in made.units.items()})
+    answer = parsed.parse(line.encode())
+    assert isinstance(answer, ParsedLine)
+    assert dict(answer.values) == (expected if "NaN" in expected.values() else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("print(f'Epoch {epoch+1}/{epochs} train_loss: {tl:.3f}')", "epoch"),
+        ("print(f'epoch {epoch} batch {batch_idx} loss {loss:.3f}')", "unclear"),
+        ("print(f'iter {i}: loss {loss:.3f}')", "global"),
+        ("print(f'step {step} done')", None),
+        ("print(f'saved {path} at {time}')", None),
+        ("print('hello')", None),
+    ],
+)
+def test_lines_without_a_step_of_the_whole_training(tmp_path: Path, text: str, steps: str | None) -> None:
+    found: list[DraftPattern] = patterns_of(survey(tmp_path, text).printed)
+    assert [one.steps for one in found] == ([] if steps is None else [steps])
+    for one in found:
+        re.compile(one.pattern)

@@ -1,0 +1,381 @@
+"""Which checkpoint belongs to which course of training: the cases that went wrong, each with what decides them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.checkpoint_ledger import Found, Rows, Span
+from gputui.recovery.checkpoint_search import choose
+from gputui.recovery.checkpoint_words import checkpoints_sentence, checkpoints_shape
+from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.store.checkpoints import CheckpointRow, Neighbour
+
+SECOND = 10**9
+
+
+def span(number: int, begun: float, ended: float | None = None, base: str | None = None, last: int | None = 1) -> Span:
+    return Span(number, begun, ended, base, last, last is not None)
+
+
+def found(name: str, at: float, size: int = 10) -> Found:
+    return Found(f"/c/{name}", int(at * SECOND), size)
+
+
+def no_steps(_attempt: int, _at: float) -> int | None:
+    return None
+
+
+def enter(rows: Rows, *lying: Found, attempts: list[Span], now: float = 1000.0, **more: object) -> Rows:
+    return ledger.entered(
+        rows,
+        lying,
+        attempts,
+        now=now,
+        step_at=no_steps,
+        folder=Path("/c"),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def usable(rows: Rows, attempts: list[Span]) -> list[str]:
+    return [row.name for row in ledger.candidates(rows, attempts)]
+
+
+def whys(rows: Rows, attempts: list[Span]) -> dict[str, str]:
+    return {row.name: why for row, why in ledger.refused(rows, attempts)}
+
+
+# --- entering ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_lay_there_before_is_foreign_and_what_an_attempt_wrote_is_its_own() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    rows = enter((), found("step_90.pt", 50.0), found("step_10.pt", 150.0), attempts=attempts)
+    assert {row.name: (row.origin, row.attempt, row.step) for row in rows} == {
+        "step_90.pt": ("foreign", 1, 90),
+        "step_10.pt": ("run", 1, 10),
+    }
+    assert usable(rows, attempts) == ["step_10.pt"]
+    assert "before" in whys(rows, attempts)["step_90.pt"]
+
+
+def test_what_appears_between_two_attempts_is_foreign() -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0, "/c/step_10.pt")]
+    rows = enter(
+        (), found("step_10.pt", 150.0), found("step_60.pt", 250.0), found("step_20.pt", 402.0), attempts=attempts
+    )
+    assert usable(rows, attempts) == ["step_20.pt", "step_10.pt"]
+
+
+def test_the_step_is_that_of_the_metrics_when_it_was_written() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    rows = ledger.entered(
+        (), [found("step_5000.pt", 150.0)], attempts, now=1000.0, step_at=lambda number, at: int(number * at)
+    )
+    assert rows[0].step == 150
+
+
+def test_a_file_that_is_written_again_is_another_one() -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, None, None)]
+    rows = enter((), found("last.pt", 150.0), attempts=attempts[:1])
+    rows = tuple(replace(row, verdict="struck", why="was bad") for row in rows)
+    assert usable(rows, attempts) == []
+    rows = enter(rows, found("last.pt", 350.0), attempts=attempts)
+    assert [(row.attempt, row.verdict) for row in rows] == [(2, "unexamined")]
+    assert usable(rows, attempts) == ["last.pt"]
+
+
+def test_two_runs_that_live_at_once_cannot_share_a_folder() -> None:
+    attempts = [span(1, 100.0)]
+    other = Neighbour("other-1", 120.0, 180.0)
+    lying = found("step_1.pt", 110.0), found("step_2.pt", 150.0), found("step_3.pt", 190.0)
+    rows = enter((), *lying, attempts=attempts, neighbours=[other])
+    assert usable(rows, attempts) == ["step_3.pt", "step_1.pt"]
+    assert "other-1" in whys(rows, attempts)["step_2.pt"]
+
+
+def test_what_is_gone_is_forgotten_unless_it_was_struck_off_or_the_whole_folder_is_away() -> None:
+    attempts = [span(1, 100.0)]
+    lying = [found(f"step_{step}.pt", 100.0 + step) for step in (1, 2, 3)]
+    rows = enter((), *lying, attempts=attempts)
+    rows = tuple(replace(row, verdict="struck") if row.name == "step_2.pt" else row for row in rows)
+    assert len(enter(rows, attempts=attempts)) == 3
+    left = enter(rows, lying[2], attempts=attempts)
+    assert sorted(row.name for row in left) == ["step_2.pt", "step_3.pt"]
+
+
+def test_a_file_has_stopped_growing_when_two_looks_or_its_time_say_so() -> None:
+    attempts = [span(1, 100.0)]
+    one = found("step_1.raw", 150.0)
+    rows = enter((), one, attempts=attempts, now=151.0)
+    assert not rows[0].is_settled
+    assert enter(rows, one, attempts=attempts, now=155.0)[0].is_settled
+    assert not enter(rows, replace_size(one), attempts=attempts, now=152.0)[0].is_settled
+    # One that was written when the attempt was killed does not become whole by waiting.
+    ended = [span(1, 100.0, 151.0)]
+    assert not enter((), one, attempts=ended, now=9000.0)[0].is_settled
+
+
+def test_what_is_written_after_the_clock_was_set_back_is_of_the_attempt_that_lives() -> None:
+    attempts = [span(1, 5000.0)]
+    rows = enter((), found("old.pt", 500.0), found("step_1.pt", 990.0), attempts=attempts, now=1000.0)
+    assert usable(rows, attempts) == ["step_1.pt"]
+    assert whys(rows, attempts).keys() == {"old.pt"}
+
+
+def test_trouble_of_steps_that_start_again_strikes_off_what_was_written_after_it() -> None:
+    attempts = [span(1, 100.0, 150.0), span(2, 160.0, 400.0, "/c/epoch_1.pt")]
+    lying = [found(f"epoch_{epoch}.pt", at) for epoch, at in ((1, 140.0), (2, 200.0), (3, 250.0), (4, 300.0))]
+    rows = tuple(replace(row, step=20) for row in enter((), *lying, attempts=attempts))
+    after = ledger.attempt_ended(rows, attempts, 2, "nan_loss", 5, began_at=270.0)
+    assert usable(after, attempts) == ["epoch_3.pt", "epoch_2.pt", "epoch_1.pt"]
+
+
+def replace_size(one: Found) -> Found:
+    return one._replace(size_bytes=(one.size_bytes or 0) + 1)
+
+
+# --- courses ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_from_the_start_leaves_what_was() -> None:
+    """(a): a run that had finished is restarted, fails at step 25, and has no checkpoint of its own."""
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0)]
+    rows = enter((), found("step_100.pt", 190.0), attempts=attempts)
+    assert usable(rows, attempts) == []
+    assert "attempt 2 began from the start" in whys(rows, attempts)["step_100.pt"]
+
+
+def test_another_runs_checkpoints_in_a_fixed_folder_are_not_taken() -> None:
+    """(b)"""
+    attempts = [span(1, 300.0, 400.0)]
+    rows = enter((), found("step_100.pt", 190.0), attempts=attempts)
+    assert usable(rows, attempts) == []
+
+
+def test_what_was_poisoned_is_not_taken_by_the_attempt_after_the_next() -> None:
+    """(c): a NaN with no earlier checkpoint; attempt 2 begins anew and is killed."""
+    attempts = [span(1, 100.0, 200.0, last=60), span(2, 300.0, 400.0, last=7)]
+    rows = enter((), found("step_50.pt", 190.0), attempts=attempts[:1])
+    rows = ledger.attempt_ended(rows, attempts[:1], 1, "nan_loss", 3)
+    assert usable(rows, attempts[:1]) == []
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, None)
+    rows = ledger.attempt_ended(rows, attempts, 2, "killed", None)
+    assert usable(rows, attempts) == []
+
+
+def test_a_person_resumes_from_where_a_rollback_went_back_to() -> None:
+    """(d): a rollback after a NaN at step 70 to step 20; a person stops at step 67 and resumes."""
+    attempts = [span(1, 100.0, 200.0, last=90), span(2, 300.0, 400.0, "/c/step_20.pt", last=67)]
+    lying = [found(f"step_{step}.pt", 100.0 + step) for step in (20, 40, 90)]
+    rows = enter((), *lying, attempts=attempts[:1])
+    rows = ledger.attempt_ended(rows, attempts[:1], 1, "nan_loss", 70)
+    assert usable(rows, attempts[:1]) == ["step_40.pt", "step_20.pt"]
+    rows = ledger.rolled_back(rows, "/c/step_20.pt", "was left by a rollback")
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/step_20.pt")
+    rows = enter(rows, *lying, found("step_60.pt", 350.0), attempts=attempts)
+    assert usable(rows, attempts) == ["step_60.pt", "step_20.pt"]
+    assert whys(rows, attempts) == {
+        "step_90.pt": "was written after the trouble began at step 70",
+        "step_40.pt": "was left by a rollback",
+    }
+
+
+def test_numbers_in_names_order_nothing_and_contradictions_are_told() -> None:
+    """(e)"""
+    attempts = [span(1, 100.0)]
+    lying = [found("epoch=1-val_loss=0.93.ckpt", 110.0), found("epoch=5-val_loss=0.40.ckpt", 150.0)]
+    rows = enter((), *lying, found("epoch=9-val_loss=0.12.ckpt", 190.0), attempts=attempts)
+    assert [name[:7] for name in usable(rows, attempts)] == ["epoch=9", "epoch=5", "epoch=1"]
+    assert ledger.out_of_order(rows, attempts) is None
+    rows = enter((), found("step_9.pt", 110.0), found("step_4.pt", 120.0), attempts=attempts)
+    assert ledger.out_of_order(rows, attempts) == ("step_9.pt", "step_4.pt")
+    assert usable(rows, attempts)[0] == "step_4.pt"
+
+
+def test_a_checkpoint_from_which_no_step_was_made_is_passed_over() -> None:
+    """(f): a folder that was cut short while it was saved."""
+    attempts = [span(1, 100.0, 200.0, last=45), span(2, 300.0, 400.0, "/c/checkpoint-40", last=None)]
+    rows = enter((), found("checkpoint-30", 130.0), found("checkpoint-40", 140.0), attempts=attempts[:1])
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/checkpoint-40")
+    rows = ledger.attempt_ended(rows, attempts, 2, "user_exception", None)
+    assert usable(rows, attempts) == ["checkpoint-30", "checkpoint-40"]
+    assert "ended before its first step" in whys(rows, attempts)["checkpoint-40"]
+    # Once an attempt went on from the one before, it is left for good.
+    rows = ledger.attempt_begins(rows, attempts, 3, "/c/checkpoint-30")
+    attempts.append(span(3, 500.0, 600.0, "/c/checkpoint-30", last=35))
+    assert usable(rows, attempts) == ["checkpoint-30"]
+
+
+def test_the_last_one_is_tried_again_before_everything_is_given_up() -> None:
+    attempts = [span(1, 100.0, 200.0, last=45), span(2, 300.0, 400.0, "/c/step_40.pt", last=None)]
+    rows = enter((), found("step_40.pt", 140.0), attempts=attempts[:1])
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/step_40.pt")
+    in_doubt = ledger.attempt_ended(rows, attempts, 2, "killed", None)
+    assert usable(in_doubt, attempts) == ["step_40.pt"]
+    # Unless it is known to be damaged.
+    assert usable(ledger.attempt_ended(rows, attempts, 2, "corrupt_checkpoint", None), attempts) == []
+    # Where two could not be begun from, neither was at fault, and the newest is taken.
+    two = enter((), found("step_30.pt", 130.0), found("step_40.pt", 140.0), attempts=attempts[:1])
+    two = ledger.attempt_ended(two, attempts, 2, "killed", None)
+    again = [*attempts, span(3, 500.0, 600.0, "/c/step_30.pt", last=None)]
+    two = ledger.attempt_begins(two, attempts, 3, "/c/step_30.pt")
+    assert usable(ledger.attempt_ended(two, again, 3, "killed", None), again)[0] == "step_40.pt"
+
+
+@pytest.mark.parametrize("kind", sorted(ledger.NOT_ITS_FAULT))
+def test_what_never_came_to_its_checkpoint_does_not_count_against_it(kind: str) -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0, "/c/step_40.pt", last=None)]
+    rows = enter((), found("step_30.pt", 130.0), found("step_40.pt", 140.0), attempts=attempts[:1])
+    assert usable(ledger.attempt_ended(rows, attempts, 2, kind, None), attempts)[0] == "step_40.pt"
+
+
+def test_one_from_which_a_step_was_made_is_in_doubt_no_more() -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0, "/c/step_40.pt", last=44)]
+    rows = enter((), found("step_40.pt", 140.0), attempts=attempts[:1])
+    rows = tuple(replace(row, verdict="doubtful", failed_starts=1) for row in rows)
+    (row,) = ledger.attempt_ended(rows, attempts, 2, "killed", None)
+    assert (row.verdict, row.failed_starts) == ("unexamined", 0)
+
+
+def test_an_attempt_that_came_to_nothing_leaves_nothing_behind() -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0, "/c/step_30.pt", last=None)]
+    rows = enter((), found("step_30.pt", 130.0), found("step_40.pt", 140.0), attempts=attempts[:1])
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/step_30.pt")
+    assert usable(rows, attempts) == ["step_40.pt", "step_30.pt"]
+    worked = [attempts[0], replace(attempts[1], has_worked=True, last_step=31)]
+    assert usable(rows, worked) == ["step_30.pt"]
+
+
+def test_a_person_names_one_of_another_training() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    rows = enter((), found("step_40.pt", 140.0), found("theirs.pt", 50.0), attempts=attempts)
+    rows = ledger.named(rows, attempts, found("theirs.pt", 50.0), 7, 900.0)
+    assert usable(rows, attempts) == ["theirs.pt"]
+    # What the attempt from there writes comes behind it; what it does not survive leads back to it.
+    attempts.append(span(2, 1000.0, 1100.0, "/c/theirs.pt"))
+    rows = enter(rows, found("theirs.pt", 50.0), found("step_10.pt", 1050.0), attempts=attempts)
+    assert usable(rows, attempts) == ["step_10.pt", "theirs.pt"]
+    attempts.append(span(3, 2000.0))
+    assert usable(rows, attempts) == []
+
+
+def test_a_person_goes_back_within_the_training() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    rows = enter((), *(found(f"step_{step}.pt", 100.0 + step) for step in (10, 20, 30)), attempts=attempts)
+    rows = ledger.named(rows, attempts, found("step_20.pt", 120.0), None, 900.0)
+    assert usable(rows, attempts) == ["step_20.pt", "step_10.pt"]
+
+
+def test_a_ledger_that_is_begun_late_says_the_same() -> None:
+    """A run of before the ledger: rolled back to step 20 after a NaN, killed, never told to anybody."""
+    attempts = [
+        span(1, 100.0, 200.0, last=90),
+        span(2, 300.0, 400.0, last=50),
+        span(3, 500.0, 600.0, "/c/step_20.pt", last=67),
+    ]
+    lying = [found("step_95.pt", 195.0), found("step_20.pt", 320.0), found("step_45.pt", 345.0)]
+    rows = enter((), *lying, found("step_60.pt", 550.0), found("old.pt", 1.0), attempts=attempts, rebuilt=(1, 2, 3))
+    rows = ledger.replayed(rows, attempts, {2: ("nan_loss", 40)})
+    assert {row.origin for row in rows} == {"rebuilt", "foreign"}
+    assert usable(rows, attempts) == ["step_60.pt", "step_20.pt"]
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def checked(**verdicts: str) -> object:
+    def check(path: Path) -> CheckpointInfo:
+        verdict = verdicts.get(path.stem, "whole")
+        return CheckpointInfo(
+            path, None, verdict == "whole", f"is {verdict}", 1, 1.0,
+            is_unknown=verdict == "unknown", is_unreadable=verdict in ("away", "gone"), is_missing=verdict == "gone",
+        )  # fmt: skip
+
+    return check
+
+
+def chosen(
+    rows: Rows, attempts: list[Span], wanted: int = 1, **verdicts: str
+) -> tuple[list[str], list[str], str | None]:
+    choice = choose(rows, attempts, wanted, checked(**verdicts))  # type: ignore[arg-type]
+    return [info.path.stem for info in choice.usable], [info.path.stem for info in choice.refused], choice.unreadable
+
+
+def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_after_it() -> None:
+    attempts = [span(1, 100.0, 900.0)]
+    rows = enter((), *(found(f"s{step}.pt", 100.0 + step) for step in (10, 20, 30, 40)), attempts=attempts)
+    assert chosen(rows, attempts, s40="damaged", s30="unknown") == (["s20", "s30"], ["s40"], None)
+    assert chosen(rows, attempts, s40="unknown", s30="unknown", s20="unknown", s10="unknown")[0][0] == "s40"
+    growing = tuple(replace(row, is_settled=False) for row in rows)
+    assert chosen(growing, attempts, s40="unknown")[0] == ["s30"]
+    # The beginning would lose more than an attempt that cannot load it.
+    everything = {f"s{step}": "unknown" for step in (10, 20, 30, 40)}
+    assert chosen(growing, attempts, **everything)[0] == ["s40"]
+    assert chosen(rows, attempts, wanted=3)[0] == ["s40", "s30", "s20"]
+
+
+def test_a_chosen_checkpoint_that_cannot_be_loaded_is_not_followed_by_the_beginning() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    rows = enter((), found("s10.pt", 110.0), attempts=attempts)
+    rows = ledger.named(rows, attempts, Found("/elsewhere/notes.txt", 150 * SECOND, 3), None, 300.0)
+    attempts.append(span(2, 300.0, 310.0, "/elsewhere/notes.txt", last=None))
+    rows = ledger.attempt_ended(rows, attempts, 2, "corrupt_checkpoint")
+    usable, _, unreadable = chosen(rows, attempts)
+    assert usable == [] and unreadable is not None and "notes.txt" in unreadable
+    # A person who restarts the run asks for just that.
+    attempts.append(span(3, 400.0, 410.0))
+    assert chosen(rows, attempts)[::2] == ([], None)
+
+
+def test_what_cannot_be_read_now_is_told_from_what_is_gone() -> None:
+    attempts = [span(1, 100.0, 900.0)]
+    rows = enter((), found("s10.pt", 110.0), attempts=attempts)
+    assert chosen(rows, attempts, s10="gone") == ([], ["s10"], None)
+    assert chosen(rows, attempts, s10="away") == ([], ["s10"], "s10.pt is away")
+
+
+def test_what_was_checked_is_remembered_but_read_again() -> None:
+    attempts = [span(1, 100.0, 900.0)]
+    rows = enter((), found("s10.pt", 110.0), attempts=attempts)
+    (row,) = choose(rows, attempts, 1, checked(s10="damaged")).rows  # type: ignore[arg-type]
+    assert (row.verdict, row.why) == ("invalid", "is damaged")
+    assert whys((row,), attempts) == {"s10.pt": "is damaged"}
+    assert chosen((row,), attempts)[0] == ["s10"]
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_told_what_is_passed_over_and_why() -> None:
+    attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0)]
+    rows = enter((), found("step_100.pt", 190.0), found("step_20.pt", 350.0), attempts=attempts)
+    said = checkpoints_sentence(rows, attempts)
+    assert "step_20.pt (step 20, attempt 2)" in said and "step_100.pt is of the training that was left" in said
+    newest, older = checkpoints_shape(rows, attempts)
+    assert (newest["path"], newest["attempt"], newest["refused"]) == ("/c/step_20.pt", 2, None)
+    assert older["refused"] and older["verdict"] == "unexamined"
+
+
+def test_rows_are_stored_and_changed_by_what_differs(tmp_path: Path) -> None:
+    from gputui.runs.repository import transaction
+    from gputui.store import checkpoints
+    from tests.stores import open_store
+
+    connection = open_store(tmp_path / "gputui.db")
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('a-1', 1, 'a', 'a', 'failed', '{}', '{}', 1.0)"
+    )
+    one = CheckpointRow("/c/1.pt", 1, "run", 5, 10, None, 2.0, True, "doubtful", "was tried", 2, None)
+    two = CheckpointRow("/c/2.pt", 1, "foreign", 6, None, 3, 2.0)
+    for before, after in (((), (one, two)), ((one, two), (replace(one, step=7),))):
+        with transaction(connection):
+            checkpoints.save(connection, "a-1", before, after)
+        assert set(checkpoints.of_run(connection, "a-1")) == set(after)
+    assert checkpoints.step_of(connection, "a-1", "/c/1.pt") == 7
+    connection.close()

@@ -1,0 +1,70 @@
+"""Whether a process has a connection to another machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputui.runs import connections
+from gputui.runs.connections import reaches_out
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+MAPPED = "0000000000000000FFFF0000"
+
+
+def row(local: str, remote: str, state: str, inode: int) -> str:
+    return (
+        f"   0: {local}:9D3B {remote}:0050 {state} 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "expected"),
+    [
+        ("tcp", row("0100007F", "0200007F", "01", 7), False),
+        ("tcp", row("0A00000A", "0A00000A", "01", 7), False),
+        ("tcp", row("0A00000A", "08080808", "01", 7), True),
+        ("tcp", row("0A00000A", "08080808", "02", 7), True),
+        ("tcp", row("0A00000A", "08080808", "06", 7), False),
+        ("tcp", row("00000000", "00000000", "0A", 7), False),
+        ("tcp", row("0A00000A", "08080808", "01", 8), False),
+        ("udp", row("0A00000A", "08080808", "01", 7), True),
+        ("tcp6", row("0" * 24 + "01000000", "0" * 24 + "01000000", "01", 7), False),
+        ("tcp6", row(MAPPED + "0A00000A", MAPPED + "0100007F", "01", 7), False),
+        ("tcp6", row(MAPPED + "0A00000A", MAPPED + "08080808", "01", 7), True),
+        ("tcp6", row("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1", "01", 7), True),
+    ],
+)
+def test_only_ends_beyond_this_machine_count(
+    table: str, rows: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "42"
+    (folder / "net").mkdir(parents=True)
+    (folder / "fd").mkdir()
+    (folder / "net" / table).write_text(HEAD + rows)
+    (folder / "fd" / "3").symlink_to("socket:[7]")
+    (folder / "fd" / "4").symlink_to("/dev/null")
+    monkeypatch.setattr(connections, "_PROC", str(tmp_path))
+    assert reaches_out(42) is expected
+
+
+def test_a_process_that_is_gone_reaches_nobody_and_one_that_cannot_be_seen_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert reaches_out(process.pid) is False
+    (tmp_path / "42" / "net").mkdir(parents=True)
+    (tmp_path / "42" / "net" / "tcp").write_text(HEAD + "odd\n")
+    monkeypatch.setattr(connections, "_PROC", str(tmp_path))
+    assert reaches_out(42) is True
+
+
+def test_peers_on_this_machine_are_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        assert reaches_out(os.getpid()) is False
