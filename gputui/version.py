@@ -1,3 +1,3 @@
-"""The version, told once."""
+"""The version: pyproject.toml reads it from here."""
 
 VERSION = "0.1.0"
