@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
-from gputui.agent.alerting import Alerting
-from gputui.agent.recorder import Recorder
+from gputui.agent.alerts.evaluation import Alerting
+from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.host.model import HostSample

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import curves
 from benchmarks.percentiles import percentile
-from gputui.agent.packing import Packing
+from gputui.agent.recording.packing import Packing
 from gputui.config import locate
 from gputui.curves.model import ChartRequest
 from gputui.store.database import open_reader, open_writer

@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gputui.agent import day_rollups
-from gputui.agent.record_keeping import RecordKeeping
-from gputui.agent.recorder import Message, Recorder
+from gputui.agent.recording import day_rollups
+from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.agent.recording.recorder import Message, Recorder
 from gputui.config import locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.gpu.tiers import SLOW_SECONDS

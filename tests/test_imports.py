@@ -21,7 +21,7 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [
-        ("import gputui.agent.start", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
+        ("import gputui.agent.startup", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
         ("import gputui.gpu.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
         ("import gputui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
         ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.stop", {*HEAVY, "pydantic", "yaml"}),

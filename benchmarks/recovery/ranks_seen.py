@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Activity
-from gputui.agent.watched import Look
+from gputui.agent.health.attempt_state import Look
 from gputui.gpu.model import GpuSample
 from gputui.runs.readings import Reading
 

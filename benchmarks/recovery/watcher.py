@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
-from gputui.agent.watched import LOOK_SECONDS, Watched
-from gputui.agent.watching import MEMORY_SECONDS
+from gputui.agent.health.attempt_state import LOOK_SECONDS, Watched
+from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample

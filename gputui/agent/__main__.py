@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gputui.agent.start import run_in_background
+from gputui.agent.startup import run_in_background
 from gputui.config import Workspace
 
 

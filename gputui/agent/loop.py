@@ -15,22 +15,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gputui.agent import handlers, rebuilding
-from gputui.agent.alerting import Alerting
+from gputui.agent.alerts.evaluation import Alerting
+from gputui.agent.commands import dispatch
 from gputui.agent.doorbell import Doorbell
-from gputui.agent.ending import note_first_steps
-from gputui.agent.file_output import FileOutput
-from gputui.agent.free_pages import FreePages
-from gputui.agent.guarding import roll_back
+from gputui.agent.error_barrier import roll_back
+from gputui.agent.exports.sinks import Sinks
 from gputui.agent.hiding import HidingFormatter, redactor_of
+from gputui.agent.housekeeping import Upkeep
+from gputui.agent.lifecycle.postmortem import note_first_steps
+from gputui.agent.lifecycle.rebuild import rebuild
+from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lock import AgentLock
 from gputui.agent.predecessor import note_predecessor
-from gputui.agent.recorder import Recorder
-from gputui.agent.sinks import Sinks
+from gputui.agent.recording.file_output import FileOutput
+from gputui.agent.recording.free_pages import FreePages
+from gputui.agent.recording.recorder import Recorder
+from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.agent.slices import SliceSize
-from gputui.agent.supervisor import Supervisor
-from gputui.agent.upkeep import Upkeep
-from gputui.agent.write_ahead_log import WriteAheadLog
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
@@ -177,13 +178,13 @@ class Agent:
         """Go on where a former agent ended. What nobody foresaw in one step must not keep every agent from starting.
         Raises sqlite3.Error where the database itself is in trouble."""
 
-        def rebuild() -> None:
+        def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
-            rebuilding.rebuild(self.connection, self.workspace, self.ingest, self.wall())
+            rebuild(self.connection, self.workspace, self.ingest, self.wall())
             self._describe()
 
         steps: dict[str, Callable[[], object]] = {
-            "reading runs back": rebuild,
+            "reading runs back": read_runs_back,
             "removal": self.supervisor.removal.go_on,
             "adoption": self.supervisor.adopt,
             "repeating stops": self.supervisor.repeat_stops,
@@ -230,7 +231,7 @@ class Agent:
         if soon >= due["commands"]:
             # A bell that is not heard at all is made up for by looking as often as at the files.
             due["commands"] = now + (COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS)
-            if parts.do("commands", partial(handlers.answer_all, self.supervisor)):
+            if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
                 self._hasten("removal", now)
         self.supervisor.advance()

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from gputui.agent.alert_settings import rules_for
-from gputui.agent.notifying import describe, post, run_command
+from gputui.agent.alerts.rule_settings import rules_for
+from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.alerts.in_force import InForce, changed, standard
 from gputui.alerts.overrides import Overrides
 from gputui.alerts.sentences import changed_by, in_unit, thresholds

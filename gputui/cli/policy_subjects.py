@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputui.agent.checkpoint_survey import search_of
+from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.cli import resolving
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.profiles.loading import ProfileNotFoundError

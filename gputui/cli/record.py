@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gputui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
 
 if TYPE_CHECKING:
-    from gputui.agent.file_output import FileOutput
-    from gputui.agent.sample_lines import Format
+    from gputui.agent.recording.file_output import FileOutput
+    from gputui.agent.recording.sample_lines import Format
 
 LEAST_ROTATED_BYTES = 64 << 10
 
@@ -29,8 +29,8 @@ def record(
     samples = _samples(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)
-    from gputui.agent.start import RecordError
-    from gputui.agent.start import record as run_recorder
+    from gputui.agent.startup import RecordError
+    from gputui.agent.startup import record as run_recorder
 
     try:
         code = run_recorder(
@@ -50,7 +50,7 @@ def record(
 
 
 def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
-    from gputui.agent.file_output import FileOutput
+    from gputui.agent.recording.file_output import FileOutput
     from gputui.profiles.sizes import parse_size
 
     if output is None:

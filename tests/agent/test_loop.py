@@ -63,7 +63,7 @@ def test_commands_come_after_ends_and_metrics_and_each_part_fails_alone(
 
     monkeypatch.setattr(type(agent.supervisor), "notice_ends", note("ends", ValueError("odd")))
     monkeypatch.setattr(type(agent), "_pump", note("metrics", sqlite3.OperationalError("database or disk is full")))
-    monkeypatch.setattr("gputui.agent.handlers.answer_all", note("commands", KeyError("odd")))
+    monkeypatch.setattr("gputui.agent.commands.dispatch.answer_all", note("commands", KeyError("odd")))
     monkeypatch.setattr(type(agent.supervisor), "advance", note("the rest"))
     agent.sampler.fileno = lambda: -1  # type: ignore[method-assign] # no process is needed here
     monkeypatch.setattr(type(agent), "_housekeeping", note("housekeeping"))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.agent import checkpoint_survey
+from gputui.agent.lifecycle import checkpoint_survey
 from gputui.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_search import Choice, choose, for_person, surveyed

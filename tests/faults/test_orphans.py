@@ -12,8 +12,8 @@ from contextlib import closing
 
 import pytest
 
-from gputui.agent.orphan_watch import LOOK_SECONDS, OrphanWatch
-from gputui.agent.recorder import Recorder
+from gputui.agent.health.orphan_watch import LOOK_SECONDS, OrphanWatch
+from gputui.agent.recording.recorder import Recorder
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.orphans import MarkedProcess, RunStanding, orphans, without_ancestors
 from gputui.runs.states import RunState

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 
-from gputui.agent import watching
 from gputui.agent.__main__ import main
+from gputui.agent.health import monitor
 from gputui.recovery.watch import leak
 
 LEFT_BYTES = 24 << 20
 
 leak.LEAST_SECONDS, leak.NEAR_SECONDS = 1.5, 0.0
 leak.LEAST_GROWTH_BYTES = 32 << 20
-watching.LOOK_SECONDS = watching.MEMORY_SECONDS = 0.05
-watching.available_bytes = lambda: LEFT_BYTES  # type: ignore[attr-defined]
+monitor.LOOK_SECONDS = monitor.MEMORY_SECONDS = 0.05
+monitor.available_bytes = lambda: LEFT_BYTES  # type: ignore[attr-defined]
 sys.exit(main())

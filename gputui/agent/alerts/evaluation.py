@@ -1,0 +1,274 @@
+"""Alerts: once a second every rule looks at what the agent has in memory; what is raised or cleared becomes a row, an
+event, a line in the log, and a message to whoever is to be told.
+
+An agent that is killed is followed by one that goes on: what lasts stands in the store, the rest of the memory is
+stored with every change and once a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from gputui.agent.alerts.alert_rows import Silences, Told, write_cleared, write_raised
+from gputui.agent.alerts.rule_inputs import AlertMoments, Training, known_incidents, parse_state
+from gputui.agent.alerts.rule_settings import AlertSettings, RunRules
+from gputui.agent.health.nccl_logs import NcclLogs
+from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
+from gputui.agent.recording.recorder import Recorder
+from gputui.alerts.engine import Engine, Key
+from gputui.alerts.in_force import InForce, RuleSet
+from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
+from gputui.alerts.rules import SubjectKind
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.metrics.report import IngestReport
+from gputui.recovery.policies import Notice
+from gputui.runs import repository
+from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.spec import SpecError
+from gputui.runs.states import RunState
+from gputui.store import alerts
+
+log = logging.getLogger(__name__)
+
+# The loop comes by once a second, at times a little early.
+LOOK_SECONDS = 0.9
+SAVE_SECONDS = 60.0
+# After something unforeseen, alerts rest so long; the agent goes on.
+TROUBLE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Alerting:
+    """All alerts of one state directory. ``living`` gives the attempts that run."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    recorder: Recorder
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    living: Callable[[], Iterable[AttemptRecord]]
+    interval_seconds: float = 1.0
+    engine: Engine = field(default_factory=Engine)
+    ids: dict[Key, int] = field(default_factory=dict)
+    unwritten: list[Told] = field(default_factory=list)
+    due: float = float("-inf")
+    looked_at: float | None = None
+    saved_at: float = float("-inf")
+    peaks: dict[tuple[str, int], float | None] = field(default_factory=dict)
+    moments: AlertMoments = field(init=False)
+    settings: AlertSettings = field(init=False)
+    delivery: AlertDelivery = field(init=False)
+    nccl_logs: NcclLogs = field(init=False)
+    _by_kind: dict[int, tuple[RuleSet, dict[SubjectKind, list[InForce]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moments = AlertMoments(self.connection, self.recorder, self.clock, self.interval_seconds)
+        self.settings = AlertSettings(self.workspace.alerts, self._complain)
+        self.delivery = AlertDelivery(self.clock)
+        self.nccl_logs = NcclLogs(self.workspace)
+
+    def told_by(self) -> Notice | None:
+        """How alerts are told now."""
+        return notice_for(self.settings.delivery)
+
+    # --- what the loop calls
+
+    def begin(self) -> None:
+        """Take up what a predecessor left. Raises sqlite3.Error."""
+        stored = alerts.engine_state(self.connection)
+        self.moments.incident_id = known_incidents(self.connection)
+        if stored is not None:
+            at, state = stored[0], parse_state(stored[1])
+            self.engine = Engine.from_json(state.get("engine"))
+            self.moments.restore(state.get("moments") or {}, self.wall() - at)
+        lasting = alerts.lasting(self.connection)
+        self.ids = {_key(one): one.alert_id for one in lasting}
+        self.engine.adopt(self.ids)
+        self.saved_at = self.clock()
+
+    def take(self, report: IngestReport) -> None:
+        """What one round of reading metrics brought."""
+        self.moments.take(report)
+
+    def turn(self) -> None:
+        """Look, when it is time. Raises sqlite3.OperationalError where the database cannot be written now: what was to
+        be written waits."""
+        now = self.clock()
+        if now < self.due:
+            return
+        self.due = now + LOOK_SECONDS
+        try:
+            self._look(now)
+        except sqlite3.Error:
+            raise
+        except Exception:
+            # What nobody foresaw in an alert must not end the agent.
+            log.exception("alerts rest for %.0f s", TROUBLE_SECONDS)
+            self.due = now + TROUBLE_SECONDS
+
+    def save(self) -> None:
+        """Store what is remembered. Raises sqlite3.Error."""
+        state = {"engine": self.engine.to_json(), "moments": self.moments.to_json()}
+        alerts.put_engine_state(self.connection, json.dumps(state), self.wall())
+        self.saved_at = self.clock()
+
+    # --- one look
+
+    def _look(self, now: float) -> None:
+        self.settings.turn(now)
+        elapsed = 0.0 if self.looked_at is None else now - self.looked_at
+        self.looked_at = now
+        self.unwritten += self._changes(elapsed)
+        if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
+            self._write()
+
+    def _changes(self, elapsed: float) -> list[Told]:
+        training = self._training()
+        rules = {one.record.run_id: self.settings.runs[one.record.run_id] for one in training}
+        known = {key.subject_id for key in self.engine.standings if key.subject == "run"}
+        self.settings.keep_only({*rules, *known})
+        found: list[Told] = []
+        gpus = self.moments.gpu_moments(training, elapsed)
+        for gpu in gpus:
+            own = rules.get(gpu.training_run or "")
+            found += self._judge("gpu", gpu.uuid, f"GPU {gpu.index}", gpu, own, elapsed, gpu.training_run)
+        found += self._judge("host", "", "the host", self.moments.host_moment(elapsed), None, elapsed, None)
+        logged = self.nccl_logs.turn(self.clock(), [one.record for one in training])
+        runs = self.moments.run_moments(training, known, elapsed, logged)
+        for run in runs:
+            own = rules.get(run.run_id) or self._rules_of(run.run_id)
+            found += self._judge("run", run.run_id, run.run_id, run, own, elapsed, run.run_id)
+        self.engine.forget("run", rules)
+        inventory = self.recorder.inventory
+        if inventory is not None and inventory.problem is None:
+            found += self._gone({gpu.uuid for gpu in gpus})
+        return found
+
+    def _gone(self, there: Collection[str]) -> Iterator[Told]:
+        """GPUs that the machine no longer has, though the driver is well: nothing will ever be known of them."""
+        for key in self.engine.raised():
+            if key.subject == "gpu" and key.subject_id not in there and key.rule in self.settings.machine:
+                rule = self.settings.machine[key.rule]
+                change = self.engine.look(rule, key, IDLE, 0.0)
+                if change is not None:
+                    yield Told(change, rule, key.subject_id, None, self.wall())
+        self.engine.forget("gpu", there)
+
+    def _judge(
+        self,
+        kind: SubjectKind,
+        subject_id: str,
+        name: str,
+        moment: GpuMoment | HostMoment | RunMoment,
+        own: RunRules | None,
+        elapsed: float,
+        run_id: str | None,
+    ) -> Iterator[Told]:
+        for rule in self._rules(kind, self.settings.machine if own is None else own.rules):
+            key = Key(rule.rule.id, kind, subject_id)
+            change = self.engine.look(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
+            if change is not None:
+                yield Told(change, rule, name, run_id, self.wall())
+
+    def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[InForce]:
+        """The rules of one kind, sorted out once for each set."""
+        known = self._by_kind.get(id(rules))
+        if known is None or known[0] is not rules:
+            if len(self._by_kind) > 64:
+                self._by_kind.clear()
+            sorted_out: dict[SubjectKind, list[InForce]] = {"gpu": [], "host": [], "run": []}
+            for one in rules.values():
+                sorted_out[one.rule.subject].append(one)
+            known = self._by_kind[id(rules)] = (rules, sorted_out)
+        return known[1][kind]
+
+    # --- runs
+
+    def _training(self) -> list[Training]:
+        """The attempts that live and whose command is seen to do something."""
+        living = list(self.living())
+        if not living:
+            return []
+        running = dict(
+            self.connection.execute("SELECT run_id, attempt FROM runs WHERE state = ?", (RunState.RUNNING,)).fetchall()
+        )
+        found = []
+        for record in living:
+            if running.get(record.run_id) == record.number:
+                own = self._rules_of(record.run_id)
+                patience = own.rules["no_improvement"].limits["steps"]
+                found.append(Training(record, own.schedule, self._peak(record), patience))
+        return found
+
+    def _rules_of(self, run_id: str) -> RunRules:
+        def read() -> str | Mapping[str, Any] | None:
+            run = repository.get_run(self.connection, run_id)
+            try:
+                return "standard" if run is None else run.spec.alerts
+            except SpecError:
+                return "standard"
+
+        return self.settings.of_run(run_id, read)
+
+    def _peak(self, record: AttemptRecord) -> float | None:
+        """The parameter that is the attempt's learning rate, where it is a number."""
+        key = (record.run_id, record.number)
+        if key not in self.peaks:
+            run = repository.get_run(self.connection, record.run_id)
+            try:
+                name = None if run is None else run.spec.role("lr", record.params)
+            except SpecError:
+                name = None
+            value = None if name is None else record.params.get(name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if len(self.peaks) > 256:
+                self.peaks.clear()
+            self.peaks[key] = float(value) if is_number and value is not None else None
+        return self.peaks[key]
+
+    # --- what follows
+
+    def _write(self) -> None:
+        """Rows, events, messages and the memory in one transaction; then the log."""
+        now = self.wall()
+        told: list[tuple[Told, alerts.AlertView]] = []
+        ids = dict(self.ids)
+        with transaction(self.connection) as connection:
+            silences = alerts.silences(connection, now) if self.unwritten else {}
+            for one in self.unwritten:
+                view = self._row(one, ids, silences)
+                if view is not None:
+                    told.append((one, view))
+                    if not view.is_silenced(now):
+                        self.delivery.owe(connection, self.settings.delivery, view, now)
+            if self.unwritten:
+                alerts.forget_old_silences(connection, now)
+            self.save()
+        self.ids = ids
+        self.unwritten = []
+        for one, view in told:
+            log.warning("alert %d %s: %s", view.alert_id, one.change.kind, clean(view.sentence))
+
+    def _row(self, one: Told, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
+        key = one.change.key
+        if one.change.kind == "raised":
+            if key in ids:
+                return None
+            view = write_raised(self.connection, one, silences)
+            ids[key] = view.alert_id
+            return view
+        alert_id = ids.pop(key, None)
+        return None if alert_id is None else write_cleared(self.connection, one, alert_id)
+
+    def _complain(self, text: str) -> None:
+        repository.add_event(self.connection, text, now=self.wall(), severity="warning", subject="alerts")
+
+
+def _key(view: alerts.AlertView) -> Key:
+    return Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)

@@ -1,0 +1,78 @@
+"""Answering the commands about alerts: acknowledging them, and silencing a rule for a while."""
+
+from __future__ import annotations
+
+from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.alerts.overrides import MOST_SECONDS
+from gputui.alerts.rules import RULES
+from gputui.charts import units
+from gputui.runs import repository
+from gputui.runs.repository import transaction
+from gputui.store import alerts, commands
+from gputui.store.alerts import ANY_SUBJECT, AlertView
+from gputui.store.commands import PendingCommand
+
+
+def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Note that somebody has seen alerts: those of ``ids``, or all that last."""
+    now = supervisor.wall()
+    wanted = _wanted(supervisor, command)
+    with transaction(supervisor.connection) as connection:
+        for alert in wanted:
+            alerts.acknowledge(connection, alert.alert_id, now=now, actor=command.actor)
+        said = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
+        if wanted:
+            message = f"{command.actor} has seen: {said}"
+            repository.add_event(connection, message, now=now, subject="alert", run_id=_run_of(wanted))
+        text = f"noted as seen: {said}" if wanted else "there is none that nobody has seen"
+        result = {"ids": [alert.alert_id for alert in wanted], "text": text}
+        commands.give_answer(connection, command.command_id, "done", now=now, result=result)
+
+
+def silence(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Tell nobody of a rule for ``seconds``: for the subject of the alert ``id``, or, with ``rule``, for every one. 0
+    ends a silence."""
+    now = supervisor.wall()
+    seconds = command.args.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MOST_SECONDS:
+        raise RefusedError("say for how long: seconds from 0 to 30 days")
+    if command.args.get("rule") is not None:
+        name = str(command.args["rule"])
+        if name not in RULES:
+            raise RefusedError(f"there is no rule {name!r}; gputui alerts rules lists them")
+        rule, subject_id, whose = name, ANY_SUBJECT, "everywhere"
+        kind: str = RULES[name].subject
+    else:
+        alert = _one(supervisor, command.args.get("id"))
+        rule, kind, subject_id, whose = alert.rule, alert.subject_kind, alert.subject_id, f"for {alert.subject_name}"
+    title = RULES[rule].title if rule in RULES else rule
+    does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
+    with transaction(supervisor.connection) as connection:
+        count = alerts.silence(connection, rule, kind, subject_id, until=now + seconds, actor=command.actor)
+        text = f"{title} {whose} is {does}"
+        repository.add_event(connection, f"{text} by {command.actor}", now=now, subject="alert")
+        result = {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
+        commands.give_answer(connection, command.command_id, "done", now=now, result=result)
+
+
+def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
+    ids = command.args.get("ids")
+    if ids is None:
+        return [one for one in alerts.lasting(supervisor.connection) if one.acknowledged_at is None]
+    if not isinstance(ids, list):
+        raise RefusedError("say which alerts, by their numbers")
+    return [_one(supervisor, alert_id) for alert_id in ids]
+
+
+def _one(supervisor: Supervisor, alert_id: object) -> AlertView:
+    is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
+    found = alerts.one(supervisor.connection, alert_id) if is_number and isinstance(alert_id, int) else None
+    if found is None:
+        raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
+    return found
+
+
+def _run_of(wanted: list[AlertView]) -> str | None:
+    runs = {alert.run_id for alert in wanted}
+    return runs.pop() if len(runs) == 1 else None

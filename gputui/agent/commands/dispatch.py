@@ -1,0 +1,371 @@
+"""Answering commands: one function per verb, each either done with a result or refused with a sentence.
+
+What a command does to the database and its answer are one transaction: an agent that is killed in between is followed
+by one that finds the command either answered or not begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gputui.agent.commands import alert_commands, orphan_commands, queue_commands
+from gputui.agent.commands.refusal import RefusedError, UnansweredError
+from gputui.agent.error_barrier import roll_back
+from gputui.agent.lifecycle.checkpoint_survey import search_of
+from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
+from gputui.agent.lifecycle.removal import put_away
+from gputui.agent.lifecycle.run_files import open_metrics
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.config import PRIVATE_DIR_MODE
+from gputui.recovery.checkpoint_search import Choice, NotUsableError, Search, for_person, passed_over
+from gputui.redaction import REDACTED, redact_params
+from gputui.runs import next_attempt, repository
+from gputui.runs.places import checkpoint_directory
+from gputui.runs.redaction import redact_spec
+from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_ticket
+from gputui.store import alerts, commands, quarantine
+from gputui.store.commands import PendingCommand, WithdrawnError
+from gputui.store.database import is_locked
+
+log = logging.getLogger(__name__)
+
+# Checkpoints are read whole: hundreds of gigabytes take minutes, a file system that does not answer for ever.
+SEARCH_SECONDS = 900.0
+# A disk may be full for a moment only.
+WRITES_TRIED = 3
+
+
+def answer_all(supervisor: Supervisor) -> int:
+    """Answer what waits, oldest first, each command alone. Returns how many were answered. Raises
+    sqlite3.OperationalError where the database is locked, for the others would wait as long."""
+    waiting = commands.pending(supervisor.connection)
+    answered = sum(_answer_one(supervisor, command) for command in waiting)
+    asked = {command.command_id for command in waiting}
+    supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in asked}
+    supervisor.failed_writes = {key: count for key, count in supervisor.failed_writes.items() if key in asked}
+    return answered
+
+
+def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
+    """Whether the command was answered. One that cannot be written is tried a few times and then refused, so that it is
+    not done long after whoever asked was told that it cannot be."""
+    failures = supervisor.failed_writes.get(command.command_id, 0)
+    try:
+        if failures >= WRITES_TRIED:
+            raise RefusedError("the database cannot be written; see whether its disk is full")
+        _carry_out(supervisor, command)
+    except (UnansweredError, WithdrawnError):
+        return False
+    except sqlite3.OperationalError as error:
+        return _could_not_write(supervisor, command, error)
+    except RefusedError as error:
+        return _refuse(supervisor, command, str(error))
+    except SpecError as error:
+        return _refuse(supervisor, command, f"{command.run_id} cannot be read by this gputui: {error}; update gputui")
+    except Exception as error:
+        # A command that cannot be understood must not end this agent, and the next, and the one after.
+        log.exception("command %d (%s) failed", command.command_id, command.verb)
+        return _refuse(
+            supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more"
+        )
+    return True
+
+
+def _carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
+    handler = HANDLERS.get(command.verb)
+    if handler is None:
+        raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
+    handler(supervisor, command)
+
+
+def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> bool:
+    roll_back(supervisor.connection)
+    try:
+        commands.give_answer(supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=reason)
+    except WithdrawnError:
+        return False
+    except sqlite3.OperationalError as error:
+        return _could_not_write(supervisor, command, error)
+    except Exception:
+        # Those that wait behind it are answered all the same.
+        log.exception("command %d (%s) cannot be refused", command.command_id, command.verb)
+        return False
+    return True
+
+
+def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sqlite3.OperationalError) -> bool:
+    roll_back(supervisor.connection)
+    failures = supervisor.failed_writes.get(command.command_id, 0) + 1
+    supervisor.failed_writes[command.command_id] = failures
+    if failures == 1:
+        log.warning("command %d (%s) cannot be written: %s", command.command_id, command.verb, error)
+    if is_locked(error):
+        raise error
+    return False
+
+
+def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
+    """Answer with the run's state. Belongs into the transaction of what was done."""
+    found = repository.get_run(supervisor.connection, run_id)
+    result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state)}
+    commands.give_answer(supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result)
+
+
+def run(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Queue a new run."""
+    try:
+        ticket, spec = read_ticket(supervisor.workspace, str(command.args.get("ticket") or ""))
+    except SpecError as error:
+        raise RefusedError(str(error)) from error
+    refuse_impossible_gpus(supervisor, spec)
+    name = repository.fitting_name(str(command.args.get("name") or spec.name))
+    try:
+        folders = {entry.name for entry in supervisor.workspace.runs.iterdir()}
+        run_id, sequence = repository.next_run_id(supervisor.connection, name, folders)
+        folder = supervisor.workspace.run_dir(run_id)
+        folder.mkdir(mode=PRIVATE_DIR_MODE)
+        (folder / SPEC_FILE).hardlink_to(ticket)
+    except OSError as error:
+        raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
+    try:
+        enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
+    except (sqlite3.Error, WithdrawnError):
+        # Withdrawn, or tried again under a folder of its own.
+        shutil.rmtree(folder)
+        raise
+    ticket.unlink(missing_ok=True)
+    supervisor.needs_schedule = True
+
+
+def enter_run(
+    supervisor: Supervisor,
+    command: PendingCommand,
+    spec: RunSpec,
+    *,
+    run_id: str,
+    sequence: int,
+    name: str,
+    folder: Path,
+) -> None:
+    """The rows of a new run, and the answer. Raises sqlite3.Error with nothing changed."""
+    now = supervisor.wall()
+    with transaction(supervisor.connection) as connection:
+        repository.insert_run(
+            connection,
+            run_id=run_id,
+            sequence=sequence,
+            name=name,
+            spec=redact_spec(spec),
+            params=redact_params(spec.params),
+            now=now,
+            actor=command.actor,
+        )
+        open_metrics(supervisor.ingest, run_id, spec, folder)
+        repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
+        done(supervisor, command, run_id)
+
+
+def stop(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Stop a run: checkpoint and leave, or at once with ``now``."""
+    target = find(supervisor, command)
+    if target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state} already")
+    supervisor.stop(
+        target,
+        intent="stop",
+        actor=command.actor,
+        now_at_once=bool(command.args.get("now")),
+        note=lambda: done(supervisor, command, target.run_id),
+    )
+
+
+def restart(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Begin again from the start with the parameters as launched; a run that is active is stopped first."""
+    target = find(supervisor, command)
+    if target.state.has_attempt:
+        supervisor.stop(
+            target,
+            intent="restart",
+            actor=command.actor,
+            now_at_once=False,
+            note=lambda: done(supervisor, command, target.run_id),
+        )
+    elif target.state.is_over:
+        requeue(supervisor, target, params=dict(target.spec.params), resume_from=None, command=command)
+    else:
+        raise RefusedError(f"{target.run_id} is {target.state} and will start by itself; gputui stop ends that")
+
+
+def resume(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Go on from the newest checkpoint of the run's course that validates, or from the one that ``from`` names, with
+    parameters changed by ``set``."""
+    target = find(supervisor, command)
+    if not target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
+    folder = checkpoint_directory(target.spec, supervisor.workspace.run_dir(target.run_id))
+    if target.spec.checkpoints is None or folder is None:
+        raise RefusedError(f"{target.run_id} has no checkpoints in its profile; gputui restart begins it again")
+    changes = command.args.get("set") or {}
+    unknown = [name for name in changes if name not in target.params]
+    if unknown:
+        raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
+    if redact_params(changes) != changes or any(REDACTED in str(value) for value in changes.values()):
+        raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
+    found = supervisor.searches.get(command.command_id)
+    if found is None:
+        search = search_of(supervisor.connection, supervisor.workspace, target, supervisor.wall())
+        assert search is not None
+        path = None if command.args.get("from") is None else Path(str(command.args["from"]))
+        name = f"reading checkpoints in {folder if path is None else path.parent}"
+        job = supervisor.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
+        found = supervisor.searches[command.command_id] = (search, job)
+    search, job = found
+    if not job.is_over:
+        raise UnansweredError
+    try:
+        choice = job.result()
+    except NotUsableError as error:
+        raise RefusedError(str(error)) from error
+    except OSError as error:
+        raise RefusedError(f"{folder}: {error.strerror or error}; see whether its file system answers") from error
+    if not choice.usable:
+        with transaction(supervisor.connection) as connection:
+            write_ledger(connection, search, choice.rows, supervisor.wall())
+        raise RefusedError(none_usable(target.run_id, folder, choice))
+    requeue(
+        supervisor,
+        target,
+        params={**target.params, **changes},
+        resume_from=str(choice.usable[0].path),
+        command=command,
+        found=(search, choice),
+    )
+
+
+def none_usable(run_id: str, folder: Path, choice: Choice) -> str:
+    """Why a run cannot be resumed, and what to do instead."""
+    if choice.unreadable is not None:
+        return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}"
+    why = f" ({told})" if (told := passed_over(choice.refused)) else ""
+    return (
+        f"no valid checkpoint of this training in {folder}{why}; "
+        "gputui resume --from names one, gputui restart begins the run again"
+    )
+
+
+def remove(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Forget a run that is over: at once for everybody who looks; what it takes up is deleted in the background."""
+    target = find(supervisor, command)
+    if not target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
+    if target.run_id in supervisor.draining.entries:
+        raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
+    try:
+        away = put_away(supervisor.workspace, target.run_id)
+    except OSError as error:
+        raise RefusedError(f"cannot remove {supervisor.workspace.run_dir(target.run_id)}: {error}") from error
+    try:
+        with transaction(supervisor.connection) as connection:
+            repository.release_leases(connection, target.run_id)
+            connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
+            connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
+            alerts.forget_run(connection, target.run_id)
+            done(supervisor, command, target.run_id)
+    except Exception:
+        # What is not removed keeps its folder.
+        if away is not None:
+            away.restore()
+        raise
+    supervisor.ingest.forget(target.run_id)
+    if away is not None:
+        supervisor.removal.delete_folder(away)
+
+
+def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Let runs have a GPU again that failed."""
+    uuid = str(command.args.get("uuid") or "")
+    with transaction(supervisor.connection) as connection:
+        if not quarantine.clear(connection, uuid):
+            raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
+        now = supervisor.wall()
+        repository.add_event(connection, f"{uuid} was cleared by {command.actor}", now=now)
+        commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
+    supervisor.needs_schedule = True
+
+
+HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
+    "run": run,
+    "stop": stop,
+    "restart": restart,
+    "resume": resume,
+    "rm": remove,
+    "clear_gpu": clear_gpu,
+    "queue_pause": queue_commands.pause,
+    "queue_resume": queue_commands.resume,
+    "queue_move": queue_commands.move,
+    "orphans_ended": orphan_commands.orphans_ended,
+    "alert_ack": alert_commands.acknowledge,
+    "alert_silence": alert_commands.silence,
+}
+
+
+def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
+    found = None if command.run_id is None else repository.get_run(supervisor.connection, command.run_id)
+    if found is None:
+        raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
+    return found
+
+
+def requeue(
+    supervisor: Supervisor,
+    target: RunRecord,
+    *,
+    params: dict[str, Scalar],
+    resume_from: str | None,
+    command: PendingCommand,
+    found: tuple[Search, Choice] | None = None,
+) -> None:
+    """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found."""
+    now = supervisor.wall()
+    skipped = ""
+    with transaction(supervisor.connection) as connection:
+        if found is not None:
+            search, choice = found
+            write_ledger(connection, search, choice.rows, now)
+            skipped = f"; {told}" if (told := passed_over(choice.refused)) else ""
+        repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
+        next_attempt.take_away(connection, target.run_id)
+        if resume_from is None:
+            # With the parameters as launched; one that is resumed keeps those that were made for fewer GPUs.
+            repository.set_gpu_count(connection, target.run_id, None)
+        repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
+        where = f" from {Path(resume_from).name}" if resume_from else " from the start"
+        repository.add_event(
+            connection, f"{command.verb} by {command.actor}{where}{skipped}", now=now, run_id=target.run_id
+        )
+        done(supervisor, command, target.run_id)
+    supervisor.needs_schedule = True
+
+
+def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
+    """Refuse at once what waiting could never help."""
+    wanted = len(spec.gpus.uuids) or spec.gpus.count
+    inventory = supervisor.recorder.inventory
+    if not wanted or inventory is None:
+        return
+    known = {gpu.uuid for gpu in inventory.gpus}
+    missing = [uuid for uuid in spec.gpus.uuids if uuid not in known]
+    if missing:
+        raise RefusedError(f"there is no GPU {missing[0]} here; gputui gpus lists them")
+    if wanted > len(known):
+        have = f"this machine has {len(known)}" if known else inventory.problem or "this machine has none"
+        raise RefusedError(f"the run asks for {wanted} GPU{'s' if wanted > 1 else ''}: {have}; choose with --gpus")

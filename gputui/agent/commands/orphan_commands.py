@@ -1,0 +1,44 @@
+"""Noting what a person's own command did outside of the agent: the history is written by the agent alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.charts.safe_text import clean
+from gputui.redaction import redact_text
+from gputui.runs import repository
+from gputui.runs.repository import transaction
+from gputui.store import commands
+from gputui.store.commands import PendingCommand
+
+COMMAND_CHARACTERS = 200
+
+
+def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
+    """An event for each process that ``gputui orphans --kill`` ended, or could not end."""
+    processes = command.args.get("processes")
+    if not isinstance(processes, list) or not all(isinstance(process, dict) for process in processes):
+        raise RefusedError("which processes were ended is not said")
+    now = supervisor.wall()
+    with transaction(supervisor.connection) as connection:
+        for process in processes:
+            run_id = str(process.get("run_id"))
+            known = repository.get_run(connection, run_id) is not None
+            repository.add_event(
+                connection,
+                sentence(process, run_id, command.actor),
+                now=now,
+                severity="info" if process.get("killed") else "error",
+                run_id=run_id if known else None,
+                attempt=process.get("attempt") if known else None,
+            )
+        commands.give_answer(connection, command.command_id, "done", now=now, result={"noted": len(processes)})
+
+
+def sentence(process: dict[str, Any], run_id: str, actor: str) -> str:
+    """What became of one process, harmless for a terminal and without secrets."""
+    words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
+    what = f"orphan {process.get('pid')} of {run_id} ({words})"
+    return f"{actor} ended {what}" if process.get("killed") else f"{actor} could not end {what}; not even by SIGKILL"

@@ -1,0 +1,277 @@
+"""Watching living attempts: hangs, numbers that go wrong, slow ranks, memory that grows.
+
+Nothing is looked for among the processes while lines arrive, but for their memory now and then; what is found is told
+once and, where the run's policy says so, ends the attempt: first the intent as a row, then what the processes can tell,
+then the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
+from gputui.agent.health.stack_dump import Conclusion, incident_folder
+from gputui.agent.health.unread_metrics import missing_metrics, trace_of
+from gputui.agent.hiding import redactor_of
+from gputui.agent.jobs import Jobs
+from gputui.agent.lifecycle import attempt_launch
+from gputui.agent.lifecycle.postmortem import policy_of
+from gputui.agent.recording.recorder import Recorder
+from gputui.charts import units
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.gpu.model import GpuSample
+from gputui.recovery.policies import Policy
+from gputui.recovery.watch.leak import MemorySample
+from gputui.recovery.watch.numbers import Finding
+from gputui.recovery.watch.progress import EARLY_LINES, silence
+from gputui.runs import repository
+from gputui.runs.attempt_processes import AttemptProcess, ProcessScan, ProcessScanner
+from gputui.runs.readings import available_bytes
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.states import RunState
+from gputui.store.watch_queries import newest_lines, observations
+
+log = logging.getLogger(__name__)
+
+MEMORY_SECONDS = 30.0
+METRICS_SEARCH_SECONDS = 6.0
+# An agent that comes so late was suspended, most likely together with its runs.
+SLEPT_SECONDS = 10.0
+# A run that raised something unforeseen is left alone so long.
+TROUBLE_SECONDS = 60.0
+
+# What a person reads of each kind that only is told.
+_HEADS = {
+    "hang": "no progress",
+    "rank_left_early": "no progress",
+    "slow": "slow",
+    "paused": "paused",
+    "nan_loss": "the loss is not a number",
+    "loss_spike": "the loss jumped",
+    "gradient_spike": "gradients grew",
+    "straggler": "slow rank",
+    "memory_leak": "host memory grows",
+    "no_metrics": "no metrics",
+}
+
+
+@dataclass(slots=True)
+class Watching:
+    """All living attempts of one state directory. ``end`` ends an attempt at once, ``ask`` asks it to save and end
+    within its grace; ``wake`` makes the loop turn."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    recorder: Recorder
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    end: Callable[[AttemptRecord], None]
+    ask: Callable[[AttemptRecord], None]
+    wake: Callable[[], None]
+    jobs: Jobs
+    watched: dict[str, Watched] = field(default_factory=dict)
+    troubled_until: dict[str, float] = field(default_factory=dict)
+    due: float = float("-inf")
+    scanner: ProcessScanner = field(default_factory=ProcessScanner)
+    # Of this turn: all attempts are looked for in one look at the machine.
+    scan: ProcessScan | None = None
+
+    def turn(self, living: Collection[AttemptRecord]) -> None:
+        """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        self._conclude()
+        now = self.clock()
+        if now < self.due:
+            return
+        if now - self.due >= SLEPT_SECONDS:
+            for one in self.watched.values():
+                one.begin_anew(now)
+        self.due = now + LOOK_SECONDS
+        self.scan = None
+        numbers = {record.run_id: record.number for record in living}
+        self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}
+        for record in living:
+            if now >= self.troubled_until.get(record.run_id, now):
+                self._look_guarded(record)
+
+    def _look_guarded(self, record: AttemptRecord) -> None:
+        """What nobody foresaw in watching one run must not end the agent, nor the watching of the others."""
+        try:
+            self._look(record)
+        except sqlite3.Error:
+            raise
+        except Exception:
+            log.exception("%s cannot be watched", record.run_id)
+            self.troubled_until[record.run_id] = self.clock() + TROUBLE_SECONDS
+
+    def _look(self, record: AttemptRecord) -> None:
+        run = repository.get_run(self.connection, record.run_id)
+        if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
+            return
+        one = self.watched.get(record.run_id)
+        if one is None:
+            one = Watched.begin(self.connection, record, self.clock(), self.wall())
+            self.watched[record.run_id] = one
+            self._remember(one)
+        if one.ending is not None:
+            return
+        policy = policy_of(run)
+        lines, one.cursor = newest_lines(self.connection, record.run_id, one.cursor, LINES_PER_LOOK)
+        before = one.progress_at
+        found, one.pending = [*one.pending, *one.take(lines, self.clock(), self.wall())], []
+        for finding in found:
+            self._found(one, finding, policy)
+        if one.progress_at > before:
+            one.note_power(self._gpus())
+        if one.ending is None:
+            self._look_for_hang(one, policy)
+        self._look_for_metrics(one, run)
+        # Until steps are made, data may be read into memory and caches be filled.
+        settled = not run.spec.metrics or one.course.lines >= EARLY_LINES
+        if one.ending is None and settled and self.clock() - one.memory_at >= MEMORY_SECONDS:
+            self._look_for_leak(one, run, policy)
+
+    def _remember(self, one: Watched) -> None:
+        """What a predecessor told is not told again, and what it set out to end is ended."""
+        for row in observations(self.connection, one.record.run_id, one.record.number):
+            one.told.add(row.kind)
+            if row.ends:
+                one.ending = row.kind
+        if one.ending is not None:
+            self._begin_conclusion(one)
+
+    # --- what is looked for ---------------------------------------------------------------------------------------
+
+    def _look_for_hang(self, one: Watched, policy: Policy) -> None:
+        quiet = silence(one.course, self.clock() - one.progress_at, policy.hang_after_seconds)
+        if not quiet.is_worth_a_look:
+            one.last, one.stuck_since = None, None
+            return
+        look = look_at(self._processes(one), self.clock(), with_connections=not quiet.is_overdue)
+        verdict, is_certain = one.judged(look, self._gpus(), quiet, policy.hang_after_seconds)
+        if verdict is not None and not verdict.is_stuck:
+            self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
+        elif verdict is not None and is_certain:
+            self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
+
+    def _look_for_metrics(self, one: Watched, run: RunRecord) -> None:
+        """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
+        if one.had_lines or not run.spec.metrics or "no_metrics" in one.told:
+            return
+        if one.metrics_search is not None:
+            if one.metrics_search.is_over:
+                search, one.metrics_search = one.metrics_search, None
+                try:
+                    text = search.result()
+                except OSError as error:
+                    log.warning("%s", error)
+                    text = None
+                if text is not None:
+                    self._tell(one, "no_metrics", None, None, text)
+        elif self.clock() >= one.metrics_searched_at + METRICS_SEARCH_SECONDS:
+            one.metrics_searched_at = self.clock()
+            record = one.record
+            trace = trace_of(
+                run.spec, self.workspace.run_dir(record.run_id), record.number, record.started_at or record.created_at
+            )
+            name = f"looking for what {record.run_id} prints and saves"
+            one.metrics_search = self.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
+
+    def _look_for_leak(self, one: Watched, run: RunRecord, policy: Policy) -> None:
+        one.memory_at = self.clock()
+        available = available_bytes()
+        look = look_at(self._processes(one), self.clock())
+        if available is None:
+            return
+        leak = one.note_memory(MemorySample(look.at, held_bytes(look), available))
+        if leak is None:
+            return
+        grows = units.bytes_text(leak.bytes_per_second * 3600)
+        text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
+        checkpoints = run.spec.checkpoints
+        if leak.is_near and checkpoints is not None and checkpoints.resume:
+            self._found(one, Finding("memory_leak", text, one.course.step), policy)
+        else:
+            # One that would begin anew had better use the memory that is left.
+            self._tell(one, "memory_leak", None, one.course.step, text)
+
+    def _gpus(self) -> Mapping[str, GpuSample]:
+        """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
+        return {} if self.workspace.scenario.exists() else self.recorder.fast
+
+    def _processes(self, one: Watched) -> list[AttemptProcess]:
+        if self.scan is None:
+            self.scan = self.scanner.scan()
+        found = self.scan.processes_of(self.workspace.run_dir(one.record.run_id), one.record.number)
+        shim = one.record.shim
+        return [process for process in found if shim is None or process.pid != shim.pid]
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+
+    def _found(self, one: Watched, finding: Finding, policy: Policy) -> None:
+        # The stuck kinds are one to a person who writes a policy.
+        subject = "hang" if finding.kind == "rank_left_early" else finding.kind
+        if one.ending is not None:
+            return
+        if subject not in policy.ends_on:
+            self._tell(one, finding.kind, finding.rank, finding.step, finding.text)
+            return
+        self._write(one, finding.kind, finding.rank, finding.step, finding.text, ends=True)
+        one.ending = finding.kind
+        self._begin_conclusion(one)
+
+    def _tell(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str) -> None:
+        if kind not in one.told:
+            one.told.add(kind)
+            self._write(one, kind, rank, step, text, ends=False)
+
+    def _write(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool) -> None:
+        now, record = self.wall(), one.record
+        who = "" if rank is None else f", rank {rank}"
+        head = f"{_HEADS[kind]}{who}: {clean(text)}"
+        with transaction(self.connection) as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (record.run_id, record.number, now, kind, rank, step, text, ends),
+            )
+            repository.add_event(
+                connection,
+                f"{head}; ending this attempt" if ends else head,
+                now=now,
+                severity="error" if ends else "warning",
+                run_id=record.run_id,
+                attempt=record.number,
+            )
+
+    def _begin_conclusion(self, one: Watched) -> None:
+        record = one.record
+        if one.ending in ("hang", "rank_left_early"):
+            one.conclusion = Conclusion(
+                self._processes(one),
+                attempt_launch.attempt_dir(self.workspace, record.run_id, record.number),
+                incident_folder(self.workspace.run_dir(record.run_id), record.number, one.ending),
+                redactor_of(self.workspace, record.run_id),
+                self.wake,
+            )
+        elif one.ending == "memory_leak":
+            self.ask(record)
+        else:
+            # What it would still save is of the trouble, and might take the place of the last good checkpoint.
+            self.end(record)
+
+    def _conclude(self) -> None:
+        for one in self.watched.values():
+            if one.conclusion is not None and one.conclusion.is_over:
+                one.conclusion = None
+                self.end(one.record)
+
+
+def held_bytes(look: Look) -> int:
+    """Private memory of all processes of a look."""
+    groups = [*look.ranks.values(), look.others]
+    return sum(process.private_bytes or 0 for group in groups for process in group)

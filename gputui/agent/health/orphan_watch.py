@@ -1,0 +1,71 @@
+"""Looking for orphans now and then, and saying so once for each."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputui.agent.recording.recorder import Recorder
+from gputui.charts.units import bytes_text
+from gputui.runs import orphans, repository
+from gputui.runs.identity import ProcessIdentity
+
+# Long enough that the processes of an attempt that has just ended are gone by the second look.
+LOOK_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class OrphanWatch:
+    """What was seen in the last look, and what was told already."""
+
+    connection: sqlite3.Connection
+    runs: Path
+    recorder: Recorder
+    wall: Callable[[], float]
+    next_at: float = 0.0
+    seen: set[ProcessIdentity] = field(default_factory=set)
+    told: set[ProcessIdentity] = field(default_factory=set)
+
+    def turn(self, now: float) -> None:
+        """Look when it is time; ``now`` is monotonic. Raises sqlite3.Error."""
+        if now < self.next_at:
+            return
+        self.next_at = now + LOOK_SECONDS
+        found = orphans.find_marked(self.runs)
+        found = orphans.orphans(found, repository.standings(self.connection)) if found else []
+        for orphan in found:
+            if orphan.identity in self.seen and orphan.identity not in self.told:
+                self._tell(orphan)
+                self.told.add(orphan.identity)
+        self.seen = {orphan.identity for orphan in found}
+        self.told &= self.seen
+
+    def _tell(self, orphan: orphans.MarkedProcess) -> None:
+        pid = orphan.identity.pid
+        begins = f"process {pid} "
+        known = self.connection.execute(
+            "SELECT 1 FROM events WHERE run_id = ? AND substr(message, 1, ?) = ?", (orphan.run_id, len(begins), begins)
+        ).fetchone()
+        if known is not None:
+            # A former agent told it.
+            return
+        held = self._gpu_bytes(orphan.identity)
+        memory = f" and holds {bytes_text(held)} of GPU memory" if held else ""
+        repository.add_event(
+            self.connection,
+            f"{begins}is still alive{memory}, though its attempt is over; gputui orphans --kill ends it",
+            now=self.wall(),
+            severity="warning",
+            run_id=orphan.run_id,
+            attempt=orphan.attempt,
+        )
+
+    def _gpu_bytes(self, identity: ProcessIdentity) -> int:
+        return sum(
+            process.memory_bytes or 0
+            for held in self.recorder.processes.values()
+            for process in held or ()
+            if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
+        )

@@ -1,0 +1,153 @@
+"""Before a hung attempt is ended: keep what its processes can tell, in a thread with a deadline.
+
+A stack is asked for with SIGABRT: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the stacks of
+all threads to the rank's standard error from C, also while Python waits in a collective, and then ends the process. It
+is sent only to processes that handle it, and only here, where they are about to be ended. What is kept is redacted and
+bounded as all evidence.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
+from gputui.config import PRIVATE_DIR_MODE
+from gputui.redaction import Redactor
+from gputui.runs.attempt_processes import AttemptProcess
+from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.logs import rank_logs, tail_text
+from gputui.runs.readings import catches, describe
+
+log = logging.getLogger(__name__)
+
+PY_SPY_SECONDS = 5.0
+STACKS_SECONDS = 15.0
+# Over when all have ended; on a crowded machine a rank with many threads needs some seconds to write their stacks.
+ABORT_SECONDS = 10.0
+# More than is kept, so that what is cut is cut after it was redacted.
+READ_BYTES = 256 * 1024
+POLL_SECONDS = 0.05
+
+
+class Conclusion:
+    """One hung attempt's last words. ``wake`` is called from its thread when they are kept."""
+
+    def __init__(
+        self,
+        processes: Sequence[AttemptProcess],
+        attempt_dir: Path,
+        folder: Path,
+        redactor: Redactor,
+        wake: Callable[[], None],
+    ) -> None:
+        self._processes = processes
+        self._redactor = redactor
+        self._attempt_dir = attempt_dir
+        self._folder = folder
+        self._wake = wake
+        self._thread = threading.Thread(target=self._run, name=f"conclude-{folder.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+            self._keep("processes.txt", describe(self._processes))
+            ranks = [process.identity for process in self._processes if process.rank is not None]
+            targets = ranks or [process.identity for process in self._processes]
+            self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
+            abort(targets)
+            self._keep_logs()
+        except OSError as error:
+            log.warning("%s: the evidence is incomplete: %s", self._folder, error)
+        finally:
+            self._wake()
+
+    def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
+        """Keep the end of a text. Returns how many characters."""
+        kept = self._redactor.text(text)[-most:]
+        if kept:
+            write_text(self._folder / name, kept)
+        return len(kept)
+
+    def _spy(self, targets: Sequence[ProcessIdentity]) -> Iterator[str]:
+        """Keep stacks by py-spy, where it is installed and may look, and say for each process where they are."""
+        program = shutil.which("py-spy")
+        if program is None:
+            yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
+            return
+        deadline = time.monotonic() + STACKS_SECONDS
+        for process in targets:
+            left = min(PY_SPY_SECONDS, deadline - time.monotonic())
+            if left <= 0:
+                yield f"{process.pid}: no time was left for it"
+                continue
+            if not is_alive(process):
+                yield f"{process.pid}: has ended"
+                continue
+            try:
+                done = subprocess.run(
+                    [program, "dump", "--nonblocking", "--pid", str(process.pid)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=left,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                yield f"{process.pid}: py-spy did not answer ({type(error).__name__})"
+                continue
+            if self._keep(f"stack-{process.pid}.txt", done.stdout.decode("utf-8", "replace")):
+                yield f"{process.pid}: stack-{process.pid}.txt"
+            else:
+                words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+                yield f"{process.pid}: py-spy cannot look at it: {words[-1] if words else f'code {done.returncode}'}"
+
+    def _keep_logs(self) -> None:
+        """The end of every log, with the stacks in it; the attempt's own folder may be tidied up one day."""
+        left = ALL_LOGS_CHARACTERS
+        for number, entry in enumerate(rank_logs(self._attempt_dir)):
+            name = "launcher" if entry.rank is None else f"rank{entry.rank}"
+            if left > 0:
+                text = tail_text(entry.path, READ_BYTES)
+                left -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, left))
+
+
+def abort(targets: Sequence[ProcessIdentity]) -> None:
+    """Have processes write their stacks and end. Returns when they have, or after ABORT_SECONDS."""
+    asked = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
+    for process in asked:
+        _without_core(process)
+    for process in asked:
+        send_signal(process, signal.SIGABRT)
+        # One that is stopped gets it the moment it goes on.
+        send_signal(process, signal.SIGCONT)
+    deadline = time.monotonic() + ABORT_SECONDS
+    while time.monotonic() < deadline and any(is_alive(process) for process in asked):
+        time.sleep(POLL_SECONDS)
+
+
+def _without_core(process: ProcessIdentity) -> None:
+    """A core dump of a training process is gigabytes. A limit of 1 byte also keeps programs that receive dumps through
+    a pipe from being started, which 0 does not: core(5)."""
+    try:
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+        soft = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (soft, hard))
+    except (OSError, ValueError) as error:
+        log.info("the core limit of %d cannot be set: %s", process.pid, error)
+
+
+def incident_folder(run_dir: Path, attempt: int, kind: str) -> Path:
+    """Where evidence on an incident of a living attempt is kept."""
+    return run_dir / "incidents" / f"{attempt}-{kind}"

@@ -1,0 +1,71 @@
+"""What the agent sees to now and then: its own log and those of the runs, the record over
+months, orphans, and what a logout would do."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gputui.agent import agent_log
+from gputui.agent.health.log_bounds import LogBounds, Place
+from gputui.agent.health.orphan_watch import OrphanWatch
+from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.host.logout import what_a_logout_does
+from gputui.runs import repository
+
+log = logging.getLogger(__name__)
+
+LOG_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """``wall`` gives UTC unix seconds."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    recorder: Recorder
+    wall: Callable[[], float]
+    interval_seconds: float
+    log_at: float = 0.0
+    log_is_stuck: bool = False
+    orphans: OrphanWatch = field(init=False)
+    log_bounds: LogBounds = field(init=False)
+    record: RecordKeeping = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.orphans = OrphanWatch(self.connection, self.workspace.runs, self.recorder, self.wall)
+        self.log_bounds = LogBounds(self.connection, self.wall)
+        self.record = RecordKeeping(
+            self.connection, self.workspace.record, self.recorder, self.wall, self.interval_seconds
+        )
+
+    def begin(self) -> None:
+        """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
+        text = what_a_logout_does()
+        told = self.connection.execute("SELECT 1 FROM events WHERE message = ?", (text,)).fetchone()
+        if text is not None and told is None:
+            repository.add_event(self.connection, text, now=self.wall(), severity="warning")
+
+    def turn(self, now: float, living: Iterable[Place]) -> None:
+        """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
+        self.orphans.turn(now)
+        self.log_bounds.turn(now, living)
+        self.record.turn(now)
+        if now >= self.log_at:
+            self.log_at = now + LOG_SECONDS
+            self._bound_log()
+
+    def _bound_log(self) -> None:
+        try:
+            agent_log.rotate(self.workspace.agent_log)
+            self.log_is_stuck = False
+        except OSError as error:
+            # Said once: saying it again and again would make the log grow faster.
+            if not self.log_is_stuck:
+                log.warning("%s cannot be begun anew: %s", self.workspace.agent_log, error)
+            self.log_is_stuck = True

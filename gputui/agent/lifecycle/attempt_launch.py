@@ -1,0 +1,211 @@
+"""Starting an attempt: intent first, then the shim, so that a successor can tell at any moment what was meant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.run_files import metrics_bytes
+from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.redaction import Redactor
+from gputui.runs import next_attempt, repository, shim
+from gputui.runs.agent_process import AGENT_MARK, agent_of_shim
+from gputui.runs.command import build_launch
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.identity import ProcessIdentity, boot_id, identify, is_alive, marked_processes
+from gputui.runs.places import checkpoint_directory
+from gputui.runs.redaction import redact_launch, restore, secrets_of
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+
+_SHIM_NAME = os.fsencode(Path(shim.__file__).name)
+
+
+class LaunchError(Exception):
+    """The attempt cannot be started now; the text says why. Nothing was changed."""
+
+
+def attempt_dir(workspace: Workspace, run_id: str, number: int) -> Path:
+    return workspace.run_dir(run_id) / "attempts" / str(number)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prepare_attempt(
+    connection: sqlite3.Connection,
+    ingest: MetricsIngest,
+    workspace: Workspace,
+    run: RunRecord,
+    uuids: Sequence[str],
+    indices: Sequence[int],
+    now: float,
+    *,
+    replaced: Sequence[str] = (),
+    lock_files: Sequence[str] = (),
+) -> AttemptRecord:
+    """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
+    besides ``uuids`` is given up; ``replaced`` says why.
+    ``lock_files`` are what the shim holds meanwhile.
+
+    Raises LaunchError or sqlite3.Error with nothing changed but, at worst, an unused folder.
+    """
+    folder = workspace.run_dir(run.run_id) / "attempts"
+    try:
+        folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        # A number is never used twice, even where a row was lost: torchrun truncates the logs it finds.
+        used = [
+            int(entry.name) for entry in folder.iterdir() if entry.name.isdigit() and (entry / "attempt.json").exists()
+        ]
+        number = max([run.attempt, *used]) + 1
+        spec = read_spec(workspace.run_dir(run.run_id) / SPEC_FILE)
+        extra = next_attempt.get(connection, run.run_id).env
+        spec = replace(spec, env={**spec.env, **extra})
+        real = restore(run.params, spec.params)
+        launch = build_launch(
+            spec,
+            run_id=run.run_id,
+            run_dir=str(workspace.run_dir(run.run_id)),
+            attempt=number,
+            params=real,
+            visible_gpus=tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
+            nproc=ranks_for(spec.nproc, len(spec.gpus.uuids) or spec.gpus.count, len(uuids)),
+            port=free_port(),
+            checkpoint=run.resume_from,
+        )
+        (folder / str(number)).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        write_private(
+            folder / str(number) / "attempt.json",
+            {
+                **launch.to_json(),
+                "run_id": run.run_id,
+                "attempt": number,
+                "created_at": now,
+                "gpus": list(uuids),
+                "params": run.params,
+                "resume_from": run.resume_from,
+                "lock_files": list(lock_files),
+                "shell": None if spec.shell is None else asdict(spec.shell),
+                "agent": agent_of_shim(workspace),
+                "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
+            },
+        )
+    except (OSError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+    stored = redact_launch(launch, Redactor(secrets_of(spec)))
+    with transaction(connection):
+        repository.release_leases(connection, run.run_id, keep=uuids)
+        repository.take_leases(connection, run.run_id, uuids, now)
+        if replaced:
+            text = f"{'; '.join(replaced)}: given up for {'another' if len(replaced) == 1 else 'others'}"
+            repository.add_event(connection, text, now=now, severity="warning", run_id=run.run_id)
+        repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
+        next_attempt.take_away(connection, run.run_id)
+        folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
+        checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
+        ingest.begin_attempt(run.run_id, number)
+        repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
+        where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
+        resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
+        repository.add_event(
+            connection, f"attempt {number} starts{where}{resumed}", now=now, run_id=run.run_id, attempt=number
+        )
+    attempt = repository.get_attempt(connection, run.run_id, number)
+    assert attempt is not None
+    return attempt
+
+
+def ranks_for(nproc: int, gpus_asked: int, gpus_given: int) -> int:
+    """Ranks on this machine: as many per GPU as the profile has, on as many GPUs as there are."""
+    if not gpus_asked or not gpus_given:
+        return nproc
+    return max(1, nproc * gpus_given // gpus_asked)
+
+
+def spawn_shim(
+    workspace: Workspace, attempt: AttemptRecord, python: str, locks: Sequence[int] = ()
+) -> ProcessIdentity | None:
+    """Start the attempt's shim with that interpreter: own session, no standard input, nothing inherited but the
+    descriptors in ``locks``, which it holds from then on; without them it locks the files itself. None when it ended at
+    once."""
+    folder = attempt_dir(workspace, attempt.run_id, attempt.number)
+    environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
+    environment |= {
+        "GPUTUI_RUN_ID": attempt.run_id,
+        "GPUTUI_RUN_DIR": str(workspace.run_dir(attempt.run_id)),
+        "GPUTUI_ATTEMPT": str(attempt.number),
+    }
+    descriptor = os.open(folder / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [python, "-I", "-S", shim.__file__, str(folder), *map(str, locks)],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            env=environment,
+            cwd="/",
+            pass_fds=tuple(locks),
+        )
+    finally:
+        os.close(descriptor)
+    # The loop reaps by PID; Popen's own bookkeeping would complain about a process that outlives it.
+    process.returncode = 0
+    return identify(process.pid)
+
+
+def find_shim(workspace: Workspace, run_id: str, number: int) -> ProcessIdentity | None:
+    """The living shim of an attempt whose starter died before noting it, or whose database was lost.
+
+    Its own record tells who it is. Where it could not write that yet, it is the process that was started with the
+    attempt's folder; never known by where its program lies, for another installation has it elsewhere.
+    """
+    folder = attempt_dir(workspace, run_id, number)
+    noted = shim_in(folder)
+    if noted is not None and is_alive(noted):
+        return noted
+    for identity in marked_processes(workspace.run_dir(run_id), number):
+        try:
+            argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == _SHIM_NAME for word in argv):
+            return identity
+    return None
+
+
+def shim_in(folder: Path) -> ProcessIdentity | None:
+    """The shim that the record of an attempt's start names, alive or not; None while there is no such record."""
+    try:
+        started = read_foreign_json(folder / "started.json")
+        return ProcessIdentity(int(started["shim_pid"]), int(started["shim_start_ticks"]), str(started["boot_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
+    """Whether the machine was rebooted since the attempt began; told by its shim, also where its starter died before
+    noting that."""
+    if attempt.shim is not None:
+        return attempt.shim.boot_id != boot_id()
+    noted = shim_in(folder)
+    return noted is not None and noted.boot_id != boot_id()
+
+
+def reap(pid: int) -> None:
+    """Collect a shim that has ended, where it was a child of this process."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

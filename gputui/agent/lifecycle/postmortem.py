@@ -1,0 +1,369 @@
+"""When an attempt has ended: read what it left, tell what it was, decide, and write all of it in one transaction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gputui.agent.health.incident_folder import Keepsake, keep
+from gputui.agent.hiding import redactor_of
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, take_effect
+from gputui.agent.lifecycle.attempt_launch import attempt_dir, is_of_former_boot
+from gputui.agent.lifecycle.examination import Findings, Task
+from gputui.agent.lifecycle.run_files import notice_of
+from gputui.charts import units
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.report import IngestReport
+from gputui.recovery.checkpoint_ledger import candidates, out_of_order
+from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.recovery.classify import Incident, outcome
+from gputui.recovery.evidence import Observation
+from gputui.recovery.history import past_decisions, progress_of
+from gputui.recovery.machine_actions import Surroundings
+from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
+from gputui.runs import repository
+from gputui.runs.foreign_json import time_in
+from gputui.runs.identity import is_of_another_user
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.states import RunState
+from gputui.store import queries, watch_queries
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        workspace: Workspace,
+        ingest: MetricsIngest,
+        wall: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._workspace = workspace
+        self._ingest = ingest
+        self._wall = wall
+
+    def has_read_rest(self, attempt: AttemptRecord, budget_seconds: float) -> bool:
+        """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
+        sqlite3.Error."""
+        report = self._ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+        note_first_steps(self._connection, report, self._wall())
+        return not report.more
+
+    def task(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]) -> Task:
+        """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
+        kill. Raises sqlite3.Error."""
+        run, fresh = self._current(attempt)
+        ended_at = time_in((exit_record or {}).get("ended_at")) or self._wall()
+        return Task(
+            folder=attempt_dir(self._workspace, run.run_id, attempt.number),
+            attempt=fresh,
+            exit_record=exit_record,
+            survivors=tuple(survivors),
+            launcher=run.spec.launcher,
+            rebooted=is_of_former_boot(fresh, attempt_dir(self._workspace, run.run_id, attempt.number)),
+            ended_at=ended_at,
+            checkpoints=checkpoint_survey.search_of(
+                self._connection, self._workspace, run, self._wall(), ended_at=ended_at
+            ),
+            checkpoints_wanted=policy_of(run).checkpoints_wanted,
+            redactor=redactor_of(self._workspace, run.run_id),
+            observed=(
+                *observed_in(self._connection, run.run_id, attempt.number),
+                *seen_by_driver(self._connection, run, fresh, exit_record, self._wall()),
+            ),
+        )
+
+    def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> None:
+        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
+        run, attempt = self._current(task.attempt)
+        if task.survivors:
+            self._note_survivors(attempt, task.survivors, self._wall())
+        match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
+            case "stopped":
+                self._stopped(run, attempt, task, findings)
+            case "succeeded":
+                self._succeeded(run, attempt, task, findings)
+            case "failed":
+                self._failed(run, attempt, task, findings, around)
+
+    def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
+        run = repository.get_run(self._connection, attempt.run_id)
+        fresh = repository.get_attempt(self._connection, attempt.run_id, attempt.number)
+        assert run is not None and fresh is not None
+        return run, fresh
+
+    # --- the three ends -------------------------------------------------------------------------------------------
+
+    def _stopped(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+        ended_at = task.ended_at
+        forced = bool((task.exit_record or {}).get("forced"))
+        how = "stopped; it did not end in time and was killed" if forced else "stopped"
+        how += self._lost_by_stop(run, attempt, task, findings)
+        with transaction(self._connection) as connection:
+            self._close(attempt, "stopped", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings)
+            repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
+            repository.add_event(connection, how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
+            if attempt.stop_requested == "restart":
+                self._requeue_from_start(run, ended_at)
+
+    def _lost_by_stop(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> str:
+        """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
+        save when it gets SIGTERM loses what it did since its last checkpoint."""
+        last = attempt.last_step
+        if run.spec.checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
+            return ""
+        if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
+            return ""
+        first = min(
+            row.first_step for row in queries.attempts(self._connection, run.run_id) if row.first_step is not None
+        )
+        count = last - first + 1
+        steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
+        return f"; no checkpoint was saved, so that its {steps} lost"
+
+    def _requeue_from_start(self, run: RunRecord, now: float) -> None:
+        stopped = repository.get_run(self._connection, run.run_id)
+        assert stopped is not None
+        repository.set_next_attempt(
+            self._connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
+        )
+        repository.set_gpu_count(self._connection, run.run_id, None)
+        repository.move(self._connection, stopped, RunState.QUEUED, cause="restart", now=now)
+
+    def _succeeded(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+        ended_at = task.ended_at
+        took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
+        tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
+        with transaction(self._connection) as connection:
+            self._close(attempt, "succeeded", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings)
+            self._settle_last_decision(run.run_id, "succeeded")
+            repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
+            repository.add_event(
+                connection, f"finished{took}{tries}", now=ended_at, run_id=run.run_id, attempt=attempt.number
+            )
+
+    def _failed(
+        self,
+        run: RunRecord,
+        attempt: AttemptRecord,
+        task: Task,
+        findings: Findings,
+        around: Surroundings | None,
+    ) -> None:
+        ended_at = task.ended_at
+        incident = findings.incident
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
+        is_owed = plan.effect.notify or plan.verdict == "stop"
+        notice = notice_of(self._workspace, run.run_id) if is_owed else None
+        now = self._wall()
+        with transaction(self._connection) as connection:
+            self._close(attempt, "failed", ended_at, task.exit_record)
+            self._enter_checkpoints(task, findings, plan)
+            self._settle_last_decision(run.run_id, "met another incident")
+            incident_id = self._write_incident(run, attempt, incident, ended_at)
+            self._write_decision(run, attempt, incident_id, plan, now)
+            repository.add_event(
+                connection,
+                incident.summary,
+                now=ended_at,
+                severity="error",
+                run_id=run.run_id,
+                attempt=attempt.number,
+            )
+            repository.add_event(
+                connection,
+                plan.reason,
+                now=now,
+                severity="warning" if plan.verdict == "retry" else "error",
+                run_id=run.run_id,
+                attempt=attempt.number,
+            )
+            if plan.verdict == "retry":
+                repository.set_next_attempt(
+                    connection,
+                    run.run_id,
+                    params=plan.params,
+                    resume_from=plan.resume_from,
+                    not_before=now + plan.delay_seconds,
+                )
+                repository.move(connection, run, RunState.RECOVERING, cause=incident.summary, now=now)
+            else:
+                target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
+                repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
+            take_effect(connection, run, attempt, incident, plan, now)
+            owe_notices(
+                connection, notice, run, incident.kind, incident.summary, plan.reason, verdict=plan.verdict, now=now
+            )
+        keep(
+            Keepsake(
+                run_dir=self._workspace.run_dir(run.run_id),
+                run_id=run.run_id,
+                attempt=attempt.number,
+                at=ended_at,
+                gpus=tuple(attempt.gpus),
+                evidence=findings.evidence,
+                incident=incident,
+                plan=plan,
+                database=self._workspace.database,
+            )
+        )
+
+    # --- what goes into the decision ------------------------------------------------------------------------------
+
+    def _decide(
+        self,
+        run: RunRecord,
+        attempt: AttemptRecord,
+        incident: Incident,
+        checkpoints: Choice | None,
+        ended_at: float,
+        around: Surroundings | None,
+        search: Search | None,
+    ) -> Plan:
+        rows = () if checkpoints is None else checkpoints.rows
+        contradiction = None if search is None else out_of_order(rows, search.attempts)
+        if around is not None and contradiction is not None:
+            names = " and ".join(contradiction)
+            why = f"the steps in their names do not follow the order in which they were written ({names})"
+            around = replace(around, no_pruning=why)
+        attempts = queries.attempts(self._connection, run.run_id)
+        transitions = queries.transitions(self._connection, run.run_id)
+        past = past_decisions(
+            attempts,
+            queries.incidents(self._connection, run.run_id),
+            queries.decisions(self._connection, run.run_id),
+            transitions,
+            rows,
+        )
+        return decide(
+            incident,
+            past,
+            progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
+            run.spec,
+            run.params,
+            policy_of(run),
+            [] if checkpoints is None else checkpoints.infos,
+            run_id=run.run_id,
+            attempt=attempt.number,
+            around=around,
+            unreadable=None if checkpoints is None else checkpoints.unreadable,
+        )
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def _close(
+        self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
+    ) -> None:
+        repository.end_attempt(
+            self._connection, attempt.run_id, attempt.number, state=state, ended_at=ended_at, exit_record=exit_record
+        )
+
+    def _enter_checkpoints(self, task: Task, findings: Findings, plan: Plan | None = None) -> None:
+        if task.checkpoints is None or findings.checkpoints is None:
+            return
+        rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
+        checkpoint_survey.write(self._connection, task.checkpoints, rows, self._wall())
+
+    def _write_incident(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, at: float) -> int:
+        cursor = self._connection.execute(
+            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run.run_id,
+                attempt.number,
+                at,
+                incident.kind,
+                incident.rank,
+                incident.step if incident.step is not None else attempt.last_step,
+                incident.summary,
+                incident.fingerprint,
+                json.dumps(list(incident.evidence_lines)),
+            ),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def _write_decision(self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float) -> None:
+        self._connection.execute(
+            "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
+            "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                incident_id,
+                run.run_id,
+                attempt.number,
+                now,
+                plan.rung,
+                plan.verdict,
+                json.dumps(plan.actions_json()),
+                json.dumps(plan.changed),
+                plan.resume_from,
+                plan.delay_seconds,
+                plan.reason,
+            ),
+        )
+
+    def _settle_last_decision(self, run_id: str, outcome: str) -> None:
+        self._connection.execute(
+            "UPDATE decisions SET outcome = ? WHERE decision_id = "
+            "(SELECT max(decision_id) FROM decisions WHERE run_id = ?) AND outcome IS NULL AND verdict = 'retry'",
+            (outcome, run_id),
+        )
+
+    def _note_survivors(self, attempt: AttemptRecord, survivors: Sequence[int], now: float) -> None:
+        """Say who cannot be ended, and what ends him."""
+        listed = [str(pid) for pid in survivors]
+        are = "process " + listed[0] if len(listed) == 1 else "processes " + ", ".join(listed)
+        if all(is_of_another_user(pid) for pid in survivors):
+            remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(listed)} ends them"
+        else:
+            remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
+        held = "; the GPUs are held until then" if attempt.gpus else ""
+        repository.add_event(
+            self._connection,
+            f"{are} cannot be killed ({remedy}){held}",
+            now=now,
+            severity="error",
+            run_id=attempt.run_id,
+            attempt=attempt.number,
+        )
+
+
+def note_first_steps(connection: sqlite3.Connection, report: IngestReport, now: float) -> None:
+    """Count runs that start as running once a step of theirs was read. ``now`` is UTC unix seconds. Raises
+    sqlite3.Error."""
+    if not report.progress:
+        return
+    with transaction(connection):
+        for progress in report.progress:
+            run = repository.run_in(connection, progress.run_id, RunState.STARTING)
+            if run is not None and run.attempt == progress.attempt:
+                repository.move(connection, run, RunState.RUNNING, cause="its first step was seen", now=now)
+
+
+def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:
+    """That for which gputui set out to end an attempt."""
+    return tuple(
+        Observation(row.kind, row.at, row.text, row.rank, row.step)
+        for row in watch_queries.observations(connection, run_id, attempt)
+        if row.ends
+    )
+
+
+def policy_of(run: RunRecord) -> Policy:
+    """The run's policy; the standard one where its specification holds none that this gputui understands."""
+    try:
+        return parse_policy(run.spec.recovery)
+    except PolicyError as error:
+        log.warning("%s: %s; the standard policy is used", run.run_id, error)
+        return parse_policy({"policy": "standard"})

@@ -1,0 +1,220 @@
+"""What a recovering run waits for besides time: cool GPUs, room on the disk, old checkpoints to be gone.
+
+What is waited for is a row, so that an agent that was killed is followed by one that waits on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gputui.agent.jobs import Job, Jobs
+from gputui.agent.lifecycle.checkpoint_survey import search_of
+from gputui.agent.recording.recorder import Recorder
+from gputui.charts import units
+from gputui.config import Workspace
+from gputui.recovery.checkpoint_ledger import course as ledger_course
+from gputui.recovery.checkpoint_ledger import out_of_order
+from gputui.recovery.checkpoint_search import Search, surveyed
+from gputui.recovery.checkpoints import measured, validate
+from gputui.runs import next_attempt, repository
+from gputui.runs.places import checkpoint_directory
+from gputui.runs.repository import RunRecord
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+LOOK_SECONDS = 30.0
+# What is kept is validated first, whatever its size.
+PRUNE_SECONDS = 1800.0
+_CHECKSUM_SUFFIX = ".sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The run waits, and for what; ``is_final``: it waited in vain, and cannot go on."""
+
+    why: str
+    is_final: bool = False
+
+
+@dataclass(slots=True)
+class _DiskLook:
+    """What is known of the room on a disk, and the look that is under way."""
+
+    text: str
+    job: Job[int] | None = None
+
+
+@dataclass(slots=True)
+class Gates:
+    """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
+    system that does not answer."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    recorder: Recorder
+    wall: Callable[[], float]
+    jobs: Jobs
+    pruning: dict[str, Job[list[Path]]] = field(default_factory=dict)
+    rooms: dict[str, _DiskLook] = field(default_factory=dict)
+
+    def look(self, run: RunRecord) -> Closed | None:
+        """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
+        wanted = next_attempt.get(self.connection, run.run_id)
+        waited = self.wall() - wanted.since
+        left = list(wanted.gates)
+        while left:
+            gate = left[0]
+            why = self._closed(run, gate)
+            late = waited >= float(gate.get("limit_seconds", 0.0))
+            if why is not None and not late:
+                return Closed(f"waits {why}")
+            if why is not None:
+                if gate.get("kind") == "disk":
+                    return Closed(f"waited in vain {why}", is_final=True)
+                repository.add_event(
+                    self.connection,
+                    f"waited in vain {why}; going on",
+                    now=self.wall(),
+                    severity="warning",
+                    run_id=run.run_id,
+                )
+            left.pop(0)
+            next_attempt.set_gates(self.connection, run.run_id, left)
+        return None
+
+    def _closed(self, run: RunRecord, gate: Mapping[str, Any]) -> str | None:
+        match gate.get("kind"):
+            case "cool":
+                return self._hot(run, float(gate["margin_celsius"]))
+            case "disk":
+                return self._no_room(run, int(gate["bytes_needed"]))
+            case "prune":
+                return self._not_pruned(run, int(gate["keep"]))
+        return None
+
+    def _hot(self, run: RunRecord, margin_celsius: float) -> str | None:
+        facts = self.recorder.facts
+        leased = [uuid for uuid, holder in repository.leases(self.connection).items() if holder == run.run_id]
+        for uuid in leased:
+            if self.recorder.inventory is not None and uuid not in facts:
+                # It is missing; the scheduler says what becomes of that.
+                continue
+            sample, limit = self.recorder.fast.get(uuid), None
+            if uuid in facts:
+                limit = facts[uuid].temperature_slowdown_celsius
+            if sample is None:
+                # An agent that has just begun has read nothing yet.
+                return f"for a reading of {uuid}"
+            # What cannot be measured cannot be waited for.
+            if sample.temperature_celsius is None or limit is None:
+                continue
+            if sample.temperature_celsius > limit - margin_celsius:
+                below = limit - margin_celsius
+                return (
+                    f"for GPU {facts[uuid].index} to cool to {below:.0f} °C (now {sample.temperature_celsius:.0f} °C)"
+                )
+        return None
+
+    def _no_room(self, run: RunRecord, needed: int) -> str | None:
+        folder = self._checkpoints(run)
+        if folder is None:
+            return None
+        room = self.rooms.setdefault(run.run_id, _DiskLook(f"for {folder} to answer"))
+        if room.job is None:
+            room.job = self.jobs.start(
+                f"looking at {folder}", partial(free_bytes, folder), deadline_seconds=LOOK_SECONDS
+            )
+        if not room.job.is_over:
+            return room.text
+        try:
+            free = room.job.result()
+        except OSError as error:
+            room.text = f"for {folder}: {error.strerror or error}"
+        else:
+            if free >= needed:
+                del self.rooms[run.run_id]
+                return None
+            room.text = f"for {units.bytes_text(needed)} on the disk of {folder} ({units.bytes_text(free)} free)"
+        room.job = None
+        return room.text
+
+    def _not_pruned(self, run: RunRecord, keep: int) -> str | None:
+        folder = self._checkpoints(run)
+        if folder is None or run.spec.checkpoints is None:
+            return None
+        job = self.pruning.get(run.run_id)
+        if job is None:
+            search = search_of(self.connection, self.workspace, run, self.wall())
+            if search is None:
+                return None
+            work = partial(prune, search, keep, run.resume_from)
+            job = self.jobs.start(f"pruning {folder}", work, deadline_seconds=PRUNE_SECONDS)
+            self.pruning[run.run_id] = job
+        if not job.is_over:
+            return "for old checkpoints to be removed"
+        del self.pruning[run.run_id]
+        try:
+            text, severity = f"removed {len(job.result())} old checkpoints", "info"
+        except OSError as error:
+            text, severity = f"cannot prune: {error}", "warning"
+        repository.add_event(self.connection, text, now=self.wall(), severity=severity, run_id=run.run_id)
+        return None
+
+    def _checkpoints(self, run: RunRecord) -> Path | None:
+        return checkpoint_directory(run.spec, self.workspace.run_dir(run.run_id))
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written into a folder, which need not exist yet. Raises OSError."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def prune(search: Search, keep: int, resume_from: str | None = None) -> list[Path]:
+    """Remove the checkpoints of the run's course that were written before the ``keep`` newest valid ones; nothing where
+    there are fewer, or where names and times contradict each other. Those that are rewritten again and again (best.pt,
+    last.pt) stay, and so does the one that the run goes on from.
+
+    Raises OSError with some of them left.
+    """
+    rows = surveyed(search)
+    if out_of_order(rows, search.attempts) is not None:
+        return []
+    course = [row for row in ledger_course(rows, search.attempts) if row.is_written]
+    kept = 0
+    while course and kept < keep:
+        row = course.pop(0)
+        # One from which an attempt failed to begin is no ground to remove those before it.
+        kept += row.failed_starts == 0 and validate(Path(row.path)).valid
+    removed = []
+    for row in course if kept == keep else ():
+        path = Path(row.path)
+        now = measured(path)
+        is_same = now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes)
+        if row.path == resume_from or not is_same or is_rewritten(row.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        path.with_name(path.name + _CHECKSUM_SUFFIX).unlink(missing_ok=True)
+        removed.append(path)
+    return removed
+
+
+def is_rewritten(name: str) -> bool:
+    """A name that says which checkpoint it is, not when it was written."""
+    return not any(character.isdigit() for character in name) or any(
+        word in name.lower() for word in ("best", "last", "latest", "final")
+    )

@@ -1,0 +1,109 @@
+"""Between an attempt and the next on the same GPUs: their memory must be back, and no process of the run left."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputui.agent.recording.recorder import Recorder
+from gputui.runs import repository
+from gputui.runs.attempt_processes import processes_of
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
+
+# A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
+# (other processes come and go), or after the deadline.
+RELEASED_WITHIN_BYTES = 512 << 20
+DEADLINE_SECONDS = 15.0
+LOOK_SECONDS = 0.1
+HELD_LOOK_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    attempt: int | None
+    baseline_bytes: Mapping[str, int | None]
+    ended_at: float
+    deadline: float
+    is_held: bool = False
+    locks: HeldLocks | None = None
+
+
+@dataclass(slots=True)
+class Draining:
+    """The GPUs of attempts that have ended. A run that is over gives its leases back when they are drained; one that
+    recovers keeps them."""
+
+    connection: sqlite3.Connection
+    runs: Path
+    recorder: Recorder
+    locks: GpuLocks
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    entries: dict[str, _Entry] = field(default_factory=dict)
+
+    def begin(self, run_id: str, attempt: int | None, baseline_bytes: Mapping[str, int | None]) -> None:
+        """``baseline_bytes``: the used memory of each GPU before the attempt, None where it is not known. Without
+        ``attempt`` all processes of the run count."""
+        if baseline_bytes:
+            self.entries[run_id] = _Entry(attempt, baseline_bytes, self.wall(), self.clock() + DEADLINE_SECONDS)
+
+    def uuids(self) -> set[str]:
+        """The GPUs on which nothing may start yet."""
+        return {uuid for entry in self.entries.values() for uuid in entry.baseline_bytes}
+
+    def held(self) -> set[str]:
+        """Those of them on which processes live that nothing could end."""
+        return {uuid for entry in self.entries.values() if entry.is_held for uuid in entry.baseline_bytes}
+
+    def next_look_seconds(self) -> float | None:
+        """How soon to look again, None where there is nothing to look at. What holds a GPU may live for days."""
+        if not self.entries:
+            return None
+        return HELD_LOOK_SECONDS if all(entry.is_held for entry in self.entries.values()) else LOOK_SECONDS
+
+    def turn(self) -> bool:
+        """Let go of what is drained; True when something was. Raises sqlite3.Error."""
+        done = False
+        for run_id, entry in list(self.entries.items()):
+            late = self.clock() > entry.deadline
+            if not late and not self._memory_is_back(entry):
+                continue
+            if processes_of(self.runs / run_id, entry.attempt):
+                # Whoever still holds a GPU keeps it, however long that takes.
+                entry.deadline = self.clock() + DEADLINE_SECONDS
+                entry.ended_at = self.wall()
+                entry.is_held = True
+                self._lock(entry)
+                continue
+            run = repository.get_run(self.connection, run_id)
+            if run is None or run.state.is_over:
+                repository.release_leases(self.connection, run_id)
+            if entry.locks is not None:
+                entry.locks.close()
+            if entry.is_held and run is not None:
+                text = "the last process of the run is gone; its GPUs can be used again"
+                repository.add_event(self.connection, text, now=self.wall(), run_id=run_id)
+            del self.entries[run_id]
+            done = True
+        return done
+
+    def _lock(self, entry: _Entry) -> None:
+        """Keep other homes and users from the GPUs too: the shim that did so has ended."""
+        if entry.locks is None:
+            # Where another was faster, it has the GPU; what is held here is tried again.
+            with contextlib.suppress(GpuHeldError):
+                entry.locks = self.locks.take(list(entry.baseline_bytes))
+
+    def _memory_is_back(self, entry: _Entry) -> bool:
+        if self.recorder.fast_at <= entry.ended_at:
+            return False
+        for uuid, baseline in entry.baseline_bytes.items():
+            sample = self.recorder.fast.get(uuid)
+            if sample is None or sample.memory_used_bytes is None or baseline is None:
+                continue
+            if sample.memory_used_bytes > baseline + RELEASED_WITHIN_BYTES:
+                return False
+        return True

@@ -1,0 +1,119 @@
+"""Whether the checkpoint that a queued run begins from is still the one that was chosen: between the choice and the
+start minutes or days may pass, in which another run may have written a file of the same name."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from gputui.agent.jobs import Job, Jobs
+from gputui.agent.lifecycle.checkpoint_survey import search_of, write
+from gputui.config import Workspace
+from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed
+from gputui.recovery.checkpoints import measured
+from gputui.runs import repository
+from gputui.runs.repository import RunRecord, transaction
+from gputui.store.checkpoints import CheckpointRow
+
+# Where another is to be chosen, checkpoints are read whole.
+DEADLINE_SECONDS = 900.0
+# What was looked at so lately is not looked at again; what could not be, not before.
+CHECKED_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Check:
+    path: str
+    search: Search
+    job: Job[Choice | None]
+    is_told: bool = False
+
+
+@dataclass(slots=True)
+class ResumeChecks:
+    """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason; ``wall``
+    gives UTC unix seconds, ``clock`` monotonic ones."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    jobs: Jobs
+    give_up: Callable[[RunRecord, str], None]
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    under_way: dict[str, _Check] = field(default_factory=dict)
+    # By run: the path that was found unchanged, None where it could not be looked at, and when (monotonic).
+    looked_at: dict[str, tuple[str | None, float]] = field(default_factory=dict)
+
+    def is_one_over(self) -> bool:
+        """Whether a check has ended since this was last asked."""
+        over = [check for check in self.under_way.values() if not check.is_told and check.job.is_over]
+        for check in over:
+            check.is_told = True
+        return bool(over)
+
+    def may_start(self, run: RunRecord) -> bool:
+        """Whether the run may start now. Where its checkpoint is another by now, the next best takes its place; the run
+        ends where there is none. Raises sqlite3.Error."""
+        path, check = run.resume_from, self.under_way.get(run.run_id)
+        found, at = self.looked_at.get(run.run_id, (None, float("-inf")))
+        is_late = self.clock() - at >= CHECKED_SECONDS
+        if path is None or (path == found and not is_late):
+            self.looked_at.pop(run.run_id, None)
+            return True
+        if check is None or check.path != path:
+            return self._begin(run, path) if is_late else False
+        if not check.job.is_over:
+            return False
+        del self.under_way[run.run_id]
+        try:
+            choice = check.job.result()
+        except OSError as error:
+            self.looked_at[run.run_id] = (None, self.clock())
+            why = f"waits until {Path(path).name} can be read: {error.strerror or error}"
+            repository.set_waiting_for(self.connection, run.run_id, why)
+            return False
+        if choice is None:
+            return True
+        self._choose_again(run, check, choice)
+        return False
+
+    def _begin(self, run: RunRecord, path: str) -> bool:
+        search = search_of(self.connection, self.workspace, run, self.wall())
+        row = None if search is None else next((row for row in search.rows if row.path == path), None)
+        if search is None or row is None:
+            # Chosen before there was a ledger: there is nothing to compare it with.
+            return True
+        job = self.jobs.start(f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS)
+        self.under_way[run.run_id] = _Check(path, search, job)
+        return False
+
+    def _choose_again(self, run: RunRecord, check: _Check, choice: Choice) -> None:
+        name = Path(check.path).name
+        changed = f"{name} was removed, or written again by another, after it had been chosen"
+        if not choice.usable:
+            with transaction(self.connection) as connection:
+                write(connection, check.search, choice.rows, self.wall())
+            hint = "gputui resume --from names another, gputui restart begins the run again"
+            self.give_up(run, f"{changed}, and there is no other; {hint}")
+            return
+        following = choice.usable[0].path
+        with transaction(self.connection) as connection:
+            write(connection, check.search, choice.rows, self.wall())
+            repository.set_next_attempt(
+                connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
+            )
+            text = f"{changed}; going on from {following.name}"
+            repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
+        self.looked_at[run.run_id] = (str(following), self.clock())
+
+
+def again(search: Search, row: CheckpointRow) -> Choice | None:
+    """None where a checkpoint is as it was when it was chosen; else what is to be chosen in its place. Raises what
+    `surveyed` raises."""
+    now = measured(Path(row.path))
+    if now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes):
+        return None
+    return choose(surveyed(search), search.attempts, 1)

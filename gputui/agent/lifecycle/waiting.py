@@ -1,0 +1,78 @@
+"""Waits of recovering runs: until their back-off is over and every gate is open."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gputui.agent.error_barrier import Guard
+from gputui.agent.lifecycle.admission import give_up
+from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Gates
+from gputui.config import Workspace
+from gputui.runs import repository
+from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.states import RunState
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of all runs. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``is_understood`` fails a run
+    whose row cannot be understood."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    gates: Gates
+    guard: Guard
+    is_understood: Callable[[RunRecord], bool]
+    wall: Callable[[], float]
+    clock: Callable[[], float]
+    due_at: dict[str, float] = field(default_factory=dict)
+
+    def next_due(self) -> float | None:
+        """Monotonic time at which the first wait ends, or None."""
+        return min(self.due_at.values(), default=None)
+
+    def turn(self) -> bool:
+        """End the waits that are over; whether one was. A wait is counted by the monotonic clock from the moment it is
+        first seen, so that a wall clock that is set back does not prolong it."""
+        is_one_over = False
+        waiting: dict[str, float | None] = dict(
+            self.connection.execute(
+                "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
+            ).fetchall()
+        )
+        self.due_at = {run_id: due for run_id, due in self.due_at.items() if run_id in waiting}
+        for run_id, not_before in waiting.items():
+            left = max(0.0, (not_before or 0.0) - self.wall())
+            due = self.due_at.setdefault(run_id, self.clock() + left)
+            if min(due, self.clock() + left) > self.clock():
+                continue
+            # Whatever keeps it now is looked at again then.
+            self.due_at[run_id] = self.clock() + POLL_SECONDS
+            if not self.guard.is_resting(run_id):
+                with self.guard.around(run_id):
+                    is_one_over |= self._end_wait(run_id)
+        return is_one_over
+
+    def _end_wait(self, run_id: str) -> bool:
+        """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
+        run = repository.get_run(self.connection, run_id)
+        if run is None or not self.is_understood(run):
+            return False
+        if self._is_gated(run):
+            return False
+        with transaction(self.connection):
+            repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
+        return True
+
+    def _is_gated(self, run: RunRecord) -> bool:
+        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
+        closed = self.gates.look(run)
+        if closed is None:
+            return False
+        if closed.is_final:
+            give_up(self.connection, self.workspace, run, closed.why, now=self.wall())
+        elif run.waiting_for != closed.why:
+            repository.set_waiting_for(self.connection, run.run_id, closed.why)
+        return True

@@ -1,0 +1,152 @@
+"""Samples into a file that is begun anew when it is large, by a thread: the agent does not wait for a disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gputui.agent.recording.sample_lines import CSV_COLUMNS, Format, Message, csv_row, encoded, lines
+from gputui.config import PRIVATE_FILE_MODE
+
+log = logging.getLogger(__name__)
+
+# While the file cannot be written, so many messages wait; older ones are counted as lost.
+WAITING_MESSAGES = 1200
+RETRY_SECONDS = 1.0
+CLOSING_SECONDS = 5.0
+KEPT_FILES = 10
+
+
+class RotatedFile:
+    """A file of lines: ``path`` is the one that is written, ``path``.1 the one before it, up to KEPT_FILES of them.
+
+    Used by one thread. Raises OSError where it cannot be written; what was written in part is ended first then.
+    """
+
+    def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
+        self._path = path
+        self._rotate_bytes = rotate_bytes
+        self._header = header
+        self._descriptor: int | None = None
+        self._size = 0
+        self._is_torn = False
+
+    def write(self, text: bytes) -> None:
+        """Append whole lines."""
+        if self._descriptor is None:
+            self._open()
+        if self._rotate_bytes is not None and self._size > len(self._header) and self._size >= self._rotate_bytes:
+            self._rotate()
+        if self._is_torn:
+            self._append(b"\n")
+            self._is_torn = False
+        self._append(text)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, PRIVATE_FILE_MODE)
+        self._size = os.fstat(self._descriptor).st_size
+        # An earlier writer may have been killed within a line.
+        self._is_torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
+        if self._size and os.pread(self._descriptor, len(self._header), 0) != self._header:
+            self._rotate()
+        elif not self._size and self._header:
+            self._append(self._header)
+
+    def _append(self, text: bytes) -> None:
+        assert self._descriptor is not None
+        left = memoryview(text)
+        try:
+            while left:
+                written = os.write(self._descriptor, left)
+                self._size += written
+                left = left[written:]
+        except OSError:
+            self._is_torn = len(left) < len(text) or self._is_torn
+            raise
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(KEPT_FILES - 1, 0, -1):
+            older = self._numbered(number)
+            if older.exists():
+                older.replace(self._numbered(number + 1))
+        self._path.replace(self._numbered(1))
+        self._open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+class FileOutput:
+    """Takes messages in one thread and writes them in another."""
+
+    def __init__(self, path: Path, form: Format, rotate_bytes: int | None) -> None:
+        self._path, self._form = path, form
+        header = csv_row(list(CSV_COLUMNS)) if form == "csv" else b""
+        self._file = RotatedFile(path, rotate_bytes, header)
+        self._waiting: deque[tuple[Message, Mapping[str, int]]] = deque()
+        self._lost = 0
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._is_stuck = False
+        self._thread = threading.Thread(target=self._run, name="file-output", daemon=True)
+
+    def start(self) -> None:
+        """Raises OSError where the file cannot be opened: then nothing was started."""
+        self._file.write(b"")
+        self._thread.start()
+
+    def take(self, messages: Iterable[Message], indices: Mapping[str, int]) -> None:
+        """Queue what was read; never blocks."""
+        for message in messages:
+            if len(self._waiting) >= WAITING_MESSAGES:
+                self._waiting.popleft()
+                self._lost += 1
+            self._waiting.append((message, indices))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most."""
+        self._ending.set()
+        self._wake.set()
+        self._thread.join(CLOSING_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            is_last = self._ending.is_set()
+            if not self._drain() and not is_last:
+                self._ending.wait(RETRY_SECONDS)
+                self._wake.set()
+            if is_last:
+                self._file.close()
+                return
+
+    def _drain(self) -> bool:
+        """Write what waits; False when the file cannot be written now."""
+        while self._waiting:
+            message, indices = self._waiting.popleft()
+            text = b"".join(encoded(line, self._form) for line in lines(message, indices))
+            try:
+                self._file.write(text)
+            except OSError as error:
+                self._lost += 1
+                if not self._is_stuck:
+                    log.warning("%s cannot be written (%s); samples are dropped until it can", self._path, error)
+                self._is_stuck = True
+                return False
+            if self._is_stuck:
+                log.warning("%s is written again; %d messages are missing from it", self._path, self._lost)
+                self._is_stuck, self._lost = False, 0
+        return True

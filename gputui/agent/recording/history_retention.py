@@ -1,0 +1,153 @@
+"""The record over months: samples put together in time, and what is too old or too much deleted."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputui.agent.recording import run_energy
+from gputui.agent.recording.event_expiry import Forgetting
+from gputui.agent.recording.packing import Packing
+from gputui.agent.recording.pruning import Pruning, put_together
+from gputui.agent.recording.recorder import Recorder
+from gputui.agent.recording.sample_rollups import Rollups
+from gputui.charts.units import bytes_text
+from gputui.runs.repository import add_event
+from gputui.store.retention import Retention
+from gputui.store.room import room
+
+log = logging.getLogger(__name__)
+
+# What is to be done is done in slices of some milliseconds, for about so long in one turn.
+TURN_SECONDS = 0.015
+PRUNE_SECONDS = 30.0
+ENERGY_SECONDS = 10.0
+# A clock that was set, or that nobody has looked at yet, decides about no sample's age for so long.
+TRUST_SECONDS = 3600.0
+JUMP_SECONDS = 60.0
+
+
+def seconds_since_boot() -> float:
+    """A clock that nobody can set and that goes on while the machine sleeps: clock_gettime(2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class ClockTrust:
+    """Whether the wall clock has gone evenly for long enough. A machine that slept is no reason for doubt."""
+
+    _offset: float | None = None
+    _since: float = 0.0
+
+    def look(self, wall: float, boot: float) -> bool:
+        """``wall`` is UTC unix seconds, ``boot`` those since the machine was started."""
+        offset = wall - boot
+        if self._offset is None or abs(offset - self._offset) > JUMP_SECONDS:
+            self._since = boot
+        self._offset = offset
+        return boot - self._since >= TRUST_SECONDS
+
+
+@dataclass(slots=True)
+class RecordKeeping:
+    """``settings`` is the machine's record.yaml; ``wall`` gives UTC unix seconds."""
+
+    connection: sqlite3.Connection
+    settings: Path
+    recorder: Recorder
+    wall: Callable[[], float]
+    interval_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    boot: Callable[[], float] = seconds_since_boot
+    retention: Retention = field(default_factory=Retention)
+    trust: ClockTrust = field(default_factory=ClockTrust)
+    rollups: Rollups = field(init=False)
+    packing: Packing = field(init=False)
+    pruning: Pruning = field(init=False)
+    forgetting: Forgetting = field(init=False)
+    _energy_at: float = 0.0
+    _prune_at: float = 0.0
+    _packed_hour: int | None = None
+    _read: tuple[int, int, int] | None = None
+    _is_too_large: bool = False
+    _is_stuck: bool = False
+
+    def __post_init__(self) -> None:
+        self.rollups = Rollups(self.connection, self.interval_seconds, self.clock)
+        self.packing = Packing(self.connection, self.clock)
+        self.pruning = Pruning(self.connection, self.clock)
+        self.forgetting = Forgetting(self.connection, self.clock)
+
+    def turn(self, now: float) -> None:
+        """Whatever is due; ``now`` is monotonic. On a full disk nothing is done, and it is tried again."""
+        trusted = self.trust.look(self.wall(), self.boot())
+        # A span whose samples are not all stored yet must not be put together; on a full disk deleting may make room.
+        is_whole = not self.recorder.is_waiting
+        deadline = self.clock() + TURN_SECONDS
+        try:
+            if is_whole:
+                self.rollups.turn(self.wall(), deadline)
+                self._pack(deadline)
+            if is_whole and now >= self._energy_at:
+                self._energy_at = now + ENERGY_SECONDS
+                run_energy.settle(self.connection, self.wall())
+            if now >= self._prune_at:
+                self._look_at_settings()
+                if trusted:
+                    self.forgetting.turn(self.retention.events_seconds, self.wall(), deadline)
+                done = self.pruning.turn(self.retention, self.wall(), deadline, ages_hold=trusted)
+                if done:
+                    self._prune_at = now + PRUNE_SECONDS
+                    self._tell_size()
+            self._is_stuck = False
+        except sqlite3.OperationalError as error:
+            if not self._is_stuck:
+                log.warning("the record is not tidied until the database can be written: %s", error)
+            self._is_stuck = True
+
+    def _pack(self, deadline: float) -> None:
+        hour = self.rollups.closed_hour
+        if hour == self._packed_hour:
+            return
+        if self.packing.turn(put_together(self.connection), deadline) and not self.rollups.is_behind:
+            self._packed_hour = hour
+
+    def _look_at_settings(self) -> None:
+        found = _identity(self.settings)
+        if found == self._read:
+            return
+        self._read = found
+        # A machine without the file needs no YAML parser.
+        from gputui.profiles.problems import ProfileError
+        from gputui.profiles.record_file import load_retention
+
+        try:
+            self.retention = load_retention(self.settings)
+        except ProfileError as error:
+            text = f"{error.problems[0]}; samples are kept as before"
+            add_event(self.connection, text, now=self.wall(), severity="warning")
+
+    def _tell_size(self) -> None:
+        limit, used = self.retention.size_bytes, room(self.connection).used_bytes
+        too_large = limit is not None and used > limit
+        if too_large and not self._is_too_large:
+            add_event(
+                self.connection,
+                f"the database uses {bytes_text(used)} of {bytes_text(limit)} although all old samples are deleted; "
+                "the metrics of runs take the rest: forget old runs with gputui rm, or raise size in record.yaml",
+                now=self.wall(),
+                severity="warning",
+            )
+        self._is_too_large = too_large
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,163 @@
+"""Starting an agent: in the background for whoever needs one, or in the foreground as `gputui --record`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from gputui.agent.lock import AgentLock, AgentRunningError
+from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_failure, log_to_stderr
+from gputui.agent.recording.file_output import FileOutput
+from gputui.agent.recording.status_line import record_line, record_shape
+from gputui.config import Workspace
+from gputui.runs.agent_process import anybody_looks, spawn_agent, stop_agent
+from gputui.store.database import StoreError, refuse_other_machine
+from gputui.store.machine import claim
+
+log = logging.getLogger(__name__)
+
+TAKE_OVER_SECONDS = 15.0
+REPORT_SECONDS = 60.0
+
+
+class RecordError(Exception):
+    """Recording cannot start; the text says why and what to do."""
+
+
+def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_seconds: float | None) -> int:
+    """The agent until nobody needs it. 0 also when another one runs already: then there is one, which is all that
+    was wanted."""
+    log_to_stderr()
+    try:
+        workspace.create()
+        # Before the lock, which the other machine may hold.
+        refuse_other_machine(workspace.state)
+        lock = AgentLock.take(workspace.agent_lock)
+    except AgentRunningError:
+        return 0
+    except StoreError as error:
+        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
+        return 1
+    except OSError as error:
+        log.error("cannot use %s: %s", workspace.state, error)
+        return 1
+    workspace.agent_stopped.unlink(missing_ok=True)
+    linger = LINGER_SECONDS if linger_seconds is None else linger_seconds
+    return _run(workspace, AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger), lock, None)
+
+
+def record(
+    workspace: Workspace,
+    *,
+    interval_seconds: float,
+    duration_seconds: float | None,
+    as_json: bool,
+    output: TextIO,
+    samples: FileOutput | None = None,
+) -> int:
+    """The agent in the foreground: records until stopped, printing a line a minute. Takes over from one that runs,
+    and hands over to one in the background when it ends while runs are alive. ``samples`` takes what is sampled,
+    besides the database.
+
+    Raises RecordError.
+    """
+    try:
+        workspace.create()
+        refuse_other_machine(workspace.state)
+    except StoreError as error:
+        raise RecordError(str(error)) from error
+    except OSError as error:
+        raise RecordError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
+    if samples is not None:
+        try:
+            samples.start()
+        except OSError as error:
+            raise RecordError(f"cannot write {error.filename}: {error.strerror}; choose another --output") from error
+    lock = _take_over(workspace)
+    workspace.agent_stopped.unlink(missing_ok=True)
+    reporter = _Reporter(as_json, output)
+    options = AgentOptions(
+        recording=True,
+        interval_seconds=interval_seconds,
+        duration_seconds=duration_seconds,
+        linger_seconds=0.0,
+        output=samples,
+    )
+    code = _run(workspace, options, lock, reporter)
+    _hand_over(workspace)
+    return code
+
+
+def _take_over(workspace: Workspace) -> AgentLock:
+    deadline = time.monotonic() + TAKE_OVER_SECONDS
+    while True:
+        try:
+            return AgentLock.take(workspace.agent_lock)
+        except AgentRunningError as error:
+            if time.monotonic() > deadline:
+                raise RecordError(f"{error}, and does not hand over; its log is {workspace.agent_log}") from error
+            stop_agent(workspace)
+            time.sleep(0.05)
+        except OSError as error:
+            raise RecordError(f"cannot use {workspace.agent_lock}: {error.strerror}") from error
+
+
+def _run(
+    workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
+) -> int:
+    try:
+        claim(workspace.state)
+    except OSError as error:
+        log.warning("whose home this is cannot be noted: %s", error)
+    try:
+        agent = Agent(workspace, options, lock, on_second=on_second)
+    except (StoreError, OSError) as error:
+        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
+        return 1
+    # What exists by now lives as long as the process.
+    gc.freeze()
+    try:
+        agent.run()
+    except sqlite3.DatabaseError as error:
+        print(f"gputui: {describe_failure(workspace, error)}", file=sys.stderr)  # noqa: T201
+        return 1
+    lock.release()
+    if agent.replaced and workspace.state.is_dir():
+        spawn_agent(workspace)
+    return 0
+
+
+def _hand_over(workspace: Workspace) -> None:
+    """Somebody must watch what still runs."""
+    if not workspace.database.exists():
+        return
+    with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
+        needed = active_runs(connection) > 0
+    if needed or anybody_looks(workspace):
+        spawn_agent(workspace)
+
+
+class _Reporter:
+    """Prints the state of things once a minute, beginning with the first sample."""
+
+    def __init__(self, as_json: bool, output: TextIO) -> None:
+        self._as_json = as_json
+        self._output = output
+        self._next_at = 0.0
+
+    def __call__(self, agent: Agent) -> None:
+        if agent.clock() < self._next_at or agent.recorder.host is None or agent.recorder.inventory is None:
+            return
+        self._next_at = agent.clock() + REPORT_SECONDS
+        shape = record_shape(agent.recorder, active_runs(agent.connection), agent.wall())
+        line = json.dumps(shape) if self._as_json else record_line(shape)
+        try:
+            print(line, file=self._output, flush=True)
+        except BrokenPipeError:
+            agent.stopping = True

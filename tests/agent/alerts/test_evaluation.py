@@ -1,0 +1,394 @@
+"""The agent's alerts: from samples to rows, across agents, with a silent driver, told within bounds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.agent.alerts.evaluation import Alerting
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace, locate
+from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.host.model import HostSample
+from gputui.metrics.report import AttemptProgress, IngestReport
+from gputui.runs import repository
+from gputui.runs.repository import AttemptRecord
+from gputui.store import alerts
+from gputui.store.alerts import AlertView
+from tests.stores import open_store
+from tests.tui.filling import GIB, Filler
+
+NOW = 1_795_230_764.0
+FACTS = GpuFacts("GPU-a", 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)
+
+
+class Bench:
+    """A store, a recorder fed by hand, and a clock that only moves when told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace: Workspace = locate(folder / "home", {})
+        self.workspace.create()
+        self.connection: sqlite3.Connection = open_store(self.workspace.database)
+        self.now = 1000.0
+        self.living: list[AttemptRecord] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another agent takes over."""
+        self.recorder = Recorder(self.connection, self.workspace.runs, self.wall)
+        self.recorder.take([Inventory(self.wall(), "nvml", "580", (FACTS,))])
+        clock, living = lambda: self.now, lambda: self.living
+        self.alerting = Alerting(self.connection, self.workspace, self.recorder, self.wall, clock, living)
+        self.alerting.begin()
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What is owed to the command."""
+        rows = self.connection.execute("SELECT message FROM notices WHERE way = 'command' ORDER BY notice_id")
+        return [json.loads(row[0]) for row in rows]
+
+    def wall(self) -> float:
+        return NOW + self.now
+
+    def pass_time(self, seconds: float, sample: Callable[[], GpuSample] | None = None, **host: Any) -> None:
+        """Second for second, with a sample each, or with a driver that says nothing."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            if sample is not None:
+                self.recorder.take([FastTick(self.wall(), (sample(),))])
+            if host:
+                self.recorder.take([HostSample(self.wall(), **host)])
+            self.alerting.turn()
+
+    def lasting(self) -> list[str]:
+        return [one.rule for one in alerts.lasting(self.connection)]
+
+    def all(self) -> list[AlertView]:
+        return [*alerts.lasting(self.connection), *alerts.cleared(self.connection, 100)]
+
+    def events(self) -> list[str]:
+        return [row[0] for row in self.connection.execute("SELECT message FROM events ORDER BY event_id")]
+
+    def configure(self, text: str) -> None:
+        self.workspace.alerts.write_text(text)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def cool() -> GpuSample:
+    return GpuSample("GPU-a", utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=60.0,
+                     throttle_reasons=(), power_watts=500.0)  # fmt: skip
+
+
+def hot() -> GpuSample:
+    return GpuSample("GPU-a", utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=88.0,
+                     throttle_reasons=(), power_watts=500.0)  # fmt: skip
+
+
+def test_an_alert_is_a_row_and_an_event_and_ends(bench: Bench) -> None:
+    bench.pass_time(40, hot)
+    found = alerts.lasting(bench.connection)[0]
+    assert (found.rule, found.severity, found.subject_id, found.subject_name) == (
+        "gpu_hot",
+        "warning",
+        "GPU-a",
+        "GPU 0",
+    )
+    assert (found.value, found.threshold, found.unit) == (88.0, 85.0, "°C")
+    assert found.sentence == "GPU 0 is at 88 °C, above 85 °C"
+    assert NOW + 1030 <= found.raised_at <= NOW + 1033
+    bench.pass_time(70, cool)
+    after = bench.all()[0]
+    assert after.cleared_at is not None and after.cleared_because == "it is well again"
+    said = bench.events()
+    assert said[0] == found.sentence and "over after" in said[1]
+
+
+def test_the_next_agent_goes_on(bench: Bench) -> None:
+    bench.pass_time(20, hot)
+    bench.alerting.save()
+    bench.start()
+    bench.pass_time(15, hot)
+    assert bench.lasting() == ["gpu_hot"]
+    bench.start()
+    bench.pass_time(100, hot)
+    assert len(bench.all()) == 1
+    bench.start()
+    bench.pass_time(70, cool)
+    assert bench.lasting() == [] and len(bench.all()) == 1
+
+
+def test_an_agent_that_was_killed_finds_its_alert_in_the_store(bench: Bench) -> None:
+    bench.pass_time(40, hot)
+    bench.connection.execute("DELETE FROM alert_engine")
+    bench.start()
+    bench.pass_time(300, hot)
+    assert len(bench.all()) == 1 and bench.lasting() == ["gpu_hot"]
+
+
+def test_a_silent_driver_raises_nothing_and_clears_nothing(bench: Bench) -> None:
+    bench.pass_time(10, hot)
+    bench.pass_time(4000)
+    assert bench.all() == []
+    bench.pass_time(40, hot)
+    bench.pass_time(4000)
+    assert bench.lasting() == ["gpu_hot"]
+
+
+def test_a_gpu_that_was_taken_out_of_the_machine(bench: Bench) -> None:
+    bench.pass_time(40, hot)
+    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", (), problem="the driver does not answer")])
+    bench.pass_time(10)
+    assert bench.lasting() == ["gpu_hot"]
+    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", ())])
+    bench.pass_time(2)
+    assert bench.lasting() == [] and bench.all()[0].cleared_because == "it no longer applies"
+
+
+def test_what_the_driver_reports_is_an_alert_with_one_event(bench: Bench) -> None:
+    bench.recorder.take([GpuEvent(bench.wall(), "GPU-a", "xid", 79), GpuEvent(bench.wall(), "GPU-a", "xid", 31)])
+    bench.pass_time(3, cool)
+    assert sorted(bench.lasting()) == ["xid", "xid_hardware"]
+    assert bench.events() == [], "the recorder has told of it already"
+
+
+def test_the_host(bench: Bench) -> None:
+    bench.pass_time(70, None, disk_used_bytes=970, disk_total_bytes=1000)
+    assert bench.lasting() == ["disk"]
+    bench.pass_time(70, None, disk_used_bytes=500, disk_total_bytes=1000)
+    assert bench.lasting() == []
+
+
+def test_host_memory_that_grows(bench: Bench) -> None:
+    total = 256 * GIB
+    for second in range(2200):
+        used = 50 * GIB + int(second * 4e9 / 3600)
+        bench.pass_time(1, None, memory_used_bytes=used, memory_total_bytes=total)
+    assert bench.lasting() == ["host_memory_growth"]
+    assert "4.0 GB/h" in bench.all()[0].sentence
+
+
+def test_a_run_that_begins_is_no_growth(bench: Bench) -> None:
+    for second in range(4000):
+        used = (50 if second < 900 else 90) * GIB
+        bench.pass_time(1, None, memory_used_bytes=used, memory_total_bytes=256 * GIB)
+    assert bench.all() == []
+
+
+def test_the_machine_changes_a_threshold(bench: Bench) -> None:
+    bench.configure("gpu_hot: {above_celsius: 50, margin_celsius: 0, for: 5 s, severity: error}\n")
+    bench.pass_time(8, cool)
+    assert [(one.rule, one.severity, one.threshold) for one in bench.all()] == [("gpu_hot", "error", 50.0)]
+    bench.configure("gpu_hot: off\n")
+    bench.pass_time(8, cool)
+    assert bench.lasting() == [] and bench.all()[0].cleared_because == "the rule is off"
+
+
+def test_a_wrong_file_is_said_once_and_changes_nothing(bench: Bench) -> None:
+    bench.configure("gpu_hot: {above_celsius: 50, for: 5}\n")
+    bench.pass_time(2, cool)
+    bench.configure("gpu_hot: {above_celsus: 99}\n")
+    bench.pass_time(30, cool)
+    assert bench.lasting() == ["gpu_hot"]
+    told = [text for text in bench.events() if "alerts.yaml:1" in text]
+    assert len(told) == 1 and "did you mean above_celsius?" in told[0]
+
+
+def test_messages_are_bounded_in_number(bench: Bench) -> None:
+    bench.configure("notify: {command: [mail-me], severity: error}\ngpu_hot: {for: 0, clear_after: 0, cooldown: 0}\n")
+    bench.pass_time(10, hot)
+    assert bench.messages == [], "a warning is not severe enough"
+    bench.configure("notify: {command: [mail-me]}\ngpu_hot: {for: 0, clear_after: 0, cooldown: 0}\n")
+    bench.pass_time(10, cool)
+    for _ in range(20):
+        bench.pass_time(1, hot)
+        bench.pass_time(2, cool)
+    assert len(bench.messages) == 12
+    first = bench.messages[0]
+    assert (
+        first["kind"] == "alert" and first["rule"] == "gpu_hot" and first["text"].startswith(("GPU 0", "over: GPU 0"))
+    )
+    json.dumps(first)
+    bench.pass_time(400, cool)
+    bench.pass_time(1, hot)
+    assert "more that were not told" in bench.messages[-1]["text"]
+
+
+def test_a_silenced_rule_is_stored_and_not_told(bench: Bench) -> None:
+    bench.configure("notify: {command: [mail-me]}\n")
+    alerts.silence(bench.connection, "gpu_hot", "gpu", "*", until=bench.wall() + 1000, actor="me")
+    bench.pass_time(40, hot)
+    assert bench.lasting() == ["gpu_hot"] and bench.messages == [] and bench.events() == []
+    assert bench.all()[0].silenced_by == "me"
+
+
+def test_a_locked_database_loses_no_alert(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any, **__: Any) -> int:
+        raise sqlite3.OperationalError("database is locked")
+
+    bench.pass_time(25, hot)
+    monkeypatch.setattr("gputui.agent.alerts.alert_rows.alerts.raise_alert", locked)
+    for _ in range(10):
+        with suppress(sqlite3.OperationalError):
+            bench.pass_time(1, hot)
+    assert bench.lasting() == []
+    monkeypatch.undo()
+    bench.pass_time(2, hot)
+    assert bench.lasting() == ["gpu_hot"] and len(bench.all()) == 1
+
+
+# --- runs
+
+
+def train(bench: Bench, filler: Filler, **spec: Any) -> AttemptRecord:
+    filler.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
+    filler.attempt("vit-1", 1, gpus=(0,))
+    filler.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
+    if spec:
+        row = filler.connection.execute("SELECT spec FROM runs").fetchone()[0]
+        filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps({**json.loads(row), **spec}),))
+    record = repository.get_attempt(bench.connection, "vit-1", 1)
+    assert record is not None
+    bench.living.append(record)
+    return record
+
+
+@pytest.fixture
+def filler(bench: Bench) -> Filler:
+    made = Filler(bench.workspace, now=NOW)
+    made.gpus(1)
+    return made
+
+
+def lines(step: int, **values: float) -> IngestReport:
+    return IngestReport(progress=[AttemptProgress("vit-1", 1, lines=1, last_step=step, values=values)])
+
+
+def idle() -> GpuSample:
+    return GpuSample("GPU-a", utilization_percent=20.0, memory_used_bytes=60 * GIB, temperature_celsius=50.0,
+                     throttle_reasons=(), power_watts=200.0)  # fmt: skip
+
+
+def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    bench.pass_time(500, idle)
+    assert bench.lasting() == ["gpu_underused"]
+    assert bench.all()[0].run_id == "vit-1"
+    bench.living.clear()
+    bench.pass_time(2, idle)
+    assert bench.all()[0].cleared_because == "it no longer applies"
+
+
+def test_nobody_claims_it(bench: Bench, filler: Filler) -> None:
+    bench.pass_time(800, idle)
+    assert bench.all() == []
+
+
+def test_a_run_without_improvement(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    for step in range(0, 3500, 10):
+        bench.alerting.take(lines(step, loss=max(2.0, 5.0 - step / 500)))
+        bench.pass_time(1, cool)
+        if step == 2400:
+            assert bench.lasting() == []
+    assert bench.lasting() == ["no_improvement"]
+    assert bench.all()[0].sentence.startswith("vit-1: loss has not become better for")
+
+
+def test_the_memory_of_a_run_survives_the_agent(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    for step in range(0, 800, 10):
+        bench.alerting.take(lines(step, loss=2.0))
+        bench.pass_time(1, cool)
+    bench.alerting.save()
+    bench.start()
+    for step in range(800, 1600, 10):
+        bench.alerting.take(lines(step, loss=2.0))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["no_improvement"]
+
+
+def test_steps_that_became_slow(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    for step in range(200):
+        bench.alerting.take(lines(step, step_time=0.3 if step < 100 else 0.9))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["slow_steps"]
+
+
+def test_samples_that_are_skipped(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    bench.alerting.take(lines(0, samples=5000.0))
+    for step in range(1, 40):
+        report = lines(step, samples=5000.0 + 32 * step)
+        report.progress[0].events = {"sample_skipped": 4}
+        bench.alerting.take(report)
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["skipped_samples"]
+
+
+def test_metrics_that_stopped_say_nothing(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    bench.alerting.take(lines(1, grad_norm=50.0))
+    bench.pass_time(10, cool)
+    bench.connection.execute("UPDATE runs SET state = 'starting'")
+    bench.pass_time(100, cool)
+    assert bench.all() == []
+
+
+def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
+    train(bench, filler, alerts={"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}})
+    for step in range(100):
+        bench.alerting.take(lines(step, grad_norm=50.0, lr=0.002))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["lr_off_schedule"]
+    assert "is 2e-3, its schedule says 1e-3" in bench.all()[0].sentence
+
+
+def test_a_profile_without_alerts(bench: Bench, filler: Filler) -> None:
+    train(bench, filler, alerts=None)
+    for step in range(100):
+        bench.alerting.take(lines(step, grad_norm=50.0))
+        bench.pass_time(5, hot)
+    assert bench.lasting() == ["gpu_hot"], "the machine's own rules hold on"
+
+
+def test_nccl_errors_come_from_incidents(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    bench.pass_time(2, cool)
+    filler.incident("vit-1", 1, "nccl_timeout", "rank 1 waited in vain for the other ranks")
+    bench.living.clear()
+    bench.pass_time(2, cool)
+    assert bench.lasting() == ["nccl_errors"]
+    assert bench.all()[0].sentence == "vit-1: rank 1 waited in vain for the other ranks"
+    bench.pass_time(905, cool)
+    assert bench.lasting() == []
+
+
+def test_old_incidents_are_no_news(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    filler.incident("vit-1", 1, "nccl_error", "rank 1 met an NCCL error")
+    bench.start()
+    bench.pass_time(3, cool)
+    assert bench.all() == []
+
+
+def test_memory_that_somebody_holds(bench: Bench) -> None:
+    def parked() -> GpuSample:
+        return GpuSample("GPU-a", utilization_percent=0.0, memory_used_bytes=22 * GIB, temperature_celsius=40.0)
+
+    bench.recorder.take(
+        [ProcessTick(bench.wall(), {"GPU-a": (GpuProcess(77, 22 * GIB, user="alice", command="python sweep.py"),)})]
+    )
+    bench.pass_time(1803, parked)
+    assert bench.lasting() == ["gpu_parked"]
+    assert "alice · python sweep.py" in bench.all()[0].sentence

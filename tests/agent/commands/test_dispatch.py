@@ -1,0 +1,414 @@
+"""Commands: what they do and their answer are one thing, and no row can bring the agent down."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sqlite3
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.commands import dispatch
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.runs.spec import CheckpointSpec, RunSpec
+from gputui.runs.submission import submit_run
+from gputui.store import alerts, commands, queue
+from gputui.store.database import open_commander
+from tests.conftest import wait_until
+from tests.stores import open_store
+
+NOW = 1_790_000_000.0
+SPEC = RunSpec(
+    name="demo",
+    launcher="python",
+    program=("x.py",),
+    python=sys.executable,
+    workdir="/",
+    params={"steps": 5, "api_key": "quite-a-secret"},
+    checkpoints=CheckpointSpec("{run_dir}/checkpoints", "*.pt", ("--resume", "{checkpoint}", "--api-key", "hush-hush")),
+)
+
+
+def make(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
+    return Supervisor(
+        connection,
+        workspace,
+        MetricsIngest(connection),
+        Recorder(connection, workspace.runs, lambda: NOW),
+        selectors.DefaultSelector(),
+        lambda: NOW,
+        lambda: 0.0,
+        wake=lambda: None,
+    )
+
+
+@pytest.fixture
+def supervisor(workspace: Workspace) -> Iterator[Supervisor]:
+    connection = open_store(workspace.database)
+    yield make(workspace, connection)
+    connection.close()
+
+
+def launch(supervisor: Supervisor) -> int:
+    return submit_run(supervisor.workspace, supervisor.connection, SPEC, name=None, actor="me", now=NOW)
+
+
+def move(supervisor: Supervisor, state: str) -> None:
+    supervisor.connection.execute("UPDATE runs SET state = ?", (state,))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("place", ["enter_run", "give_answer"])
+def test_an_agent_killed_around_the_answer_launches_one_run(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    command_id = launch(supervisor)
+    owner = dispatch if place == "enter_run" else commands
+    original = getattr(owner, place)
+
+    def then_die(*args: object, **options: object) -> None:
+        original(*args, **options)
+        raise Killed
+
+    monkeypatch.setattr(owner, place, then_die)
+    with pytest.raises(Killed):
+        dispatch.answer_all(supervisor)
+    monkeypatch.undo()
+    dispatch.answer_all(supervisor)
+    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "done"
+    assert answer.result is not None and answer.result["state"] == "queued"
+
+
+@pytest.mark.parametrize(("verb", "state"), [("restart", "queued"), ("stop", "stopped"), ("rm", "removed")])
+def test_a_command_is_answered_in_the_transaction_of_what_it_does(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, verb: str, state: str
+) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    if verb != "stop":
+        move(supervisor, "failed")
+    command_id = commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    original = commands.give_answer
+    inside = []
+
+    def look(connection: sqlite3.Connection, *args: object, **options: object) -> None:
+        inside.append(connection.in_transaction)
+        original(connection, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commands, "give_answer", look)
+    dispatch.answer_all(supervisor)
+    assert inside == [True]
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and (answer.state, answer.result) == ("done", {"id": "demo-1", "state": state})
+
+
+def test_a_folder_of_checkpoints_is_not_made_before_the_script_makes_it(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    assert not (supervisor.workspace.run_dir("demo-1") / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "stop", "restart", "rm", "queue_pause"])
+def test_a_command_that_is_withdrawn_while_it_is_carried_out_does_nothing(
+    workspace: Workspace, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    if verb in ("stop", "restart", "rm"):
+        launch(supervisor)
+        dispatch.answer_all(supervisor)
+        move(supervisor, "queued" if verb == "stop" else "failed")
+    before = list(supervisor.connection.iterdump())
+    command_id = launch(supervisor) if verb == "run" else None
+    command_id = command_id or commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    pending = commands.pending
+
+    def read_and_withdraw(connection: sqlite3.Connection) -> list[commands.PendingCommand]:
+        waiting = pending(connection)
+        with closing(open_commander(workspace.database)) as client:
+            assert commands.wait_for_answer(client, command_id, 0.0) is None
+        return waiting
+
+    monkeypatch.setattr(commands, "pending", read_and_withdraw)
+    assert dispatch.answer_all(supervisor) == 0
+    after = [line for line in supervisor.connection.iterdump() if "not answered in time" not in line]
+    assert after == before
+    assert [folder.name for folder in workspace.runs.glob("[!.]*")] == (
+        [] if verb in ("run", "queue_pause") else ["demo-1"]
+    )
+    assert not supervisor.connection.in_transaction
+
+
+@pytest.mark.parametrize("frees_room", [True, False])
+def test_a_command_that_cannot_be_withdrawn_on_a_full_disk_is_not_said_to_be_refused(
+    workspace: Workspace, supervisor: Supervisor, frees_room: bool
+) -> None:
+    command_id = launch(supervisor)
+    seconds = 0.0
+    with closing(open_commander(workspace.database)) as client:
+        client.execute("PRAGMA query_only = ON")
+
+        def pause(_: float) -> None:
+            nonlocal seconds
+            seconds += 1.0
+            if frees_room and seconds > 5.0:
+                client.execute("PRAGMA query_only = OFF")
+
+        if frees_room:
+            assert commands.wait_for_answer(client, command_id, 2.0, clock=lambda: seconds, pause=pause) is None
+        else:
+            with pytest.raises(commands.NotWithdrawnError):
+                commands.wait_for_answer(client, command_id, 2.0, clock=lambda: seconds, pause=pause)
+    assert len(commands.pending(supervisor.connection)) == (0 if frees_room else 1)
+
+
+def full(*_args: object, **_options: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_command_whose_write_fails_holds_up_no_other_and_is_refused_in_the_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(dispatch.HANDLERS, "restart", full)
+    failing = commands.submit(supervisor.connection, "restart", "demo-1", {}, "me", now=NOW)
+    other = commands.submit(supervisor.connection, "queue_pause", None, {}, "me", now=NOW)
+    assert dispatch.answer_all(supervisor) == 1
+    paused = commands.answer(supervisor.connection, other)
+    assert paused is not None and paused.state == "done"
+    assert commands.answer(supervisor.connection, failing) is None
+    wait_until(lambda: dispatch.answer_all(supervisor), what="the refusal")
+    answer = commands.answer(supervisor.connection, failing)
+    assert answer is not None and answer.state == "refused" and "disk is full" in (answer.reason or "")
+    assert dispatch.answer_all(supervisor) == 0 and not supervisor.failed_writes
+
+
+def test_a_command_that_cannot_even_be_refused_is_not_done_later(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_id = launch(supervisor)
+    with monkeypatch.context() as patched:
+        patched.setattr(commands, "give_answer", full)
+        for _ in range(5):
+            assert dispatch.answer_all(supervisor) == 0
+    assert dispatch.answer_all(supervisor) == 1
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused"
+    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("verb", [*dispatch.HANDLERS, "nonsense"])
+@pytest.mark.parametrize("args", ['{"set": 5}', '{"set": ["steps"]}', "[]", "garbage", '{"ticket": 5, "name": []}'])
+def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: str) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    move(supervisor, "failed")
+    supervisor.connection.execute(
+        "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, 'demo-1', ?, 'me')",
+        (NOW, verb, args),
+    )
+    wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="an answer")
+    assert dispatch.answer_all(supervisor) == 0
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_name_that_is_not_utf8_holds_up_no_command(supervisor: Supervisor, tmp_path: Path, is_there: bool) -> None:
+    first = resumable(supervisor)
+    commands.give_answer(supervisor.connection, first, "refused", now=NOW, reason="not answered in time")
+    path = tmp_path / os.fsdecode(b"\xff.pt")
+    if is_there:
+        with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("weights", "w")
+    odd = commands.submit(supervisor.connection, "resume", "demo-1", {"from": str(path)}, "me", now=NOW)
+    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
+    wait_until(lambda: dispatch.answer_all(supervisor) and commands.answer(supervisor.connection, odd), what="it")
+    for command_id in (odd, other):
+        answer = commands.answer(supervisor.connection, command_id)
+        assert answer is not None and answer.state == "refused"
+
+
+def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
+    """A failed run with a checkpoint, and the command to resume it."""
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    move(supervisor, "failed")
+    folder = supervisor.workspace.run_dir("demo-1") / "checkpoints"
+    folder.mkdir()
+    now = time.time()
+    supervisor.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, last_step) "
+        "VALUES ('demo-1', 1, 'failed', '{}', '[]', '{}', ?, ?, 5)",
+        (now - 100, now + 100),
+    )
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("weights", "w")
+    return commands.submit(supervisor.connection, "resume", "demo-1", {}, "me", now=NOW)
+
+
+def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_id = resumable(supervisor)
+    may_end = threading.Event()
+    for_person = dispatch.for_person
+
+    def slow(search: Search, path: Path | None) -> Choice:
+        may_end.wait(30)
+        return for_person(search, path)
+
+    monkeypatch.setattr(dispatch, "for_person", slow)
+    assert dispatch.answer_all(supervisor) == 0 and supervisor.is_busy()
+    assert dispatch.answer_all(supervisor) == 0 and len(supervisor.searches) == 1
+    assert commands.answer(supervisor.connection, command_id) is None
+    # What else is asked meanwhile is answered.
+    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
+    assert dispatch.answer_all(supervisor) == 1
+    assert (answer := commands.answer(supervisor.connection, other)) is not None and answer.state == "refused"
+    may_end.set()
+    wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="the resume")
+    assert (answer := commands.answer(supervisor.connection, command_id)) is not None and answer.state == "done"
+    [resume_from] = supervisor.connection.execute("SELECT resume_from FROM runs").fetchone()
+    assert resume_from.endswith("step_1.pt")
+    dispatch.answer_all(supervisor)
+    assert not supervisor.searches
+
+
+def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(dispatch, "for_person", lambda search, path: may_end.wait(30) and None)
+    command_id = resumable(supervisor)
+    assert dispatch.answer_all(supervisor) == 0
+    commands.give_answer(supervisor.connection, command_id, "refused", now=NOW, reason="not answered in time")
+    assert dispatch.answer_all(supervisor) == 0
+    assert not supervisor.searches
+    may_end.set()
+    assert supervisor.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
+
+
+def test_a_search_that_meets_something_unforeseen_is_a_refusal(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_search: Search, _path: Path | None) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(dispatch, "for_person", broken)
+    command_id = resumable(supervisor)
+    wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="an answer")
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "ValueError" in (answer.reason or "")
+
+
+def test_a_resume_whose_checkpoints_cannot_be_reached_is_refused_in_the_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, now = threading.Event(), [0.0]
+    supervisor.jobs.clock = lambda: now[0]
+    monkeypatch.setattr(dispatch, "for_person", lambda search, path: may_end.wait(30) and None)
+    command_id = resumable(supervisor)
+    assert dispatch.answer_all(supervisor) == 0
+    now[0] = dispatch.SEARCH_SECONDS + 1
+    assert dispatch.answer_all(supervisor) == 1
+    may_end.set()
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "checkpoints" in (answer.reason or "")
+
+
+@pytest.mark.parametrize("change", [{"api_key": "another"}, {"steps": "with a [redacted] in it"}])
+def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor, change: dict[str, str]) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    move(supervisor, "failed")
+    command_id = commands.submit(supervisor.connection, "resume", "demo-1", {"set": change}, "me", now=NOW)
+    dispatch.answer_all(supervisor)
+    answer = commands.answer(supervisor.connection, command_id)
+    assert answer is not None and answer.state == "refused" and "secret" in (answer.reason or "")
+    stored = json.dumps(supervisor.connection.execute("SELECT spec, params FROM runs").fetchall())
+    assert "quite-a-secret" not in stored and "hush-hush" not in stored
+
+
+def test_a_command_counts_though_the_bell_cannot_be_rung(workspace: Workspace, supervisor: Supervisor) -> None:
+    workspace.runs.rmdir()
+    command_id = commands.submit(
+        supervisor.connection, "stop", "demo-1", {}, "me", now=NOW, doorbell=workspace.doorbell
+    )
+    assert [command.command_id for command in commands.pending(supervisor.connection)] == [command_id]
+
+
+def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Supervisor) -> None:
+    for _ in range(3):
+        launch(supervisor)
+    dispatch.answer_all(supervisor)
+    connection = supervisor.connection
+
+    def order() -> list[str]:
+        return [entry.run_id for entry in queue.entries(connection)]
+
+    def ask(run_id: str, place: str) -> commands.CommandAnswer:
+        command_id = commands.submit(connection, "queue_move", run_id, {"place": place}, "me", now=NOW)
+        dispatch.answer_all(supervisor)
+        found = commands.answer(connection, command_id)
+        assert found is not None
+        return found
+
+    assert order() == ["demo-1", "demo-2", "demo-3"]
+    answer = ask("demo-3", "up")
+    assert answer.result is not None and answer.result["position"] == 2
+    assert order() == ["demo-1", "demo-3", "demo-2"]
+    assert ask("demo-3", "down").state == "done" and order() == ["demo-1", "demo-2", "demo-3"]
+    assert ask("demo-3", "down").state == "done" and order() == ["demo-1", "demo-2", "demo-3"]
+    connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'demo-1'")
+    refused = ask("demo-1", "up")
+    assert refused.state == "refused" and "no place in the queue" in str(refused.reason)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "reason"),
+    [
+        ("alert_ack", {"ids": [7]}, "there is no alert 7"),
+        ("alert_ack", {"ids": [True]}, "there is no alert True"),
+        ("alert_ack", {"ids": 7}, "say which alerts"),
+        ("alert_silence", {"id": 7, "seconds": 60}, "there is no alert 7"),
+        ("alert_silence", {"rule": "diskk", "seconds": 60}, "there is no rule 'diskk'"),
+        ("alert_silence", {"rule": "disk", "seconds": -1}, "say for how long"),
+        ("alert_silence", {"rule": "disk", "seconds": 1e9}, "say for how long"),
+        ("alert_silence", {"rule": "disk"}, "say for how long"),
+    ],
+)
+def test_commands_about_alerts_that_are_not_there(
+    supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
+) -> None:
+    number = commands.submit(supervisor.connection, verb, None, args, "me", now=NOW)
+    dispatch.answer_all(supervisor)
+    answer = commands.answer(supervisor.connection, number)
+    assert answer is not None and answer.state == "refused" and reason in str(answer.reason)
+
+
+def test_all_alerts_are_noted_as_seen_at_once(supervisor: Supervisor) -> None:
+    values = {
+        "severity": "warning", "subject_kind": "host", "subject_id": "", "subject_name": "the host", "raised_at": NOW,
+        "unit": "%", "sentence": "full", "remedy": "remove runs",
+    }  # fmt: skip
+    for rule in ("disk", "shm"):
+        alerts.raise_alert(supervisor.connection, {**values, "rule": rule})
+    for said in ("noted as seen: 2 alerts", "there is none that nobody has seen"):
+        number = commands.submit(supervisor.connection, "alert_ack", None, {"ids": None}, "me", now=NOW)
+        dispatch.answer_all(supervisor)
+        answer = commands.answer(supervisor.connection, number)
+        assert answer is not None and answer.result is not None and answer.result["text"] == said
+    assert {one.acknowledged_by for one in alerts.lasting(supervisor.connection)} == {"me"}

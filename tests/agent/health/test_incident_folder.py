@@ -1,0 +1,112 @@
+"""The folder of an incident's evidence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, Keepsake, incident_folder, keep, write
+from gputui.config import Workspace
+from gputui.recovery.classify import Incident
+from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord, LogTail
+from gputui.recovery.policy import Plan
+from tests.stores import open_store
+
+END = 1_790_000_000.0
+TOKEN = "hf_" + "a1B2" * 8
+
+
+@pytest.fixture
+def keepsake(workspace: Workspace) -> Keepsake:
+    run_dir = workspace.run_dir("job-1")
+    run_dir.mkdir()
+    with closing(open_store(workspace.database)) as connection:
+        for place in range(2):
+            connection.execute(
+                "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) "
+                "VALUES (?, ?, ?, 'x', 0, 0)",
+                (place + 1, f"GPU-{place}", place),
+            )
+            for second in range(-400, 401, 100):
+                connection.execute(
+                    "INSERT INTO gpu_sample_rows (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
+                    (END + second, place + 1),
+                )
+    tails = (
+        LogTail(None, "output", "torchrun says\n"),
+        LogTail(1, "stderr", "x" * (2 * LOG_CHARACTERS) + f"\nlogged in with {TOKEN}\n"),
+    )
+    evidence = Evidence(
+        ExitRecord(code=1), "torchrun", tails=tails, errors=(ErrorFile(1, f"no access with {TOKEN}", None, None),)
+    )
+    incident = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f", ("rank 1: CUDA out of memory",))
+    plan = Plan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
+    return Keepsake(run_dir, "job-1", 2, END, ("GPU-1",), evidence, incident, plan, workspace.database)
+
+
+def test_everything_is_there_and_no_secret(keepsake: Keepsake) -> None:
+    write(keepsake)
+    folder = incident_folder(keepsake.run_dir, 2)
+    assert folder == keepsake.run_dir / "incidents" / "2"
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+        "README.txt",
+        "decision.json",
+        "evidence.json",
+        "gpus.csv",
+        "logs/launcher-output.txt",
+        "logs/rank1-stderr.txt",
+    ]
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+        if path.is_file():
+            assert TOKEN not in path.read_text() and "hush-hush" not in path.read_text()
+    assert "rank 1 ran out of GPU memory" in (folder / "README.txt").read_text()
+    told = json.loads((folder / "decision.json").read_text())
+    assert told["incident"]["kind"] == "cuda_oom" and told["decision"]["params"]["batch_size"] == 12
+    found = json.loads((folder / "evidence.json").read_text())
+    assert found["exit"]["code"] == 1 and "tails" not in found
+    assert len((folder / "logs" / "rank1-stderr.txt").read_text()) <= LOG_CHARACTERS
+    assert (folder / "logs" / "rank1-stderr.txt").read_text().endswith("logged in with [redacted]\n")
+
+
+def test_the_gpus_of_the_run_around_its_end(keepsake: Keepsake) -> None:
+    write(keepsake)
+    with (incident_folder(keepsake.run_dir, 2) / "gpus.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["uuid"] for row in rows} == {"GPU-1"}
+    times = [float(row["at"]) - END for row in rows]
+    assert times == sorted(times) and times[0] == -AROUND_SECONDS and times[-1] == AROUND_SECONDS
+    assert rows[0]["power_watts"] == "300.0" and rows[0]["temperature_celsius"] == ""
+
+
+def test_all_logs_together_are_bounded(keepsake: Keepsake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputui.agent.health.incident_folder.ALL_LOGS_CHARACTERS", 20)
+    write(keepsake)
+    logs = list((incident_folder(keepsake.run_dir, 2) / "logs").iterdir())
+    assert sum(len(path.read_text()) for path in logs) <= 20 + len("[redacted]")
+
+
+def test_a_full_disk_costs_the_evidence_only(
+    keepsake: Keepsake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[Path] = []
+
+    def full(path: Path, text: str) -> None:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+
+    monkeypatch.setattr("gputui.agent.health.incident_folder.write_text", full)
+    keep(keepsake).join()
+    assert "the evidence of attempt 2 is incomplete: [Errno 28] No space left on device" in caplog.text
+
+
+def test_a_run_that_was_removed_meanwhile_does_not_come_back(keepsake: Keepsake) -> None:
+    keepsake.run_dir.rmdir()
+    keep(keepsake).join()
+    assert not keepsake.run_dir.exists()

@@ -1,0 +1,86 @@
+"""The last words of a hung attempt: kept whole enough to be of use, and without secrets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.health.incident_folder import LOG_CHARACTERS
+from gputui.agent.health.stack_dump import Conclusion
+from gputui.redaction import Redactor
+from gputui.runs.attempt_processes import AttemptProcess
+from gputui.runs.identity import ProcessIdentity, identify
+
+TOKEN = "hf_" + "a1B2" * 8
+SECRET = "correct-horse"
+# What py-spy prints, and a process that it may not look at.
+PY_SPY = f"""#!/bin/sh
+[ "$1 $2 $3" = "dump --nonblocking --pid" ] || exit 2
+if [ -e "$(dirname "$0")/forbidden" ]; then echo "Error: Permission Denied" >&2; exit 1; fi
+echo "Thread $4 (idle): \\"MainThread\\""
+echo "    login (train.py:7) with {TOKEN} of {SECRET}"
+"""
+
+Conclude = Callable[[], dict[str, str]]
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[ProcessIdentity]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", SECRET]) as process:
+        found = identify(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+@pytest.fixture
+def conclude(hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conclude:
+    """Concludes an attempt of one hung process; what is kept, by file."""
+    attempt, folder, programs = tmp_path / "attempt", tmp_path / "incidents" / "1-hang", tmp_path / "bin"
+    attempt.mkdir()
+    (attempt / "output.log").write_text("step\n" * LOG_CHARACTERS + f"{TOKEN} and {SECRET}\nmost recent call\n")
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+
+    def run() -> dict[str, str]:
+        over = threading.Event()
+        Conclusion([AttemptProcess(hung)], attempt, folder, Redactor([SECRET]), over.set)
+        assert over.wait(30)
+        assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+        kept = {path.name: path.read_text() for path in folder.iterdir()}
+        assert not any(TOKEN in text or SECRET in text for text in kept.values())
+        return kept
+
+    return run
+
+
+def install_py_spy(folder: Path) -> None:
+    program = folder / "py-spy"
+    program.write_text(PY_SPY)
+    program.chmod(0o755)
+
+
+def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
+    hung: ProcessIdentity, conclude: Conclude, tmp_path: Path
+) -> None:
+    install_py_spy(tmp_path / "bin")
+    kept = conclude()
+    assert set(kept) == {"processes.txt", "stacks.txt", f"stack-{hung.pid}.txt", "000-launcher-output.txt"}
+    assert f"Thread {hung.pid} (idle)" in kept[f"stack-{hung.pid}.txt"]
+    assert kept["stacks.txt"] == f"{hung.pid}: stack-{hung.pid}.txt\n"
+    assert str(hung.pid) in kept["processes.txt"] and "time.sleep" in kept["processes.txt"]
+    assert kept["000-launcher-output.txt"].endswith("most recent call\n")
+    assert len(kept["000-launcher-output.txt"]) == LOG_CHARACTERS
+
+
+def test_why_there_are_no_stacks_by_py_spy_is_said(hung: ProcessIdentity, conclude: Conclude, tmp_path: Path) -> None:
+    assert conclude()["stacks.txt"].startswith("py-spy is not installed; ")
+    install_py_spy(tmp_path / "bin")
+    (tmp_path / "bin/forbidden").touch()
+    assert conclude()["stacks.txt"] == f"{hung.pid}: py-spy cannot look at it: Error: Permission Denied\n"

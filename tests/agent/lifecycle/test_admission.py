@@ -1,0 +1,196 @@
+"""The way from the queue to an attempt, where GPUs that a run held are gone."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.error_barrier import Guard
+from gputui.agent.lifecycle.admission import MISSING_SECONDS, Starting
+from gputui.agent.lifecycle.release import Draining
+from gputui.agent.lifecycle.shim_python import ShimPython
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.metrics.ingest import MetricsIngest
+from gputui.runs import repository
+from gputui.runs.gpu_locks import GpuLocks
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store import queries
+from tests.stores import open_store
+
+NOW = 1_790_000_000.0
+UUIDS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+
+
+class Bench:
+    """A run of four GPUs that goes on after an incident, and what becomes of it. ``clock`` is monotonic."""
+
+    def __init__(self, connection: sqlite3.Connection, workspace: Workspace, policy: str, min_gpus: int | None) -> None:
+        self.connection = connection
+        self.clock = 1000.0
+        # Simulated GPUs: their locks are in this home.
+        workspace.scenario.touch()
+        self.started: list[AttemptRecord] = []
+        self.recorder = Recorder(connection, workspace.runs, lambda: NOW)
+        self.starting = Starting(
+            connection,
+            workspace,
+            MetricsIngest(connection),
+            self.recorder,
+            Guard(connection, lambda: NOW, lambda: self.clock),
+            Draining(connection, workspace.runs, self.recorder, GpuLocks((), None), lambda: NOW, lambda: self.clock),
+            lambda: NOW,
+            lambda: self.clock,
+            lambda record, _locks: self.started.append(record),
+            lambda _run: True,
+        )
+        spec = RunSpec(
+            name="a", launcher="torchrun", program=("x.py",), python="/p", workdir="/", nproc=4,
+            recovery={"policy": policy},
+            params={"batch_size": 8, "grad_accum": 3}, gpus=GpuRequest(4, min_count=min_gpus),
+        )  # fmt: skip
+        folder = workspace.run_dir("a-1")
+        folder.mkdir()
+        write_spec(folder / SPEC_FILE, spec)
+        with transaction(connection):
+            repository.insert_run(
+                connection, run_id="a-1", sequence=1, name="a", spec=spec, params=spec.params, now=NOW, actor="me"
+            )
+            for target in (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED):
+                repository.move(connection, self.run(), target, cause="test", now=NOW)
+            repository.set_next_attempt(connection, "a-1", params=spec.params, resume_from=None, not_before=NOW)
+            repository.take_leases(connection, "a-1", UUIDS, NOW)
+
+    def run(self) -> RunRecord:
+        found = repository.get_run(self.connection, "a-1")
+        assert found is not None
+        return found
+
+    def see(self, *uuids: str, problem: str | None = None) -> None:
+        facts = tuple(GpuFacts(uuid, int(uuid[-1]), "H200") for uuid in uuids)
+        self.recorder.take([Inventory(NOW, "nvml", "580.95", facts, problem=problem)])
+        self.recorder.take([FastTick(NOW, tuple(GpuSample(uuid, state="ok") for uuid in uuids))])
+
+    def turn(self, after_seconds: float = 0.0) -> None:
+        self.clock += after_seconds
+        self.starting.turn()
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    with closing(open_store(workspace.database)) as made:
+        yield made
+
+
+def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows_it(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    bench = Bench(connection, workspace, "standard", min_gpus=2)
+    bench.see(*UUIDS[:3])
+    bench.turn()
+    assert bench.started == [] and "GPU-3 is missing" in (bench.run().waiting_for or "")
+    bench.turn(MISSING_SECONDS)
+    bench.turn()
+    (attempt,) = bench.started
+    assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
+    assert "--nproc-per-node=3" in attempt.launch.argv
+    assert bench.run().gpu_count == 3 and set(repository.leases(connection)) == set(UUIDS[:3])
+    assert any("went on with 3 of 4 GPUs, without GPU-3" in one.message for one in queries.events(connection))
+
+
+@pytest.mark.parametrize(("policy", "min_gpus"), [("standard", None), ("standard", 4), ("restart-only", 2)])
+def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
+    workspace: Workspace, connection: sqlite3.Connection, policy: str, min_gpus: int | None
+) -> None:
+    bench = Bench(connection, workspace, policy, min_gpus)
+    bench.see(*UUIDS[:3])
+    bench.turn()
+    bench.turn(MISSING_SECONDS - 1)
+    assert bench.run().state is RunState.QUEUED
+    bench.turn(1)
+    assert bench.run().state is RunState.FAILED and bench.started == []
+    assert "GPU-3 is missing" in queries.events(connection)[-1].message
+    assert repository.leases(connection) == {}
+
+
+def test_a_driver_that_does_not_answer_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    bench.see(problem="the driver is not loaded")
+    bench.turn()
+    bench.turn(10 * MISSING_SECONDS)
+    assert bench.run().state is RunState.QUEUED
+    assert "the driver is not loaded" in (bench.run().waiting_for or "")
+    bench.see(*UUIDS)
+    bench.turn()
+    assert bench.started[0].gpus == UUIDS
+
+
+def test_a_lost_lease_is_given_up_with_the_attempt_that_does_without(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    bench.see("GPU-0", "GPU-1", "GPU-2", "GPU-4", "GPU-5")
+    bench.turn()
+    assert bench.started[0].gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-4")
+    assert set(repository.leases(connection)) == {"GPU-0", "GPU-1", "GPU-2", "GPU-4"}
+    (told,) = [one for one in queries.events(connection) if one.severity == "warning"]
+    assert "GPU-3 is missing" in told.message and "given up" in told.message
+
+
+def test_a_queue_of_a_thousand_runs_without_gpus_is_not_started_at_once(
+    workspace: Workspace, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    bench.see(*UUIDS)
+    bench.turn()
+    spec = RunSpec(name="c", launcher="python", program=("x.py",), python="/p", workdir="/")
+    with transaction(connection):
+        for number in range(1, 1001):
+            repository.insert_run(
+                connection,
+                run_id=f"c-{number}",
+                sequence=number + 1,
+                name="c",
+                spec=spec,
+                params={},
+                now=NOW,
+                actor="me",
+            )
+    for number in range(1, 41):
+        workspace.run_dir(f"c-{number}").mkdir()
+        write_spec(workspace.run_dir(f"c-{number}") / SPEC_FILE, spec)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(20)))
+    for _ in range(3):
+        bench.turn()
+    assert [record.run_id for record in bench.started] == ["a-1", *(f"c-{number}" for number in range(1, 21))]
+    waiting = connection.execute("SELECT count(*) FROM runs WHERE waiting_for LIKE 'waits: 20 ranks%'").fetchone()
+    assert waiting == (980,)
+
+
+def test_a_run_waits_with_the_reason_while_no_python_can_start_it(
+    workspace: Workspace, connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    own = tmp_path / "python"
+    own.symlink_to(sys.executable)
+    bench = Bench(connection, workspace, "standard", None)
+    bench.starting.python = ShimPython(str(own), lambda: iter(()))
+    bench.see(*UUIDS)
+    own.unlink()
+    for _ in range(3):
+        bench.turn()
+    assert bench.started == [] and connection.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
+    assert str(own) in (bench.run().waiting_for or "")
+    (told,) = queries.events(connection)
+    assert told.severity == "warning" and "install gputui again" in told.message
+    own.symlink_to(sys.executable)
+    bench.turn()
+    assert len(bench.started) == 1

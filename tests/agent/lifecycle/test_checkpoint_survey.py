@@ -1,0 +1,346 @@
+"""The agent's side of the ledger: what living attempts write, what is pruned, what changed since it was chosen, and
+homes that are older than the ledger."""
+
+from __future__ import annotations
+
+import io
+import os
+import sqlite3
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.jobs import Jobs
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
+from gputui.agent.lifecycle.preconditions import prune
+from gputui.agent.lifecycle.resume_check import ResumeChecks
+from gputui.config import Workspace
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery import checkpoint_search
+from gputui.recovery.checkpoint_search import Search, for_person, surveyed, trouble_began
+from gputui.recovery.checkpoints import look_in
+from gputui.runs import repository
+from gputui.runs.command import Launch
+from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
+from gputui.store import checkpoints
+from tests.conftest import wait_until
+from tests.stores import open_store
+
+HOUR = 3600.0
+
+
+class Bench:
+    """A run whose attempts lived at given hours, in a folder of its own."""
+
+    def __init__(self, workspace: Workspace, pattern: str = "*.pt") -> None:
+        self.workspace = workspace
+        self.connection: sqlite3.Connection = open_store(workspace.database)
+        self.clock = 0.0
+        self.begin = time.time() - 100 * HOUR
+        self.folder = workspace.run_dir("a-1") / "checkpoints"
+        self.folder.mkdir(parents=True)
+        self.jobs = Jobs(lambda: None, lambda: self.clock)
+        self.given_up: list[str] = []
+        spec = RunSpec(
+            name="a", launcher="python", program=("x.py",), python="/p", workdir="/",
+            metrics=(MetricsSpec("jsonl", "/m"),),
+            checkpoints=CheckpointSpec("{run_dir}/checkpoints", pattern, ("--resume", "{checkpoint}")),
+        )  # fmt: skip
+        with transaction(self.connection) as connection:
+            repository.insert_run(
+                connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=self.begin, actor="me"
+            )
+
+    def run(self) -> RunRecord:
+        found = repository.get_run(self.connection, "a-1")
+        assert found is not None
+        return found
+
+    def attempt(
+        self, number: int, begun: float, ended: float | None, base: str | None = None, *, steps: int | None = 1
+    ) -> AttemptRecord:
+        """An attempt between two hours since the begin."""
+        with transaction(self.connection) as connection:
+            path = None if base is None else str(self.folder / base)
+            repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
+            repository.insert_attempt(
+                connection, self.run(), number=number, gpus=(), launch=Launch(("x",), {}, "/", 1.0),
+                now=self.begin + begun * HOUR,
+            )  # fmt: skip
+            checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder)
+            connection.execute(
+                "UPDATE attempts SET ended_at = ?, first_step = ?, last_step = ? WHERE number = ?",
+                (None if ended is None else self.begin + ended * HOUR, steps, steps, number),
+            )
+        record = repository.get_attempt(self.connection, "a-1", number)
+        assert record is not None
+        return record
+
+    def save(self, name: str, at: float, data: bytes | None = None) -> Path:
+        """A checkpoint that was written at this hour."""
+        path = self.folder / name
+        path.write_bytes(archive() if data is None else data)
+        os.utime(path, (self.begin + at * HOUR,) * 2)
+        return path
+
+    def search(self) -> Search:
+        found = search_of(self.connection, self.workspace, self.run(), time.time())
+        assert found is not None
+        return found
+
+    def look(self) -> tuple[str, ...]:
+        """Enter what lies there; the names that may be resumed from, the best first."""
+        search = self.search()
+        with transaction(self.connection) as connection:
+            checkpoint_survey.write(connection, search, surveyed(search), time.time())
+        now = self.search()
+        return tuple(row.name for row in ledger.candidates(now.rows, now.attempts))
+
+    def events(self) -> list[str]:
+        return [row[0] for row in self.connection.execute("SELECT message FROM events ORDER BY event_id")]
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("weights", "w" * 40)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def bench(workspace: Workspace) -> Iterator[Bench]:
+    made = Bench(workspace)
+    yield made
+    made.connection.close()
+
+
+# --- while an attempt lives -------------------------------------------------------------------------------------------
+
+
+def surveys(bench: Bench) -> CheckpointSurveys:
+    return CheckpointSurveys(bench.connection, bench.workspace, bench.jobs, time.time, lambda: bench.clock)
+
+
+def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], seconds: float) -> None:
+    """Let so many seconds pass, then turn until this is so."""
+    bench.clock += seconds
+
+    def try_it() -> bool:
+        turn()
+        return bool(until())
+
+    wait_until(try_it, what="the turn")
+
+
+def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
+    record, living = bench.attempt(1, 1.0, None), surveys(bench)
+    living.turn([record])
+    assert not bench.jobs.is_busy
+    at = bench.begin + 2.0 * HOUR
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    for place, (step, when) in enumerate(((7, at - 5.0), (8, at + 5.0))):
+        bench.connection.execute("INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{}')", (source, place, step, when))
+    bench.save("step_5000.pt", 2.0)
+    bench.save("earlier.pt", 0.5)
+    turned(bench, lambda: living.turn([record]), lambda: checkpoints.of_run(bench.connection, "a-1"), 11.0)
+    assert {row.name: (row.origin, row.step) for row in checkpoints.of_run(bench.connection, "a-1")} == {
+        "step_5000.pt": ("run", 7),
+        "earlier.pt": ("foreign", None),
+    }
+
+
+def test_newer_ones_of_others_do_not_make_those_that_are_known_go_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.attempt(1, 1.0, 2.0)
+    bench.save("mine.pt", 1.5)
+    assert bench.look() == ("mine.pt",)
+    monkeypatch.setattr(checkpoint_search, "MOST_FOUND", 3)
+    for number in range(3):
+        bench.save(f"other-{number}.pt", 3.0 + number)
+    monkeypatch.setattr(checkpoint_search, "look_in", lambda folder, pattern: look_in(folder, pattern, 3))
+    assert bench.look() == bench.look() == ("mine.pt",)
+
+
+def test_numbers_that_go_wrong_in_a_later_epoch_leave_those_of_the_epochs_before(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 4.0)
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    for place in range(28):
+        # Two epochs of ten lines, and of the third eight: an hour is an epoch, and step 3 of the third goes wrong.
+        line = (source, place, place % 10 + 1, bench.begin + (1.0 + place / 10) * HOUR)
+        bench.connection.execute("INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{}')", line)
+    for name, at in (("epoch_1.pt", 1.95), ("epoch_2.pt", 2.95), ("later.pt", 3.5)):
+        bench.save(name, at)
+    assert bench.look() == ("later.pt", "epoch_2.pt", "epoch_1.pt")
+    search = bench.search()
+    began_at = trouble_began(search, 1, 3)
+    assert began_at is not None and abs(began_at - (bench.begin + 3.2 * HOUR)) < 5.0
+    rows = ledger.attempt_ended(search.rows, search.attempts, 1, "nan_loss", 3, began_at)
+    assert [row.name for row in ledger.candidates(rows, search.attempts)] == ["epoch_2.pt", "epoch_1.pt"]
+
+
+def test_a_folder_that_does_not_answer_holds_up_nobody_and_is_told_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(checkpoint_survey, "surveyed", lambda _search: may_end.wait(30))
+    record, living = bench.attempt(1, 1.0, None), surveys(bench)
+    living.turn([record])
+    for _ in range(3):
+        bench.clock += checkpoint_survey.SURVEY_SECONDS + 1
+        living.turn([record])
+        bench.clock += checkpoint_survey.DEADLINE_SECONDS + 1
+        living.turn([record])
+    may_end.set()
+    assert len([text for text in bench.events() if str(bench.folder) in text]) == 1
+
+
+def test_names_that_contradict_the_times_are_told_once(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 9.0)
+    bench.save("step_90.pt", 2.0)
+    bench.save("step_50.pt", 3.0)
+    assert bench.look() == bench.look() == ("step_50.pt", "step_90.pt")
+    assert len([text for text in bench.events() if "step_50.pt is newer than step_90.pt" in text]) == 1
+    assert prune(bench.search(), keep=1) == []
+
+
+# --- pruning ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_older_by_the_ledger_is_pruned(bench: Bench) -> None:
+    """(e): neither the number of an epoch nor that of a loss says which is old."""
+    for name, at in (
+        ("epoch=1-val_loss=0.93.pt", 2.0), ("epoch=2-val_loss=0.90.pt", 3.0), ("best.pt", 3.5),
+        ("epoch=5-val_loss=0.40.pt", 4.0), ("epoch=9-val_loss=0.12.pt", 5.0),
+    ):  # fmt: skip
+        bench.save(name, at)
+    bench.save("epoch=10-val_loss=0.11.pt", 6.0, b"PK\x03\x04 cut short")
+    theirs = bench.save("epoch=0-val_loss=9.99.pt", 0.5)
+    bench.attempt(1, 1.0, 9.0)
+    bench.look()
+    (bench.folder / "epoch=2-val_loss=0.90.pt.sha256").write_text("")
+    assert prune(bench.search(), keep=9) == []
+    (bench.folder / "epoch=2-val_loss=0.90.pt.sha256").unlink()
+    kept = str(bench.folder / "epoch=1-val_loss=0.93.pt")
+    removed = prune(bench.search(), keep=2, resume_from=kept)
+    assert [path.name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
+
+
+def test_what_was_left_or_is_in_doubt_is_no_ground_to_prune(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 3.0)
+    for step, at in ((10, 1.5), (20, 2.0), (30, 2.5)):
+        bench.save(f"step_{step}.pt", at)
+    bench.look()
+    bench.attempt(2, 4.0, 5.0, "step_30.pt", steps=None)
+    search = bench.search()
+    with transaction(bench.connection) as connection:
+        rows = ledger.attempt_ended(search.rows, search.attempts, 2, "user_exception")
+        checkpoint_survey.write(connection, search, rows, 0.0)
+    assert bench.look() == ("step_20.pt", "step_10.pt", "step_30.pt")
+    assert [path.name for path in prune(bench.search(), keep=1)] == ["step_10.pt"]
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_that_is_older_than_the_ledger_can_be_resumed(bench: Bench) -> None:
+    """Nothing was entered while these attempts lived: rolled back to step 20 after a NaN at step 40, then killed."""
+    for number, begun, base in ((1, 1.0, None), (2, 4.0, "step_20.pt")):
+        bench.attempt(number, begun, begun + 2.0, base, steps=60)
+    bench.connection.execute("DELETE FROM checkpoints")
+    bench.connection.execute("UPDATE attempts SET checkpoint_folder = NULL")
+    bench.connection.execute(
+        "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) "
+        "VALUES ('a-1', 1, 1.0, 'nan_loss', 40, '', '', '[]')"
+    )
+    for step, at in ((10, 1.5), (20, 2.0), (50, 2.5), (60, 0.5)):
+        bench.save(f"step_{step}.pt", at)
+    bench.save("step_30.pt", 5.0)
+    choice = for_person(bench.search(), None)
+    assert [info.path.name for info in choice.usable] == ["step_30.pt"]
+    assert {row.name: row.origin for row in choice.rows}["step_60.pt"] == "foreign"
+    assert {row.origin for row in choice.rows} == {"rebuilt", "foreign"}
+    assert [row.name for row in ledger.candidates(choice.rows, bench.search().attempts)] == [
+        "step_30.pt", "step_20.pt", "step_10.pt",
+    ]  # fmt: skip
+
+
+# --- between the choice and the start ---------------------------------------------------------------------------------
+
+
+def checks(bench: Bench) -> ResumeChecks:
+    return ResumeChecks(
+        bench.connection, bench.workspace, bench.jobs,
+        lambda _run, why: bench.given_up.append(why), time.time, lambda: bench.clock,
+    )  # fmt: skip
+
+
+def chosen(bench: Bench, name: str) -> None:
+    with transaction(bench.connection) as connection:
+        repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(bench.folder / name), not_before=None)
+
+
+def decided(bench: Bench, checking: ResumeChecks) -> bool:
+    """Whether it may start, once its file was looked at."""
+    first = checking.may_start(bench.run())
+    if first or not checking.under_way:
+        return first
+    wait_until(checking.is_one_over, what="the look")
+    return checking.may_start(bench.run())
+
+
+def test_a_checkpoint_that_is_as_it_was_is_begun_from(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 3.0)
+    bench.save("step_10.pt", 2.0)
+    bench.look()
+    chosen(bench, "step_10.pt")
+    assert decided(bench, checks(bench)) and not bench.events()
+
+
+@pytest.mark.parametrize("remains", [True, False])
+def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(bench: Bench, remains: bool) -> None:
+    bench.attempt(1, 1.0, 3.0)
+    if remains:
+        bench.save("step_10.pt", 2.0)
+    bench.save("last.pt", 2.5)
+    bench.look()
+    chosen(bench, "last.pt")
+    bench.save("last.pt", 4.0)
+    checking = checks(bench)
+    assert not decided(bench, checking)
+    if remains:
+        assert bench.run().resume_from == str(bench.folder / "step_10.pt") and checking.may_start(bench.run())
+        assert "last.pt" in bench.events()[-1]
+    else:
+        assert len(bench.given_up) == 1 and "last.pt" in bench.given_up[0]
+
+
+def test_one_that_cannot_be_looked_at_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gputui.agent.lifecycle import resume_check
+
+    bench.attempt(1, 1.0, 3.0)
+    bench.save("step_10.pt", 2.0)
+    bench.look()
+    chosen(bench, "step_10.pt")
+    checking = checks(bench)
+
+    def away(*_: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume_check, "again", away)
+        assert not decided(bench, checking)
+    assert "Stale file handle" in (bench.run().waiting_for or "")
+    assert not checking.may_start(bench.run()) and not checking.under_way
+    bench.clock += resume_check.CHECKED_SECONDS
+    assert decided(bench, checking)

@@ -1,0 +1,51 @@
+"""What stands in the way on each GPU, and whether waiting helps."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from gputui.agent.lifecycle.gpu_availability import standings
+from gputui.agent.lifecycle.scheduler import GpuStanding
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.store.quarantine import quarantine
+from tests.stores import open_store
+
+NOW = 1_790_000_000.0
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    with closing(open_store(workspace.database)) as made:
+        yield made
+
+
+def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str]) -> dict[int, GpuStanding]:
+    """Seven GPUs: well, in quarantine, lost, drained, split, a stranger's, and one that was not read."""
+    recorder = Recorder(connection, workspace.runs, lambda: NOW)
+    assert standings(connection, recorder, draining) is None
+    facts = [GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30, mig_mode=i == 4) for i in range(7)]
+    samples = [GpuSample(f"GPU-{i}", state="lost" if i == 2 else "ok", memory_used_bytes=1 << 30) for i in range(6)]
+    stranger = GpuProcess(pid=1, kind="C", user="bob", memory_bytes=2 << 30)
+    recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts)), FastTick(NOW, tuple(samples))])
+    recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,)})])
+    found = standings(connection, recorder, draining)
+    assert found is not None
+    return {gpu.index: gpu for gpu in found}
+
+
+def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
+    quarantine(connection, ["GPU-1"], run_id="a-1", attempt=1, reason="GPU memory error", now=NOW)
+    found = look(connection, workspace, {"GPU-3"})
+    assert [index for index, gpu in found.items() if gpu.is_settling] == [3, 6]
+    words = [None, "is in quarantine", "is lost", "still holds memory", "is split by MIG", "is used by bob", "not been"]
+    for index, word in enumerate(words):
+        obstacle = found[index].obstacle
+        assert obstacle is None if word is None else word in (obstacle or ""), index
+    assert [index for index, gpu in found.items() if gpu.out_of_service] == [1, 2, 4]
+    assert found[0].free_bytes == 79 << 30 and found[6].free_bytes is None

@@ -1,0 +1,63 @@
+"""The GPUs of an attempt that has ended are free only when none of its processes is left."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+
+from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, Draining
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.runs import repository
+from gputui.runs.gpu_locks import GpuLocks
+from gputui.runs.identity import identify
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec
+from gputui.runs.states import RunState
+from tests.stores import open_store
+
+NOW = 1_790_000_000.0
+
+
+def ended_run(connection: sqlite3.Connection) -> None:
+    spec = RunSpec(name="a", launcher="command", program=("x",), workdir="/")
+    with transaction(connection):
+        repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=NOW, actor="me")
+        repository.take_leases(connection, "a-1", ["GPU-1"], NOW)
+        run = repository.get_run(connection, "a-1")
+        assert run is not None
+        repository.move(connection, run, RunState.FAILED, cause="unkillable", now=NOW)
+
+
+def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspace: Workspace) -> None:
+    """Known by the list of its shim alone: it may be another user's, or have wiped its environment."""
+    connection = open_store(workspace.database)
+    ended_run(connection)
+    clock = [0.0]
+    recorder = Recorder(connection, workspace.runs, lambda: NOW)
+    (workspace.state / "locks").mkdir()
+    here = GpuLocks((workspace.state / "locks",), None)
+    draining = Draining(connection, workspace.runs, recorder, here, lambda: NOW, lambda: clock[0])
+    folder = workspace.run_dir("a-1") / "attempts" / "1"
+    folder.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        entry = {"pid": identity.pid, "start_ticks": identity.start_ticks, "rank": None, "local_world_size": None}
+        (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
+        draining.begin("a-1", 1, {"GPU-1": None})
+        assert draining.next_look_seconds() == LOOK_SECONDS
+        for _ in range(3):
+            clock[0] += DEADLINE_SECONDS + 1
+            assert not draining.turn()
+        assert repository.leases(connection) == {"GPU-1": "a-1"} and draining.uuids() == {"GPU-1"}
+        assert draining.next_look_seconds() == HELD_LOOK_SECONDS
+        assert here.holder("GPU-1") is not None
+        process.kill()
+    clock[0] += DEADLINE_SECONDS + 1
+    assert draining.turn() and draining.next_look_seconds() is None
+    assert repository.leases(connection) == {} and here.holder("GPU-1") is None
+    events = connection.execute("SELECT message FROM events WHERE run_id = 'a-1'").fetchall()
+    assert len(events) == 1
+    connection.close()

@@ -1,0 +1,72 @@
+"""Telling somebody ends in time, whatever the command or the server does."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.notify.delivery import describe, post, run_command
+from gputui.recovery.policies import Notice
+from gputui.runs.identity import all_pids, identify
+from tests.conftest import wait_until
+
+MESSAGE = {"text": "it is over", "run_id": "r-1"}
+
+# Leaves a process behind that holds its standard error, and says where.
+LEAVES = """
+import pathlib, subprocess, sys, time
+left = subprocess.Popen(["sleep", "600"])
+pathlib.Path(sys.argv[1]).write_text(str(left.pid))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def notice(*command: str) -> Notice:
+    return Notice(command=command, webhook=None)
+
+
+def test_a_command_is_over_when_it_has_ended_whatever_it_left_in_the_background(tmp_path: Path) -> None:
+    run_command(notice(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "0"), MESSAGE, seconds=500)
+    left = int((tmp_path / "pid").read_text())
+    assert identify(left) is not None
+    subprocess.run(["kill", str(left)], check=True)
+
+
+def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    command = notice(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "60")
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        run_command(command, MESSAGE, seconds=2.0)
+    assert describe(caught.value) == "the command took longer than 2 s"
+    left = int((tmp_path / "pid").read_text())
+    wait_until(lambda: left not in all_pids() or identify(left) is None, what="the end of the process")
+
+
+def test_what_a_command_gets_and_what_it_says_last() -> None:
+    echo = "import json, sys; sys.exit(json.load(sys.stdin)['run_id'] + sys.argv[-1] + 'x' * 100000 + chr(10) + 'full')"
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run_command(notice(sys.executable, "-c", echo), MESSAGE)
+    assert describe(caught.value) == "the command ended with code 1: full"
+
+
+def test_a_server_that_answers_a_byte_at_a_time_is_not_waited_for() -> None:
+    enough = threading.Event()
+
+    def dribble(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client:
+            client.recv(4096)
+            while not enough.wait(0.1):
+                client.send(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=dribble, args=(server,), daemon=True).start()
+        told = Notice(command=(), webhook=f"http://127.0.0.1:{server.getsockname()[1]}/hook")
+        with pytest.raises(TimeoutError) as caught:
+            post(told, MESSAGE, seconds=0.5)
+        enough.set()
+    assert "no whole answer" in describe(caught.value)

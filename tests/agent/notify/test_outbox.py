@@ -1,0 +1,159 @@
+"""Messages are sent at least once, again where it fails, and not for ever."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.notify.outbox import AGAIN_SECONDS, Outbox
+from gputui.config import Workspace
+from gputui.recovery.policies import Notice
+from gputui.runs import notices
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE
+from gputui.store import alerts, queries
+from tests.stores import open_store
+
+# Appends its last argument to a file; fails while there is a file that says so.
+SCRIPT = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+with (folder / "told").open("a") as file:
+    file.write(sys.argv[-1] + "\\n")
+sys.exit("mailbox full" if (folder / "broken").exists() else 0)
+"""
+
+
+class Office:
+    """An outbox, a store and a folder in which what was told is written."""
+
+    def __init__(self, connection: sqlite3.Connection, workspace: Workspace, folder: Path) -> None:
+        self.connection, self.workspace, self.folder = connection, workspace, folder
+        self.now = 1000.0
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.outbox = self.another()
+
+    def another(self) -> Outbox:
+        return Outbox(self.connection, self.workspace, lambda: self.now, lambda: self.woken.put(None))
+
+    def turn(self, *, sends: bool) -> None:
+        """One turn, and where something is sent another one that sees how it ended."""
+        self.outbox.turn()
+        assert bool(self.outbox.under_way) == sends
+        if sends:
+            self.woken.get(timeout=30)
+            self.outbox.turn()
+
+    def told(self) -> list[str]:
+        path = self.folder / "told"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def events(self) -> list[str]:
+        return sorted(event.message for event in queries.events(self.connection))
+
+
+@pytest.fixture
+def office(workspace: Workspace, tmp_path: Path) -> Iterator[Office]:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    spec = RunSpec(
+        name="r",
+        launcher="python",
+        program=("x.py",),
+        python="/p",
+        workdir="/",
+        recovery={"notify": {"command": command}},
+    )
+    folder = workspace.run_dir("r")
+    folder.mkdir(parents=True)
+    (folder / SPEC_FILE).write_text(json.dumps(spec.to_json()))
+    with closing(open_store(workspace.database)) as connection:
+        connection.execute(
+            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+            "VALUES ('r', 1, 'r', 'r', 'failed', '{}', '{}', 0)"
+        )
+        notices.put(connection, "r", 1, ["command"], {"text": "r stopped"}, now=1000.0)
+        yield Office(connection, workspace, tmp_path)
+
+
+def test_a_message_is_sent_once_and_that_is_an_event(office: Office) -> None:
+    office.turn(sends=True)
+    office.turn(sends=False)
+    assert office.told() == ["r stopped"] and office.events() == ["told by command: r stopped"]
+    assert not notices.is_owing(office.connection)
+
+
+def test_what_fails_is_tried_again_later_and_later_and_then_given_up(office: Office) -> None:
+    (office.folder / "broken").touch()
+    office.turn(sends=True)
+    for seconds in AGAIN_SECONDS:
+        office.now += seconds - 1
+        office.turn(sends=False)
+        office.now += 1
+        office.turn(sends=True)
+    office.now += 1e6
+    office.turn(sends=False)
+    assert len(office.told()) == 1 + len(AGAIN_SECONDS) and not notices.is_owing(office.connection)
+    why = "nobody was told: the command ended with code 1: mailbox full"
+    assert office.events() == [f"{why}; given up", f"{why}; trying again in 10 s"]
+
+
+def test_what_a_failing_command_says_is_told_without_its_secrets(office: Office) -> None:
+    path = office.workspace.run_dir("r") / SPEC_FILE
+    spec = json.loads(path.read_text())
+    complain = "import sys; sys.exit('mailbox of ' + sys.argv[2] + ' is full')"
+    spec["recovery"]["notify"]["command"] = [sys.executable, "-c", complain, "--api-key", "hunter-22"]
+    path.write_text(json.dumps(spec))
+    office.turn(sends=True)
+    [told] = office.events()
+    assert "mailbox of [redacted] is full" in told
+
+
+def test_what_works_at_last_is_said(office: Office) -> None:
+    (office.folder / "broken").touch()
+    office.turn(sends=True)
+    (office.folder / "broken").unlink()
+    office.now += AGAIN_SECONDS[0]
+    office.turn(sends=True)
+    assert office.events()[-1] == "told by command: r stopped"
+
+
+def test_agents_that_die_while_they_send_are_followed_by_a_bounded_number_of_others(office: Office) -> None:
+    for _ in range(1 + len(AGAIN_SECONDS)):
+        office.outbox = office.another()
+        office.outbox.turn()
+        office.woken.get(timeout=30)
+    office.outbox = office.another()
+    office.turn(sends=False)
+    assert len(office.told()) == 1 + len(AGAIN_SECONDS)
+    assert office.events() == ["nobody was told: no agent outlived it; given up"]
+
+
+def test_a_run_whose_folder_is_gone_is_told_to_nobody(office: Office) -> None:
+    (office.workspace.run_dir("r") / SPEC_FILE).unlink()
+    office.turn(sends=False)
+    (event,) = office.events()
+    assert event.startswith("nobody was told: the run's folder") and not notices.is_owing(office.connection)
+
+
+def test_alerts_are_told_as_the_machine_says_now(office: Office) -> None:
+    alert = {
+        "rule": "disk", "severity": "error", "subject_kind": "host", "subject_id": "", "subject_name": "the host",
+        "raised_at": 1000.0, "unit": "%", "sentence": "The disk is full", "remedy": "remove runs",
+    }  # fmt: skip
+    office.connection.execute("DELETE FROM notices")
+    first = alerts.raise_alert(office.connection, alert)
+    notices.put_of_alert(office.connection, first, ["command"], {"text": "The disk is full"}, now=1000.0)
+    office.outbox.alerts_by = lambda: Notice((sys.executable, "-c", SCRIPT, str(office.folder)))
+    office.turn(sends=True)
+    assert office.told() == ["The disk is full"] and not notices.is_owing(office.connection)
+    assert office.events() == [], "the alert is an event of its own"
+    notices.put_of_alert(office.connection, first, ["webhook"], {"text": "again"}, now=1000.0)
+    office.turn(sends=False)
+    assert office.events() == ["nobody was told: alerts.yaml no longer says by which webhook; given up"]

@@ -1,0 +1,185 @@
+"""From the sampler's messages to rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.recording.recorder import BACKLOG_MESSAGES, Recorder
+from gputui.agent.recording.status_line import record_line, record_shape
+from gputui.config import Workspace
+from gputui.gpu.model import (
+    FastTick,
+    GpuEvent,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    GpuSlowSample,
+    Inventory,
+    ProcessTick,
+    SlowTick,
+)
+from gputui.host.model import HostSample
+from gputui.runs.identity import read_stat
+from gputui.store import queries
+from tests.stores import open_store
+
+NOW = 1_790_000_000.0
+FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i in range(2))
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    made = open_store(workspace.database)
+    made.execute(
+        "INSERT INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at) "
+        "VALUES (1, 1, 1, 'b', '0', ?, ?)",
+        (NOW, NOW),
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def recorder(connection: sqlite3.Connection, workspace: Workspace) -> Recorder:
+    made = Recorder(connection, workspace.runs, lambda: NOW)
+    made.take([Inventory(NOW, "nvml", "580.95", FACTS)])
+    return made
+
+
+def test_a_tick_becomes_rows_and_unknown_stays_unknown(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    busy = GpuSample("GPU-0", utilization_percent=97.0, memory_used_bytes=1 << 30, throttle_reasons=("power cap",))
+    recorder.take([FastTick(NOW, (busy, GpuSample("GPU-1"))), HostSample(NOW, cpu_percent=12.5)])
+    assert recorder.flush()
+    first, second = queries.gpus(connection, NOW)
+    assert (first.utilization_percent, first.memory_used_bytes, first.throttle_reasons) == (
+        97.0,
+        1 << 30,
+        ("power cap",),
+    )
+    assert second.utilization_percent is None
+    assert second.throttle_reasons is None
+    assert connection.execute("SELECT count(*) FROM gpu_samples WHERE utilization_percent = 0").fetchone() == (0,)
+    assert connection.execute("SELECT cpu_percent, memory_used_bytes FROM host_samples").fetchall() == [(12.5, None)]
+    assert connection.execute("SELECT driver_version, gpu_problem FROM agent").fetchone() == ("580.95", None)
+
+
+def test_all_that_a_tick_brings_is_one_transaction(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    recorder.take([FastTick(NOW, (GpuSample("GPU-0"),)), HostSample(NOW), ProcessTick(NOW, {"GPU-0": ()})])
+    connection.execute("UPDATE agent SET heartbeat_at = 0")
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    assert recorder.flush(heartbeat=True)
+    connection.set_trace_callback(None)
+    assert [each for each in statements if each.startswith(("BEGIN", "COMMIT"))] == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert statements[-1] == "COMMIT"
+    assert connection.execute("SELECT heartbeat_at FROM agent").fetchone() == (NOW,)
+
+
+def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    recorder.take(
+        [
+            SlowTick(NOW, (GpuSlowSample("GPU-1", ecc_uncorrected=2, row_remap_pending=True),)),
+            GpuEvent(NOW + 1, "GPU-1", "xid", 79, "GPU has fallen off the bus"),
+        ]
+    )
+    assert recorder.flush()
+    assert queries.gpus(connection, NOW)[1].slow["ecc_uncorrected"] == 2
+    (event,) = queries.events(connection)
+    assert (event.subject, event.severity) == ("GPU 1", "error")
+    assert "79" in event.message and "fallen off the bus" in event.message
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_process_of_ours_is_told_by_its_mark(
+    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace, tmp_path: Path, is_ours: bool
+) -> None:
+    """A run of another home may have the same id; its processes are strangers here."""
+    runs = workspace.runs if is_ours else tmp_path / "other" / "state" / "runs"
+    environment = {**os.environ, "GPUTUI_RUN_ID": "demo-1", "GPUTUI_RUN_DIR": str(runs / "demo-1"), "RANK": "3"}
+    expected = ("demo-1", 3) if is_ours else (None, None)
+    code = "print(1, flush=True); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        stat = read_stat(child.pid)
+        assert stat is not None
+        ours = GpuProcess(child.pid, 5 << 30, start_ticks=stat.start_ticks)
+        other_start = replace(ours, start_ticks=stat.start_ticks + 1)
+        elsewhere = replace(ours, start_ticks=None)
+        assert recorder.owner(ours) == (expected if is_ours else None)
+        assert recorder.owner(other_start) is None
+        assert recorder.owner(elsewhere) is None
+        recorder.take([ProcessTick(NOW, {"GPU-0": (ours,), "GPU-1": None})])
+        assert recorder.flush()
+        child.kill()
+    stored = [json.loads(row[0]) for row in connection.execute("SELECT processes FROM gpus WHERE position = 0")]
+    assert (stored[0][0]["run_id"], stored[0][0]["rank"]) == expected
+    assert connection.execute("SELECT processes FROM gpus WHERE position = 1").fetchone() == (None,)
+
+
+def test_a_set_of_processes_is_kept_when_it_changes_only(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    one = GpuProcess(1, 1 << 30)
+    for second, held in enumerate([(one,), (one,), (replace(one, memory_bytes=(1 << 30) + 100),), ()]):
+        recorder.take([ProcessTick(NOW + second, {"GPU-0": held})])
+    assert recorder.flush()
+    kept = connection.execute("SELECT at FROM gpu_process_sets ORDER BY at").fetchall()
+    assert kept == [(NOW,), (NOW + 3,)]
+
+
+def test_nothing_is_lost_while_the_database_is_locked(
+    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace
+) -> None:
+    assert recorder.flush()
+    connection.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(workspace.database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for second in range(5):
+        recorder.take([FastTick(NOW + second, (GpuSample("GPU-0", utilization_percent=float(second)),))])
+        assert not recorder.flush()
+    other.execute("ROLLBACK")
+    other.close()
+    assert recorder.flush()
+    stored = connection.execute("SELECT utilization_percent FROM gpu_samples ORDER BY at").fetchall()
+    assert [row[0] for row in stored] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_what_had_to_be_dropped_is_said(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    recorder.take([HostSample(NOW + second) for second in range(BACKLOG_MESSAGES + 10)])
+    assert recorder.flush()
+    (event,) = queries.events(connection)
+    assert "11 hardware messages were lost" in event.message
+    assert recorder.lost_messages == 0
+
+
+def test_a_gpu_that_left_is_marked_and_comes_back_as_itself(recorder: Recorder, connection: sqlite3.Connection) -> None:
+    recorder.take([Inventory(NOW + 1, "nvml", "580.95", FACTS[:1])])
+    assert recorder.flush()
+    assert [gpu.state for gpu in queries.gpus(connection, NOW + 1)][1] == "lost"
+    recorder.take([Inventory(NOW + 2, "nvml", "580.95", FACTS)])
+    assert recorder.flush()
+    assert connection.execute("SELECT count(*), sum(present) FROM gpus").fetchone() == (2, 2)
+
+
+def test_the_line_a_minute(recorder: Recorder) -> None:
+    recorder.take(
+        [
+            FastTick(NOW, (GpuSample("GPU-0", utilization_percent=50.0, power_watts=300.0, temperature_celsius=61.0),)),
+            HostSample(NOW, cpu_percent=10.0),
+        ]
+    )
+    shape = record_shape(recorder, 2, NOW)
+    assert shape["memory_used_bytes"] is None
+    assert (shape["utilization_percent"], shape["hottest_gpu"], shape["active_runs"]) == (50.0, 0, 2)
+    line = record_line(shape)
+    assert "\n" not in line
+    assert "GPU 0" in line and "2 runs active" in line
+    assert "no GPUs" in record_line({**shape, "gpus": 0})

@@ -1,0 +1,111 @@
+"""What attempts consumed, by the counters of their GPUs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.agent.recording.run_energy import settle
+from gputui.config import Workspace
+from gputui.store.run_costs import run_cost
+from tests.stores import open_store
+
+START = 1_790_000_000.0
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    made = open_store(workspace.database)
+    for index in (0, 1):
+        made.execute(
+            "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
+            (f"GPU-{index}", index),
+        )
+    made.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', ?)",
+        (START,),
+    )
+    yield made
+    made.close()
+
+
+def attempt(connection: sqlite3.Connection, number: int, began: float, ended: float | None, gpus: int = 2) -> None:
+    connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, ended_at) "
+        "VALUES ('a-1', ?, 'running', '{}', ?, '{}', ?, ?, ?)",
+        (number, json.dumps([f"GPU-{i}" for i in range(gpus)]), began, began, ended),
+    )
+
+
+def read(connection: sqlite3.Connection, gpu: int, first: int, last: int, *, base: float = 0.0) -> None:
+    """The counter of a GPU that draws 400 W, every five seconds."""
+    connection.executemany(
+        "INSERT INTO gpu_slow_sample_rows (at, gpu_id, energy_joules) VALUES (?, ?, ?)",
+        [(START + t, gpu + 1, base + 400.0 * (t - first)) for t in range(first, last, 5)],
+    )
+
+
+def test_an_attempt_is_charged_for_its_own_time_alone(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START + 103, START + 3703)
+    for gpu in (0, 1):
+        read(connection, gpu, 0, 5000)
+    settle(connection, START + 4000)
+    cost = run_cost(connection, "a-1", START + 9000)
+    assert cost.energy_joules == pytest.approx(2 * 400.0 * 3600)
+    assert (cost.gpu_hours, cost.energy_is_partial, cost.attempts[0].is_final) == (2.0, False, True)
+    assert cost.energy_kwh == pytest.approx(0.8)
+
+
+def test_it_grows_while_the_attempt_runs_and_no_reading_counts_twice(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, None, gpus=1)
+    for begin in range(0, 3600, 300):
+        read(connection, 0, begin, begin + 300, base=400.0 * begin)
+        for _ in range(3):
+            settle(connection, START + begin + 300)
+    cost = run_cost(connection, "a-1", START + 3600)
+    assert cost.energy_joules == pytest.approx(400.0 * 3595)
+    assert not cost.attempts[0].is_final
+
+
+def test_the_counter_went_on_while_nobody_read_it(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, START + 3600, gpus=1)
+    read(connection, 0, 0, 600)
+    read(connection, 0, 3000, 4000, base=400.0 * 3000)
+    settle(connection, START + 5000)
+    assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 3600)
+
+
+def test_a_driver_that_was_loaded_anew(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, START + 1000, gpus=1)
+    read(connection, 0, 0, 500, base=5e6)
+    read(connection, 0, 500, 1500, base=400.0)
+    settle(connection, START + 2000)
+    # What was drawn between the last reading and the reset is not known.
+    assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 996)
+
+
+def test_samples_may_be_deleted_behind_it(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, START + 1000, gpus=1)
+    read(connection, 0, 0, 600)
+    settle(connection, START + 600)
+    connection.execute("DELETE FROM gpu_slow_sample_rows")
+    read(connection, 0, 600, 1200, base=400.0 * 600)
+    settle(connection, START + 1300)
+    assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 1000)
+
+
+def test_a_gpu_without_a_counter_is_unknown_and_said_to_be(connection: sqlite3.Connection) -> None:
+    attempt(connection, 1, START, START + 1000)
+    attempt(connection, 2, START + 2000, None, gpus=1)
+    read(connection, 0, 0, 1200)
+    settle(connection, START + 1300)
+    settle(connection, START + 2010)
+    cost = run_cost(connection, "a-1", START + 5600)
+    assert cost.energy_is_partial
+    assert cost.energy_joules == pytest.approx(400.0 * 1000)
+    assert cost.attempts[0].is_final
+    assert (cost.attempts[1].energy_joules, cost.attempts[1].gpu_hours) == (None, 1.0)
