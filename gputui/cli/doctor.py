@@ -15,7 +15,7 @@ from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, Session, fail, pri
 
 if TYPE_CHECKING:
     from gputui.doctor.examine import Interpreter
-    from gputui.profiles.checks import CheckResult
+    from gputui.runs.checks import CheckResult
 
 WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "– SKIP"}
 

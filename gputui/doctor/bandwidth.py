@@ -12,8 +12,8 @@ from typing import Any
 
 from gputui.doctor.gpu_reading import GpuReading
 from gputui.host.child import ChildError, run_child
-from gputui.profiles.checks import CheckResult
 from gputui.runs.agent_process import RANK_MARKS
+from gputui.runs.checks import CheckResult
 
 DEADLINE_SECONDS = 120.0
 # Per direction and lane, encoding deducted (PCI-SIG): generation → GB/s.

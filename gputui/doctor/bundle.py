@@ -21,8 +21,8 @@ import yaml
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.doctor.scrubbing import Scrubber
-from gputui.profiles.checks import CheckResult
 from gputui.redaction import secrets_in
+from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.doctor.gpu_reading import GpuReading
-from gputui.profiles.checks import CheckResult
+from gputui.runs.checks import CheckResult
 
 
 def judge_interpreter(python: str, answer: Mapping[str, Any] | str, reading: GpuReading) -> list[CheckResult]:

@@ -20,8 +20,8 @@ from gputui.doctor.home_judgements import judge_home
 from gputui.doctor.home_reading import read_home, read_leased, read_quarantine
 from gputui.doctor.host_judgements import judge_host
 from gputui.doctor.host_reading import read_host
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.probe import ask
+from gputui.runs.checks import CheckResult
 
 
 @dataclass(frozen=True, slots=True)

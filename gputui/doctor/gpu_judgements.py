@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gputui.doctor.gpu_reading import GpuReading
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.gpu_checks import GpuSituation
+from gputui.runs.checks import CheckResult
 
 # From here on a GPU counts as at work: its PCIe link has then left the power-saving generation.
 LOADED_PERCENT = 30.0

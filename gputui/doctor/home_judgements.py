@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gputui.config import is_network_file_system
 from gputui.doctor.home_reading import HomeReading
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.sizes import format_size
+from gputui.runs.checks import CheckResult
 from gputui.version import VERSION
 
 LITTLE_DISK_BYTES = 10 * 2**30

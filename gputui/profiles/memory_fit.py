@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.sizes import format_size
+from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.past_peaks import PastPeak
 

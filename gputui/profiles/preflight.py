@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gputui.config import Workspace
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.nearest import nearest
@@ -22,6 +21,7 @@ from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.profiles.sizes import format_size
+from gputui.runs.checks import CheckResult
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.past_peaks import PastPeak
 

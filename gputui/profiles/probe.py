@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.host.child import ChildError, run_child
-from gputui.profiles.checks import CheckResult
+from gputui.runs.checks import CheckResult
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launch_shell import passed_on
 from gputui.runs.spec import RunSpec

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.profiles.checks import CheckResult
 from gputui.profiles.nearest import nearest
 from gputui.reports.export.kinds import FORMATS, is_format, is_uri, missing_package
+from gputui.runs.checks import CheckResult
 from gputui.runs.places import sink_target
 from gputui.runs.spec import RunSpec
 

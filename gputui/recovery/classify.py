@@ -15,8 +15,8 @@ from gputui.recovery.evidence import Evidence
 from gputui.recovery.findings import Finding, gather, last_message, reports_of, signal_name
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
-from gputui.recovery.torchrun_report import TorchrunReport
 from gputui.redaction import redact_text
+from gputui.runs.launchers.reports import TorchrunReport
 
 MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400

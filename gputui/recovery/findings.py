@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
-from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_reports
 from gputui.recovery.tracebacks import Chain, Raised, by_rank, fatal_where, last_chain, parse_message
 from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands, wrapped_code
+from gputui.runs.launchers.reports import RankFailure, TorchrunReport, parse_reports
 from gputui.runs.logs import lines_of
 
 # Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.

@@ -23,8 +23,8 @@ from gputui.tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
-    from gputui.profiles.checks import CheckResult
     from gputui.profiles.loading import ProfileEntry
+    from gputui.runs.checks import CheckResult
 
 
 @dataclass(frozen=True, slots=True)

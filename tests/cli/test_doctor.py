@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputui.cli.doctor import report
-from gputui.profiles.checks import CheckResult
+from gputui.runs.checks import CheckResult
 from tests.machine import Machine
 
 

@@ -13,7 +13,7 @@ import pytest
 from gputui.config import Workspace, locate
 from gputui.doctor.bundle import write_bundle
 from gputui.doctor.scrubbing import Scrubber
-from gputui.profiles.checks import CheckResult
+from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from tests.stores import open_store

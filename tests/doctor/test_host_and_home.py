@@ -12,7 +12,7 @@ from gputui.doctor import home_judgements as homes
 from gputui.doctor import host_judgements as hosts
 from gputui.doctor.home_reading import AgentReading, HomeReading, check_database, measure_write
 from gputui.doctor.host_reading import HostReading
-from gputui.profiles.checks import CheckResult
+from gputui.runs.checks import CheckResult
 from gputui.store.database import open_writer
 from gputui.version import VERSION
 

@@ -12,11 +12,11 @@ import pytest
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.profiles import preflight
-from gputui.profiles.checks import CheckResult, has_failed
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.preflight import check, quick_checks
 from gputui.profiles.probe import check_interpreter
+from gputui.runs.checks import CheckResult, has_failed
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from tests.conftest import wait_until
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gputui.recovery.torchrun_report import RankFailure, TorchrunReport, parse_reports
 from gputui.recovery.tracebacks import fatal_where, last_chain, parse_message
+from gputui.runs.launchers.reports import RankFailure, TorchrunReport, parse_reports
 from tests.recovery.attempts import recorded, report, traceback
 
 OUTPUT = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
