@@ -25,7 +25,7 @@ from textual.pilot import Pilot
 
 from gputui.config import Workspace, locate
 from gputui.tui.app import GputuiApp
-from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.settings import Settings
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler

@@ -134,7 +134,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 def typed_moment(text: str) -> float:
     """The moment in UTC unix seconds that ``--at`` tells; ends the command where it tells none."""
-    from gputui.tui.typed_time import TypedTimeError, parse_moment
+    from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
     try:
         return parse_moment(text, time.time())

@@ -47,8 +47,8 @@ def show(
         fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
     # What is imported stays; looking for garbage among it would only delay the first frame.
     gc.disable()
-    from gputui.tui.feed import Feed
-    from gputui.tui.snapshot import Moment
+    from gputui.tui.data.feed import Feed
+    from gputui.tui.data.snapshot import Moment
 
     # The first snapshot is read while the screen is still being imported.
     feed = Feed(workspace)

@@ -87,7 +87,7 @@ def _runs(
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
     from gputui.reports.summary.reading import active_since
-    from gputui.tui.typed_time import TypedTimeError, parse_moment
+    from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
     try:
         # A span alone means so long ago.

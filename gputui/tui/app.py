@@ -21,15 +21,15 @@ from textual.screen import Screen
 
 from gputui.config import Workspace
 from gputui.tui.actions import find
-from gputui.tui.chart_settings import ChartMemory, from_kept, to_keep
+from gputui.tui.agent_watchdog import AgentKeeper
 from gputui.tui.commanding import Answered, CommandingApp
-from gputui.tui.feed import Feed
-from gputui.tui.keeper import AgentKeeper
-from gputui.tui.render.words import OVER
-from gputui.tui.screens.base import ActionScreen
-from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.data.feed import Feed
+from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
+from gputui.tui.layout.words import OVER
+from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.settings import Settings, load
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.widgets.page import ActionScreen
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
@@ -66,7 +66,7 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
     """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
-    CSS_PATH = Path(__file__).with_name("styles") / "base.tcss"
+    CSS_PATH = Path(__file__).with_name("theme") / "base.tcss"
     BINDINGS: ClassVar[list[BindingType]] = []
     TITLE = "gputui"
 
@@ -184,13 +184,13 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
             method()
 
     def do_palette(self) -> None:
-        from gputui.tui import finding
-        from gputui.tui.screens.palette import PaletteScreen
+        from gputui.tui.dialogs import palette_entries
+        from gputui.tui.dialogs.palette import PaletteScreen
 
         page = self.page
-        more = partial(finding.profile_choices, self, page)
+        more = partial(palette_entries.profile_choices, self, page)
         self.push_screen(
-            PaletteScreen(finding.choices(self, page), more), lambda choice: choice.do() if choice else None
+            PaletteScreen(palette_entries.choices(self, page), more), lambda choice: choice.do() if choice else None
         )
 
     def do_leave(self) -> None:

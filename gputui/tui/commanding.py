@@ -14,10 +14,10 @@ from textual.message import Message
 from gputui.config import Workspace
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError
-from gputui.tui.pages import PagesApp
-from gputui.tui.render.answers import answer_text
-from gputui.tui.render.words import OVER, run_sign
-from gputui.tui.screens.overview import OverviewScreen
+from gputui.tui.layout.answers import answer_text
+from gputui.tui.layout.words import OVER, run_sign
+from gputui.tui.navigation import PagesApp
+from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.settings import Settings
 
 
@@ -49,9 +49,9 @@ class CommandingApp(PagesApp, inherit_bindings=False):
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command for the agent, in a thread: a locked database must not stop the screen."""
-        from gputui.tui import asking
+        from gputui.tui import commands
 
-        self.ask_by(words, lambda: asking.ask(self.workspace, verb, run_id, args))
+        self.ask_by(words, lambda: commands.ask(self.workspace, verb, run_id, args))
 
     def ask_by(self, words: str, write: Callable[[], int]) -> None:
         """The same with another way to write it; ``write`` returns the command's id."""

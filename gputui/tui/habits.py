@@ -19,14 +19,15 @@ from textual.timer import Timer
 from gputui.charts.plain import characters_for
 from gputui.charts.units import duration
 from gputui.store.views import EventView
-from gputui.tui import keymap, terminal
-from gputui.tui.display import DisplayLayer
-from gputui.tui.driver import KeysLost, TerminalDriver, TerminalGone
-from gputui.tui.pacing import LAG_SECONDS, Pace
+from gputui.tui.actions import keymap
+from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.preferences import Preferences
 from gputui.tui.settings import CHOICES, LIMITS, Settings
-from gputui.tui.snapshot import Snapshot
-from gputui.tui.styles.palette import ANSI, THEMES, theme_for
+from gputui.tui.terminal import sequences
+from gputui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
+from gputui.tui.terminal.layer import DisplayLayer
+from gputui.tui.terminal.pacing import LAG_SECONDS, Pace
+from gputui.tui.theme.colors import ANSI, THEMES, theme_for
 from gputui.tui.widgets.pane import Pane
 
 LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
@@ -59,7 +60,7 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
         super().__init__()
         self.preferences = Preferences(settings, path, lambda text: self.post_message(Said(text)))
         self.theme_name = theme_for(settings.theme, no_color=self.no_color).name
-        self.is_mouse_on = terminal.mouse_wanted(settings.mouse, os.environ)
+        self.is_mouse_on = sequences.mouse_wanted(settings.mouse, os.environ)
         self.keys = keymap.resolve(settings.keys)
         self._pace = Pace()
         self._due: Timer | None = None
@@ -95,7 +96,7 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
             self.use_characters(characters_for(after.characters, os.environ))
             self.restyle()
         if after.mouse != before.mouse:
-            self.turn_mouse(terminal.mouse_wanted(after.mouse, os.environ))
+            self.turn_mouse(sequences.mouse_wanted(after.mouse, os.environ))
         if after.title != before.title:
             self._turn_title(after.title)
         self.repaint()
@@ -160,20 +161,20 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
 
     def modes_on(self) -> str:
         """What a terminal is told when the screen takes it."""
-        mouse = terminal.MOUSE_ON if self.is_mouse_on else ""
-        title = terminal.TITLE_KEEP + terminal.title_sequence(self._title) if self._title else ""
+        mouse = sequences.MOUSE_ON if self.is_mouse_on else ""
+        title = sequences.TITLE_KEEP + sequences.title_sequence(self._title) if self._title else ""
         return mouse + title
 
     def modes_off(self) -> str:
         """What a terminal is told when the screen gives it back."""
-        mouse = terminal.MOUSE_OFF if self.is_mouse_on else ""
-        return mouse + (terminal.TITLE_BACK if self._title else "")
+        mouse = sequences.MOUSE_OFF if self.is_mouse_on else ""
+        return mouse + (sequences.TITLE_BACK if self._title else "")
 
     def turn_mouse(self, is_on: bool) -> None:
         """Ask the terminal to report the mouse, or no longer."""
         if is_on != self.is_mouse_on:
             self.is_mouse_on = is_on
-            self.tell_terminal(terminal.MOUSE_ON if is_on else terminal.MOUSE_OFF)
+            self.tell_terminal(sequences.MOUSE_ON if is_on else sequences.MOUSE_OFF)
 
     def do_mouse(self) -> None:
         self.change(mouse="off" if self.is_mouse_on else "on")
@@ -188,18 +189,18 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
     def copy(self, what: str, text: str) -> None:
         """Put a text into the person's clipboard and say so."""
         try:
-            self.tell_terminal(terminal.copy_sequence(text))
+            self.tell_terminal(sequences.copy_sequence(text))
         except ValueError as error:
             self.say(f"Not copied: {error}.", "warning")
             return
-        self.say(terminal.copied_words(what, text, os.environ))
+        self.say(sequences.copied_words(what, text, os.environ))
 
     def _turn_title(self, is_on: bool) -> None:
         if is_on:
             self._tell_title(self.snapshot)
         elif self._title:
             self._title = ""
-            self.tell_terminal(terminal.TITLE_BACK)
+            self.tell_terminal(sequences.TITLE_BACK)
 
     def heed(self, snapshot: Snapshot) -> None:
         """Tell of a snapshot what is told beside the screen, where that is wanted."""
@@ -209,20 +210,20 @@ class HabitsApp(DisplayLayer[int], inherit_bindings=False):
     def _tell_title(self, snapshot: Snapshot) -> None:
         if not self.settings.title:
             return
-        words = terminal.title_words(snapshot, self.host_name, is_ascii=self.is_ascii)
+        words = sequences.title_words(snapshot, self.host_name, is_ascii=self.is_ascii)
         if words != self._title:
-            keep = "" if self._title else terminal.TITLE_KEEP
+            keep = "" if self._title else sequences.TITLE_KEEP
             self._title = words
-            self.tell_terminal(keep + terminal.title_sequence(words))
+            self.tell_terminal(keep + sequences.title_sequence(words))
 
     def _ring(self, events: Sequence[EventView], now: float) -> None:
         newest = max((event.event_id for event in events), default=0)
-        is_bad = bool(self._heard_event) and terminal.bad_news(events, self._heard_event)
+        is_bad = bool(self._heard_event) and sequences.bad_news(events, self._heard_event)
         # An empty history has nothing to ring for either; what comes next does.
         self._heard_event = newest or self._heard_event or -1
         if is_bad and self.settings.bell and now - self._rang_at >= BELL_SECONDS:
             self._rang_at = now
-            self.tell_terminal(terminal.BELL)
+            self.tell_terminal(sequences.BELL)
 
     # --- the pace
 

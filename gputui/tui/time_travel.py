@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from gputui.tui.data.snapshot import Moment, RunRow, Snapshot
 from gputui.tui.habits import HabitsApp
-from gputui.tui.render.words import moment as moment_words
-from gputui.tui.snapshot import Moment, RunRow, Snapshot
+from gputui.tui.layout.words import moment as moment_words
 
 if TYPE_CHECKING:
-    from gputui.tui.feed import Feed
+    from gputui.tui.data.feed import Feed
 
 STEP_SECONDS = 10.0
 """A bucket of the short histories: with every step they move on by one."""
@@ -102,7 +102,7 @@ class TimeTravelApp(HabitsApp, inherit_bindings=False):
         self.feed.look_back(None)
 
     def do_time_type(self) -> None:
-        from gputui.tui.screens.moment import MomentScreen
+        from gputui.tui.dialogs.moment import MomentScreen
 
         def go(at: float | None) -> None:
             if at is not None:

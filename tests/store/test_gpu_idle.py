@@ -12,7 +12,7 @@ from gputui.config import locate
 from gputui.store import queries
 from gputui.store.gpu_idle import Idleness, idleness, present_since
 from gputui.store.views import GpuView
-from gputui.tui.idle_reading import IdleReader
+from gputui.tui.data.idle_gpus import IdleReader
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 

@@ -13,9 +13,9 @@ from gputui.config import Workspace, locate
 from gputui.store import commands
 from gputui.store.database import open_reader
 from gputui.tui.app import GputuiApp
-from gputui.tui.feed import Feed
-from gputui.tui.reading import Interest, SnapshotReader
-from gputui.tui.snapshot import Snapshot
+from gputui.tui.data.feed import Feed
+from gputui.tui.data.reader import Interest, SnapshotReader
+from gputui.tui.data.snapshot import Snapshot
 from tests.tui.filling import NOW, Filler
 
 

@@ -15,9 +15,9 @@ from textual.widgets import Button, DataTable, Footer, Input, Label, Log, RichLo
 from gputui.charts.bars import bar
 from gputui.charts.chart import Curve, chart, plain_text
 from gputui.charts.envelope import Buckets
-from gputui.tui.display import DisplayLayer
-from gputui.tui.display.grid import CellGrid
-from tests.tui.terminal import Terminal
+from gputui.tui.terminal.grid import CellGrid
+from gputui.tui.terminal.layer import DisplayLayer
+from tests.tui.emulator import Terminal
 
 STYLES = [
     "", "bold", "dim", "italic", "underline", "reverse", "strike", "bold red", "green on blue", "dim cyan",

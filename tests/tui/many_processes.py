@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gputui.runs.process_table import HostProcess
 from gputui.store.views import GpuView
-from gputui.tui.feed import Feed
-from gputui.tui.process_reading import ProcessReader
-from gputui.tui.snapshot import ProcessSet
+from gputui.tui.data.feed import Feed
+from gputui.tui.data.processes import ProcessReader
+from gputui.tui.data.snapshot import ProcessSet
 from tests.tui.filling import GIB, Filler
 
 RUN = "llama-1"

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gputui.runs.identity import read_stat
 from tests.forkserver import Forked
-from tests.tui.terminal import Terminal
+from tests.tui.emulator import Terminal
 
 LONGEST_QUERY = len(b"\x1b[?2026$p")
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import sys
 
 from gputui.config import locate
 from gputui.tui.app import GputuiApp
-from gputui.tui.feed import Feed
+from gputui.tui.data.feed import Feed
 from gputui.tui.settings import load
 from tests.tui.filling import an_hour_later
 

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.store.views import AgentView
 from gputui.tui.app import GputuiApp
-from gputui.tui.disk_room import LEAST_BYTES, full_disk_words
+from gputui.tui.data.disk_space import LEAST_BYTES, full_disk_words
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import NOW, Filler

@@ -10,9 +10,9 @@ from textual.pilot import Pilot
 
 from gputui.tui.actions import Scope, actions_in, find
 from gputui.tui.app import GputuiApp
-from gputui.tui.launch_form import Preset
-from gputui.tui.screens.base import ActionScreen
-from gputui.tui.screens.launch import LaunchScreen
+from gputui.tui.pages.launch.form import Preset
+from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.widgets.page import ActionScreen
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler, uuid
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gputui.config import Workspace
-from gputui.tui import terminal
 from gputui.tui.settings import load, save
+from gputui.tui.terminal import sequences
 from tests.tui.filling import Filler
 from tests.tui.pty_app import PtyApp
 
@@ -118,12 +118,12 @@ def test_copying_goes_through_the_terminal(open_screen: Callable, key: str) -> N
 
 
 def test_what_a_terminal_may_refuse_is_told() -> None:
-    assert "set-clipboard on" in terminal.copied_words("a line", "x", {"TMUX": "/tmp/tmux-0/default,1,0"})
-    assert "GNU screen" in terminal.copied_words("a line", "x", {"STY": "1.pts"})
-    assert terminal.copied_words("the log", "a\nb\n\x1b[31m", {}) == "Copied the log: 3 lines."
-    assert "\x1b" not in terminal.copied_words("a line", "\x1b]0;x\x07", {})
+    assert "set-clipboard on" in sequences.copied_words("a line", "x", {"TMUX": "/tmp/tmux-0/default,1,0"})
+    assert "GNU screen" in sequences.copied_words("a line", "x", {"STY": "1.pts"})
+    assert sequences.copied_words("the log", "a\nb\n\x1b[31m", {}) == "Copied the log: 3 lines."
+    assert "\x1b" not in sequences.copied_words("a line", "\x1b]0;x\x07", {})
     with pytest.raises(ValueError, match="60 kB"):
-        terminal.copy_sequence("x" * 60_000)
+        sequences.copy_sequence("x" * 60_000)
 
 
 # --- title and bell

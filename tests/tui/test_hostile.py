@@ -10,14 +10,14 @@ import pytest
 from textual.pilot import Pilot
 
 from gputui.config import Workspace
-from gputui.tui import terminal
 from gputui.tui.actions import actions_in
 from gputui.tui.app import GputuiApp
-from gputui.tui.screens.base import ActionScreen
+from gputui.tui.terminal import sequences
+from gputui.tui.widgets.page import ActionScreen
 from tests.tui.conftest import MakeApp
+from tests.tui.emulator import Terminal
 from tests.tui.filling import Filler
 from tests.tui.hostile import CORPUS, MARK, fill
-from tests.tui.terminal import Terminal
 
 # All that the screen itself ever writes beside text: colours, moves (backspace and return are two), "erase display" and
 # the question for the cursor.
@@ -137,8 +137,8 @@ async def test_markup_is_text(filler: Filler, make_app: MakeApp) -> None:
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_titles_and_messages_are_harmless(text: str) -> None:
-    check_told(terminal.title_sequence(text))
-    check(terminal.copied_words("x", text, {}))
+    check_told(sequences.title_sequence(text))
+    check(sequences.copied_words("x", text, {}))
 
 
 async def test_a_hostile_name_of_the_host_and_a_hostile_setting(

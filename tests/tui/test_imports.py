@@ -18,12 +18,12 @@ def modules_after(name: str) -> set[str]:
     [
         "gputui.store.queries",
         "gputui.store.json_shapes",
-        "gputui.tui.feed",
-        "gputui.tui.render.gpus",
-        "gputui.tui.render.runs",
-        "gputui.tui.render.run_page",
-        "gputui.tui.render.launch",
-        "gputui.tui.render.keys",
+        "gputui.tui.data.feed",
+        "gputui.tui.pages.overview.gpus",
+        "gputui.tui.pages.overview.runs",
+        "gputui.tui.pages.run.head",
+        "gputui.tui.pages.launch.view",
+        "gputui.tui.layout.footer",
     ],
 )
 def test_the_lines_are_made_without_textual(name: str) -> None:
@@ -40,13 +40,14 @@ def test_the_screen_starts_without_what_only_launching_needs() -> None:
 def test_pages_are_loaded_when_they_are_opened() -> None:
     """What is imported before the first frame delays it."""
     loaded = modules_after("gputui.tui.app")
-    pages = {"run_page", "compare", "alerts", "gpu_page", "launch", "palette", "help", "confirm", "settings"}
-    assert not {f"gputui.tui.screens.{page}" for page in pages} & loaded
-    assert not {"gputui.alerts.rules", "gputui.tui.reading_past"} & loaded
+    pages = {"pages.run.page", "pages.compare.page", "pages.alerts.page", "pages.gpu.page", "pages.launch.page"}
+    dialogs = {f"dialogs.{name}" for name in ("palette", "help", "confirm", "settings")}
+    assert not {f"gputui.tui.{name}" for name in pages | dialogs} & loaded
+    assert not {"gputui.alerts.rules", "gputui.tui.data.past_reader"} & loaded
 
 
 def test_severities_are_those_of_the_rules() -> None:
     from gputui.alerts.rules import SEVERITIES
-    from gputui.tui.render.alerts import SEVEREST_FIRST
+    from gputui.tui.layout.alerts import SEVEREST_FIRST
 
     assert tuple(reversed(SEVERITIES)) == SEVEREST_FIRST

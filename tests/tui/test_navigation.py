@@ -9,17 +9,17 @@ from textual.screen import Screen
 
 from gputui.tui.actions import find
 from gputui.tui.app import GputuiApp
-from gputui.tui.reading import Interest
-from gputui.tui.screens.alerts import AlertsScreen
-from gputui.tui.screens.base import WHEEL_LINES
-from gputui.tui.screens.compare import CompareScreen
-from gputui.tui.screens.gpu_page import GpuScreen
-from gputui.tui.screens.help import HelpScreen
-from gputui.tui.screens.launch import LaunchScreen
-from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.screens.processes import ProcessesScreen
-from gputui.tui.screens.run_page import RunScreen
-from gputui.tui.screens.settings import SettingsScreen
+from gputui.tui.data.reader import Interest
+from gputui.tui.dialogs.help import HelpScreen
+from gputui.tui.dialogs.settings import SettingsScreen
+from gputui.tui.pages.alerts.page import AlertsScreen
+from gputui.tui.pages.compare.page import CompareScreen
+from gputui.tui.pages.gpu.page import GpuScreen
+from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.processes.page import ProcessesScreen
+from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.widgets.page import WHEEL_LINES
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler, uuid

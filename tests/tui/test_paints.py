@@ -10,12 +10,12 @@ import pytest
 from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp, SnapshotRead
-from gputui.tui.display import DisplayLayer
-from gputui.tui.screens.alerts import AlertsScreen
-from gputui.tui.screens.gpu_page import GpuScreen
-from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.screens.processes import ProcessesScreen
-from gputui.tui.screens.run_page import RunScreen
+from gputui.tui.pages.alerts.page import AlertsScreen
+from gputui.tui.pages.gpu.page import GpuScreen
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.processes.page import ProcessesScreen
+from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.terminal.layer import DisplayLayer
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
 

@@ -13,16 +13,16 @@ from textual.pilot import Pilot
 
 from gputui.config import Workspace
 from gputui.store import commands
-from gputui.tui import asking
+from gputui.tui import commands as asking
 from gputui.tui.app import AgentTold, GputuiApp, SnapshotRead
-from gputui.tui.feed import Feed
-from gputui.tui.screens.confirm import ConfirmScreen
-from gputui.tui.screens.help import HelpScreen
-from gputui.tui.screens.launch import LaunchScreen
-from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.screens.palette import PaletteScreen
-from gputui.tui.screens.run_page import RunScreen
-from gputui.tui.screens.sheet import SheetScreen
+from gputui.tui.data.feed import Feed
+from gputui.tui.dialogs.confirm import ConfirmScreen
+from gputui.tui.dialogs.help import HelpScreen
+from gputui.tui.dialogs.palette import PaletteScreen
+from gputui.tui.dialogs.sheet import SheetScreen
+from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import Filler, an_hour_later

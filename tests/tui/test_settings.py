@@ -13,11 +13,11 @@ import pytest
 from gputui.config import Workspace
 from gputui.tui import settings as kept
 from gputui.tui.actions import ACTIONS, Scope, actions_in
+from gputui.tui.actions.keymap import key_name, resolve
 from gputui.tui.app import GputuiApp
-from gputui.tui.keymap import key_name, resolve
+from gputui.tui.dialogs.settings_items import ITEMS
+from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.preferences import Preferences
-from gputui.tui.render.settings import ITEMS
-from gputui.tui.screens.overview import OverviewScreen
 from gputui.tui.settings import Settings
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler

@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp
-from gputui.tui.snapshot import Moment
+from gputui.tui.data.snapshot import Moment
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import NOW, Filler
 

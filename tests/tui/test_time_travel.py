@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gputui.tui.app import GputuiApp
-from gputui.tui.screens.moment import MomentScreen
-from gputui.tui.screens.overview import OverviewScreen
-from gputui.tui.snapshot import Moment
+from gputui.tui.data.snapshot import Moment
+from gputui.tui.dialogs.moment import MomentScreen
+from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import NOW, Filler
@@ -262,7 +262,7 @@ async def test_news_does_not_move_the_past(app: GputuiApp, filler: Filler) -> No
 
 
 def test_the_shortest_stretch_that_holds_the_moment_is_shown() -> None:
-    from gputui.tui.reading_past import shown_from
+    from gputui.tui.data.past_reader import shown_from
 
     assert shown_from(NOW - 60, None, NOW) == NOW - 1200
     assert shown_from(NOW - 3000, NOW - 10**6, NOW) == NOW - 3600

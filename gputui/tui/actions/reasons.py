@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputui.tui.actions.model import Context
-from gputui.tui.render.words import OVER, clock, run_sign
+from gputui.tui.layout.words import OVER, clock, run_sign
 
 
 def refused_here(context: Context) -> str | None:

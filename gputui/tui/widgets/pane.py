@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
-from gputui.tui.styles.palette import STYLES
+from gputui.tui.theme.colors import STYLES
 
 REGIONS_AT_ONCE = 6
 """More changed lines than this are repainted together with those in between."""

@@ -1,0 +1,241 @@
+"""The one thread between the store and the screen.
+
+It has a read-only connection of its own, looks a few times a second whether anything was committed, and posts the
+newest snapshot as a message that replaces an older one still waiting: a screen that stalls never builds a queue, and
+a database that stalls never stalls the screen. Whatever goes wrong becomes a sentence in the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gputui.config import Workspace
+from gputui.store import commands, queries
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, is_locked, open_reader
+from gputui.tui.data.reader import Interest, SnapshotReader
+from gputui.tui.data.snapshot import Moment, Snapshot
+
+LOOK_SECONDS = 0.15
+"""How often the store is asked whether anything was committed."""
+
+APART_SECONDS = 0.25
+"""Two snapshots are at least this far apart, however often something is committed."""
+
+PAST_SECONDS = 10.0
+"""A past moment is read again after so long, if anything was committed: it may be told of late."""
+
+CLOCK_SECONDS = 1.0
+"""Without news the clock and the ages move on at this pace."""
+
+REOPEN_SECONDS = 1.0
+
+BUSY_MILLISECONDS = 1000
+
+
+class Feed:
+    """Reads the store in a thread of its own.
+
+    What it reads goes to the functions given to `attach`.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workspace = workspace
+        self._show: Callable[[Snapshot], object] | None = None
+        self._tell: Callable[[CommandAnswer], object] | None = None
+        self._wall = wall
+        self._clock = clock
+        self._reader = SnapshotReader(workspace)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._opened_at = float("-inf")
+        self._version: int | None = None
+        self._read_at = float("-inf")
+        self._past_read_at = float("-inf")
+        self._is_due = False
+        self._interest = Interest()
+        self._interest_read = Interest()
+        self._watched: set[int] = set()
+        self._newest = Snapshot(at=wall())
+        self._trouble: str | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._has_looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    # --- the screen's side
+
+    def start(self) -> None:
+        """Begin to follow the store."""
+        self._thread.start()
+
+    def first(self, timeout_seconds: float) -> Snapshot:
+        """The first snapshot, so that the first frame is a full one; an empty one when it takes longer."""
+        self._has_looked.wait(timeout_seconds)
+        return self._newest
+
+    def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
+        """From now on hand each new snapshot to ``show`` and each answer to a watched command to ``tell``. Both are
+        called from the feed's thread and must only post a message."""
+        self._show, self._tell = show, tell
+
+    def stop(self) -> None:
+        """End the thread; it may finish a read that hangs in a locked database by itself."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout=0.5)
+
+    def look_at(self, interest: Interest) -> None:
+        """Say what the screen shows; the next snapshot holds it, at the moment that is looked at."""
+        self._turn_to(replace(interest, moment=self._interest.moment))
+
+    def look_back(self, moment: Moment | None) -> None:
+        """From now on show a past moment; None returns to the present."""
+        self._turn_to(replace(self._interest, moment=moment))
+
+    @property
+    def interest(self) -> Interest:
+        """What the screen looks at now."""
+        return self._interest
+
+    def _turn_to(self, interest: Interest) -> None:
+        if interest != self._interest:
+            self._interest = interest
+            self._wake.set()
+
+    def watch(self, command_id: int) -> None:
+        """Tell the answer to this command when it comes."""
+        self._watched.add(command_id)
+        self._wake.set()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            is_new = self._turn()
+            self._has_looked.set()
+            if is_new and self._show is not None:
+                self._show(self._newest)
+            self._wake.wait(self._pause())
+            self._wake.clear()
+        self._close()
+
+    def _pause(self) -> float:
+        """How long to sleep: news that came too soon after the last snapshot is read as soon as it may be."""
+        if not self._is_due:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
+
+    def _turn(self) -> bool:
+        """Look once; whether there is a new snapshot."""
+        now, clock = self._wall(), self._clock()
+        interest = self._interest
+        self._is_due = False
+        try:
+            connection = self._open(clock)
+            if connection is None:
+                return self._pass_time(now, clock, self._trouble)
+            self._answer(connection)
+            version = queries.data_version(connection)
+            is_other = interest != self._interest_read
+            is_news = is_other or version != self._version or self._reader.is_behind
+            if interest.moment is not None and not is_other and clock - self._past_read_at < PAST_SECONDS:
+                is_news = False
+            self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
+            if is_news and not self._is_due:
+                self._newest = self._reader.read(connection, now, interest)
+                self._version, self._interest_read, self._read_at = version, interest, clock
+                self._past_read_at, self._trouble = clock, None
+                return True
+            return self._pass_time(now, clock, self._trouble if is_news else None)
+        except StoreOutdatedError as error:
+            self._close()
+            return self._pass_time(now, clock, f"{error}.")
+        except StoreMissingError:
+            self._close()
+            return self._pass_time(now, clock, None)
+        except (StoreError, sqlite3.Error, OSError) as error:
+            self._close()
+            return self._pass_time(now, clock, _trouble(error))
+        except Exception as error:
+            # What nobody foresaw must not end the thread: a screen that stands still looks like a quiet machine.
+            self._close()
+            return self._pass_time(now, clock, _unforeseen(error))
+
+    def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
+        """The old snapshot at a later time, once a second or when the trouble has changed."""
+        if clock - self._read_at < CLOCK_SECONDS and trouble == self._trouble:
+            return False
+        self._read_at, self._trouble = clock, trouble
+        later = self._reader.later(self._newest, now, self._interest_read)
+        self._newest = replace(later, trouble=trouble) if trouble is not None else later
+        return True
+
+    def _open(self, clock: float) -> sqlite3.Connection | None:
+        """The connection, opened anew once a second at most, also when the file was set aside for a new one."""
+        if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
+            return self._connection
+        if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
+            return None
+        self._opened_at = clock
+        file = _identity(self._workspace)
+        if file != self._file:
+            self._close()
+            # What was read is of a file that is gone: in another one the same ids are of other rows.
+            self._reader = SnapshotReader(self._workspace)
+            self._file = file
+        if self._connection is None:
+            self._connection = open_reader(self._workspace.database)
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._version = None
+
+    def _answer(self, connection: sqlite3.Connection) -> None:
+        for command_id in tuple(self._watched):
+            found = commands.answer(connection, command_id)
+            if found is not None and self._tell is not None:
+                self._watched.discard(command_id)
+                self._tell(found)
+
+
+def _identity(workspace: Workspace) -> tuple[int, int] | None:
+    try:
+        status = os.stat(workspace.database)  # noqa: PTH116 - one call, the path is ready
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _unforeseen(error: Exception) -> str:
+    """A sentence by which the place can be found."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+    return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
+
+
+def _trouble(error: Exception) -> str:
+    """A sentence about what keeps the store from being read."""
+    text = str(error).rstrip(".")
+    if is_locked(error):
+        return "The database is locked by another program; the last values stay until it lets go."
+    if isinstance(error, StoreError):
+        return f"{text[:1].upper()}{text[1:]}."
+    return f"Cannot read the database: {text}; the last values stay."

@@ -1,0 +1,33 @@
+"""The processes of the page of processes, read in the feed's thread while that page is open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gputui.config import Workspace
+from gputui.runs.process_table import ProcessTable
+from gputui.store.views import GpuView
+from gputui.tui.data.snapshot import ProcessSet
+
+AGAIN_SECONDS = 1.8
+"""Procfs is read no more often: every second look of a screen that gets news each second."""
+
+
+class ProcessReader:
+    """Keeps what it read until it is time to look again."""
+
+    def __init__(self, workspace: Workspace, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = ProcessTable(workspace.runs)
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._newest: ProcessSet | None = None
+
+    def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
+        """The processes on these GPUs and of our runs."""
+        now = self._clock()
+        if self._newest is None or now - self._read_at >= AGAIN_SECONDS:
+            self._read_at = now
+            listed = (process for gpu in gpus for process in gpu.processes or ())
+            self._newest = ProcessSet(self._table.read(each.pid for each in listed if each.start_ticks is not None))
+        return self._newest

@@ -1,0 +1,141 @@
+"""A run's metrics followed as they come: how far it is, its loss, its ranks. Only new lines are read each time."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gputui.charts.safe_text import clean
+from gputui.curves.following import RunCurves
+from gputui.curves.model import ChartRequest
+from gputui.store import metric_queries, queries
+from gputui.store.metric_queries import RankLine
+from gputui.store.views import RunView
+from gputui.tui.data.snapshot import Progress, RankRow
+
+RATE_WINDOW_SECONDS = 60.0
+"""The pace is the mean over this span: long enough to be calm, short enough to notice a change."""
+
+SPARK_POINTS = 24
+
+LOSS = "loss"
+_LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
+THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
+"""Names under which training scripts tell their throughput, best first."""
+
+
+class RunTracker:
+    """One run's metrics so far: how far it is, its loss in a few stretches, what its ranks told last."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.names: tuple[str, ...] = ()
+        self._curves = RunCurves(run_id)
+        self._losses: tuple[float | None, ...] = ()
+        self._ranks: Mapping[int, RankRow] = {}
+        self._newest: Mapping[str, float] = {}
+        self._ranks_attempt = -1
+        self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
+        self._pace_attempt = -1
+
+    def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
+        """Take in what was stored since the last time; without its curve that is quick, however long the run is.
+        Raises sqlite3.Error."""
+        if with_curve:
+            if attempt == self._ranks_attempt and not self._curves.has_news(connection):
+                return
+            attempts = queries.attempts(connection, self.run_id)
+            loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
+            self._losses = tuple(each.last for each in loss.bins)
+        self._newest = metric_queries.latest(connection, self.run_id)
+        self.names = tuple(clean(name) for name in self._newest)
+        self._ranks = rank_rows(metric_queries.ranks(connection, self.run_id, attempt))
+        if with_curve:
+            self._ranks_attempt = attempt
+            self._note_pace(attempt)
+
+    def progress(self, run: RunView) -> Progress:
+        """How far the run is."""
+        steps = [rank.step for rank in self._ranks.values() if rank.step is not None]
+        step = max(steps, default=run.attempt_last_step)
+        total = self._newest.get("total_steps")
+        total_steps = int(total) if total is not None and total > 0 else None
+        pace = self._steps_per_second()
+        left = None
+        if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
+            left = (total_steps - step) / pace
+        times = [rank.at for rank in self._ranks.values() if rank.at is not None]
+        return Progress(
+            step=step,
+            total_steps=total_steps,
+            loss=self._newest.get(LOSS),
+            losses=self._losses,
+            steps_per_second=pace,
+            seconds_left=left,
+            newest_at=max(times, default=None),
+            ranks=self._ranks,
+        )
+
+    def _note_pace(self, attempt: int) -> None:
+        if attempt != self._pace_attempt:
+            self._pace.clear()
+            self._pace_attempt = attempt
+        known = self._curves.pace(attempt)
+        newest = self._pace[-1][0] if self._pace else -math.inf
+        place = len(known)
+        while place and known[place - 1][0] > newest:
+            place -= 1
+        for at, step in known[place:]:
+            self._add_pace(at, int(step))
+        for rank in self._ranks.values():
+            if rank.step is not None and rank.at is not None:
+                self._add_pace(rank.at, rank.step)
+                break
+
+    def _add_pace(self, at: float, step: int) -> None:
+        if not self._pace or (step > self._pace[-1][1] and at > self._pace[-1][0]):
+            self._pace.append((at, step))
+
+    def _steps_per_second(self) -> float | None:
+        if len(self._pace) < 2:
+            return None
+        end_at, end_step = self._pace[-1]
+        start_at, start_step = next(
+            place for place in self._pace if end_at - place[0] <= RATE_WINDOW_SECONDS or place is self._pace[-1]
+        )
+        if end_at <= start_at:
+            start_at, start_step = self._pace[-2]
+        return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+
+
+def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:
+    """Each rank's newest values as the screen uses them; a line without a rank is the only rank's, 0.
+
+    ``slowdown`` compares the part of a step that a rank spends on its own: all-reduce makes the whole step equally
+    long for everybody, and the rank that waits least for the others is the one they wait for.
+    """
+    rows = {line.rank or 0: _rank_row(line) for line in lines}
+    own = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
+    median = statistics.median(own.values()) if len(own) > 1 else 0.0
+    if median <= 0:
+        return rows
+    return {rank: replace(row, slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
+
+
+def _rank_row(line: RankLine) -> RankRow:
+    values = line.values
+    throughput = next((values[name] for name in THROUGHPUT_NAMES if name in values), None)
+    return RankRow(
+        rank=line.rank or 0,
+        step=line.step,
+        at=line.at,
+        step_seconds=values.get("step_time"),
+        data_seconds=values.get("data_time"),
+        comm_seconds=values.get("comm_time"),
+        samples_per_second=throughput,
+        memory_bytes=values.get("gpu_mem_peak"),
+    )

@@ -1,0 +1,208 @@
+"""What the page of a run shows: its log, its charts, what each incident cost, and which checkpoints there are."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputui.config import Workspace
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.cost import Cost, costs
+from gputui.runs.places import checkpoint_directory, sinks_of
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.store import checkpoints, metric_intake, queries
+from gputui.store.step_times import StepTimes
+from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
+from gputui.tui.data.checkpoints import CheckpointReader, Fact, Facts
+from gputui.tui.data.curves import CurveReader
+from gputui.tui.data.log_tail import LogReader
+from gputui.tui.data.snapshot import CheckpointList, LogTail, Progress, RunPage
+
+if TYPE_CHECKING:
+    from gputui.tui.data.reader import Interest
+
+
+class StoryReader:
+    """The incidents and decisions of the run whose page is open. Rows are only ever added, and a decision with its
+    outcome stays as it is: what was read is kept, and the rest of the table is read on."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._incidents: tuple[IncidentView, ...] = ()
+        self._decisions: tuple[DecisionView, ...] = ()
+
+    def read(
+        self, connection: sqlite3.Connection, run: RunView
+    ) -> tuple[tuple[IncidentView, ...], tuple[DecisionView, ...]]:
+        """All of them, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._incidents, self._decisions = (), ()
+        last = self._incidents[-1].incident_id if self._incidents else 0
+        self._incidents += tuple(queries.incidents(connection, run.run_id, after_id=last))
+        settled = next((place for place, each in enumerate(self._decisions) if each.outcome is None),
+                       len(self._decisions))  # fmt: skip
+        kept = self._decisions[:settled]
+        last = kept[-1].decision_id if kept else 0
+        self._decisions = (*kept, *queries.decisions(connection, run.run_id, after_id=last))
+        return self._incidents, self._decisions
+
+
+class SinkReader:
+    """The sinks of the run whose page is open, and what was said of them."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._names: tuple[str, ...] = ()
+        self._events: tuple[EventView, ...] = ()
+        self._seen_id = 0
+
+    def read(self, connection: sqlite3.Connection, run: RunView) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
+        """Names, and all that was said, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._names, self._events, self._seen_id = sink_names(run), (), 0
+        if self._names:
+            newest = queries.newest_event_id(connection, run.run_id)
+            self._events += tuple(queries.sink_events(connection, run.run_id, after_id=self._seen_id))
+            self._seen_id = newest
+        return self._names, self._events
+
+
+class IncidentCostReader:
+    """The cost of each incident of one run, worked out again when an attempt began, did its first step or ended."""
+
+    def __init__(self) -> None:
+        self._basis: object = None
+        self._costs: Mapping[int, Cost] = {}
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run_id: str,
+        attempts: Sequence[AttemptView],
+        incidents: Sequence[IncidentView],
+        decisions: Sequence[DecisionView],
+    ) -> Mapping[int, Cost]:
+        """Costs by incident. Raises sqlite3.Error."""
+        if not incidents:
+            return {}
+        moves = tuple((each.number, each.first_step, each.first_step_at, each.ended_at) for each in attempts)
+        basis = (run_id, moves, len(incidents), len(decisions))
+        if basis != self._basis:
+            self._costs = costs(attempts, incidents, decisions, StepTimes(connection, run_id))
+            self._basis = basis
+        return self._costs
+
+
+class RunCheckpoints:
+    """The checkpoints of the run whose page is open."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._reader = CheckpointReader()
+        self._spec_json = ""
+        self._place: tuple[Path, str] | None = None
+        self._facts: tuple[str, Facts] = ("", {})
+
+    def note_ledger(self, connection: sqlite3.Connection, run: RunView, attempts: Sequence[AttemptView]) -> None:
+        """Take in what the ledger has on the run's checkpoints. Raises sqlite3.Error."""
+        rows = checkpoints.of_run(connection, run.run_id)
+        known = ledger.spans_of(run, attempts, time.time())
+        refused = {row.path: why for row, why in ledger.refused(rows, known)}
+        facts = {
+            row.path: Fact(row.step, row.attempt if row.is_written else None, refused.get(row.path, "")) for row in rows
+        }
+        self._facts = (run.run_id, facts)
+
+    def read(self, run: RunView, to_check: str | None) -> CheckpointList | None:
+        """What is known of them; None for a run whose profile names no place for any."""
+        if run.spec_json != self._spec_json:
+            self._spec_json, self._place = run.spec_json, self._find(run)
+        facts = self._facts[1] if self._facts[0] == run.run_id else {}
+        return None if self._place is None else self._reader.read(*self._place, to_check, facts)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the look under way is over."""
+        self._reader.wait(seconds)
+
+    def _find(self, run: RunView) -> tuple[Path, str] | None:
+        try:
+            spec = RunSpec.from_json(json.loads(run.spec_json))
+            folder = checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        except (SpecError, ValueError):
+            return None
+        return None if folder is None or spec.checkpoints is None else (folder, spec.checkpoints.pattern)
+
+
+class RunPageReader:
+    """Reads the page of one run after the other."""
+
+    def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
+        self.checkpoints = RunCheckpoints(workspace)
+        self._workspace = workspace
+        self._curves = curves
+        self._log = LogReader()
+        self._costs = IncidentCostReader()
+        self._story = StoryReader()
+        self._sinks = SinkReader()
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run: RunView,
+        progress: Progress,
+        metric_names: tuple[str, ...],
+        interest: Interest,
+    ) -> RunPage:
+        """The page as it is now. Raises sqlite3.Error."""
+        attempts = tuple(queries.attempts(connection, run.run_id))
+        incidents, decisions = self._story.read(connection, run)
+        sinks, sink_events = self._sinks.read(connection, run)
+        request = interest.charts
+        self.checkpoints.note_ledger(connection, run, attempts)
+        return RunPage(
+            run=run,
+            launched=launched_params(run),
+            progress=progress,
+            metric_names=metric_names,
+            attempts=attempts,
+            incidents=incidents,
+            decisions=decisions,
+            log=self.log(run, interest),
+            charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
+            costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
+            checkpoints=self.checkpoints.read(run, interest.checkpoint_to_check),
+            intake=metric_intake.intake(connection, run.run_id),
+            sinks=sinks,
+            sink_events=sink_events,
+        )
+
+    def later(self, page: RunPage, interest: Interest) -> RunPage:
+        """The same page a moment later: what does not lie in the store moves on without it."""
+        checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
+        return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
+
+    def log(self, run: RunView, interest: Interest) -> LogTail:
+        """The end of the log that is looked at."""
+        directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
+        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
+
+
+def launched_params(run: RunView) -> Mapping[str, object]:
+    """The parameters of the launch, from the stored specification."""
+    try:
+        params = json.loads(run.spec_json).get("params")
+    except (ValueError, AttributeError):
+        return {}
+    return params if isinstance(params, dict) else {}
+
+
+def sink_names(run: RunView) -> tuple[str, ...]:
+    """The forms in which the run's metrics also go elsewhere."""
+    return tuple(sinks_of(run.spec_json, run.run_id, Path()))

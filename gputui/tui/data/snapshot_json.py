@@ -1,0 +1,80 @@
+"""A snapshot of everything as the JSON that ``gputui --once --json`` prints: the shapes that other commands print, in
+one object. Fields are only ever added; unknown is null."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gputui.store import json_shapes
+from gputui.store.json_shapes import Shape, iso
+from gputui.store.views import EventView, HostView
+from gputui.tui.data.snapshot import RunRow, Snapshot
+
+
+def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
+    """``{at, is_past, gap, agent, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts` as those commands
+    print them, runs with how far they had come; ``gap`` is the stretch without a recording in which a past moment lies.
+    ``running``: whether an agent runs now."""
+    gap = snapshot.past.gap if snapshot.past is not None else None
+    ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
+    gpus = []
+    for gpu in snapshot.gpus:
+        rank = None if gpu.run_id is None or gpu.rank is None else ranks.get(gpu.run_id, {}).get(gpu.rank)
+        gpus.append(
+            json_shapes.gpu_shape(
+                gpu,
+                snapshot.machine.quarantined.get(gpu.uuid),
+                xids=snapshot.machine.xids.get(gpu.uuid, 0),
+                step_seconds=rank.step_seconds if rank else None,
+                data_wait_fraction=rank.waiting_fraction if rank else None,
+            )
+        )
+    return {
+        "at": iso(snapshot.at),
+        "is_past": snapshot.past is not None,
+        "gap": None if gap is None else {"start": iso(gap.start), "end": iso(gap.end)},
+        "trouble": snapshot.trouble,
+        "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
+        "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
+        "gpus": gpus,
+        "host": None if snapshot.host is None else _host_shape(snapshot.host),
+        "runs": [_run_shape(row) for row in snapshot.runs],
+        "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
+        "events": [_event_shape(event) for event in snapshot.events],
+    }
+
+
+def _host_shape(host: HostView) -> Shape:
+    values: dict[str, Any] = asdict(host)
+    return {**values, "at": iso(host.at)}
+
+
+def _run_shape(row: RunRow) -> Shape:
+    progress = row.progress
+    return {
+        **json_shapes.run_shape(row.run),
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "loss": _finite(progress.loss),
+        "steps_per_second": progress.steps_per_second,
+        "seconds_left": progress.seconds_left,
+    }
+
+
+def _finite(value: float | None) -> float | str | None:
+    """JSON knows no other numbers; those are words, as they are stored."""
+    if value is None or value - value == 0:
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _event_shape(event: EventView) -> Shape:
+    return {
+        "at": iso(event.at),
+        "severity": event.severity,
+        "subject": event.subject,
+        "run_id": event.run_id,
+        "attempt": event.attempt,
+        "message": event.message,
+    }

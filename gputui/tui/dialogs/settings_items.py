@@ -1,0 +1,82 @@
+"""The settings as lines, and what each key on one of them makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gputui.charts.chart import Line
+from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.settings import CHOICES, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of the sheet. ``values`` are what it can be, in order."""
+
+    name: str
+    label: str
+    values: tuple[Any, ...]
+    help: str
+    word: Callable[[Any], str] = str
+
+
+def _on_off(value: object) -> str:
+    return "on" if value else "off"
+
+
+ITEMS: tuple[Item, ...] = (
+    Item("theme", "theme", CHOICES["theme"], "colours; NO_COLOR in the environment means mono whatever is chosen here"),
+    Item("characters", "characters", CHOICES["characters"],
+         "what curves and signs are drawn with; auto looks at the locale, GPUTUI_ASCII=1 asks for ASCII"),
+    Item("mouse", "mouse", CHOICES["mouse"], "auto: on, but off over SSH; hold shift to select text as ever"),
+    Item("refresh_seconds", "update at most every", (0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
+         "keys are answered at once whatever it is", lambda value: f"{value:g} s"),
+    Item("slow_line", "slow line", CHOICES["slow_line"],
+         "auto: fewer updates while the line does not keep up; on: always fewer"),
+    Item("title", "terminal's title", (False, True), "counts of runs and the worst state, in the window's title",
+         _on_off),
+    Item("bell", "bell", (False, True), "ring when something bad happens: warnings and errors among the events",
+         _on_off),
+    Item("fold", "GPUs together", (False, True), "begin with all GPUs together instead of each in a row", _on_off),
+)  # fmt: skip
+
+
+def turned(settings: Settings, item: Item, by: int) -> Any:
+    """The value ``by`` places further, going round."""
+    value = getattr(settings, item.name)
+    values = item.values
+    place = values.index(value) if value in values else min(range(len(values)), key=lambda n: _far(values[n], value))
+    return values[(place + by) % len(values)]
+
+
+def settings_lines(settings: Settings, place: int, width: int, overruled: Mapping[str, str]) -> list[Line]:
+    """A line for each setting and what the one under the cursor means. ``overruled`` says of some why they have no
+    effect now."""
+    label_width = max(len(item.label) for item in ITEMS) + 2
+    lines: list[Line] = []
+    for number, item in enumerate(ITEMS):
+        current = number == place
+        value = item.word(getattr(settings, item.name))
+        lines.append(
+            fit_line(
+                [
+                    ("▸ " if current else "  ", "cursor"),
+                    (f"{item.label:<{label_width}}", "cursor" if current else "text"),
+                    ("← " if current else "  ", "dim"),
+                    (value, "title" if current else "text"),
+                    (" →" if current else "", "dim"),
+                    (f"  {overruled[item.name]}" if item.name in overruled else "", "warn"),
+                ],
+                width,
+            )
+        )
+    lines.append(fit_line([], width))
+    help_parts = wrap(ITEMS[place].help, width - 2)
+    lines += [fit_line([("  ", "text"), (part, "dim")], width) for part in help_parts]
+    return lines + [fit_line([], width)] * (2 - len(help_parts))
+
+
+def _far(one: Any, other: Any) -> float:
+    return abs(float(one) - float(other)) if isinstance(one, float) and isinstance(other, float) else 1.0

@@ -1,0 +1,213 @@
+"""Alerts as lines: the strip on the overview, the table of the page, and what there is to say of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import duration
+from gputui.store.alerts import AlertView
+from gputui.tui.data.snapshot import AlertsState
+from gputui.tui.layout.columns import Column, between, clip_line, fit_line, place, row_line, rule, wrap
+from gputui.tui.layout.words import dated_clock, moment
+
+SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
+"""Glyph and style of each severity."""
+
+Order = Literal["severity", "time"]
+SEVEREST_FIRST = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsTable:
+    """What the page adds to the snapshot: the alert under the cursor, the first row shown, filter and order."""
+
+    cursor: int | None = None
+    top: int = 0
+    filter_text: str = ""
+    order: Order = "severity"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    alert: AlertView
+    now: float
+    is_current: bool
+
+    @property
+    def base(self) -> str:
+        return "text" if self.alert.is_news(self.now) else "dim"
+
+
+# --- the strip
+
+
+def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
+    """How many alerts there are of each severity, and the worst in words; None where nobody need look. ``has_keys``:
+    there is a key for more of it."""
+    news = [one for one in state.last if one.is_news(now)]
+    if not news:
+        return None
+    parts: list[Span] = [(" ", "text")]
+    for severity in SEVEREST_FIRST:
+        count = sum(one.severity == severity for one in news)
+        if count:
+            glyph, style = SIGNS[severity]
+            parts.append((f"{glyph} {count} {_counted(severity, count)}  ", style))
+    worst = news[0]
+    quiet = len(state.last) - len(news)
+    right: list[Span] = [(f"{quiet} seen or silenced  ", "dim")] if quiet and width >= 110 else []
+    right += [(" !", "key"), (" alerts ", "dim")] if has_keys else []
+    return between([*parts, (clean(worst.sentence), SIGNS.get(worst.severity, SIGNS["info"])[1])], right, width)
+
+
+def _counted(severity: str, count: int) -> str:
+    word = {"error": "serious", "warning": "warning", "info": "note"}[severity]
+    return word if severity == "error" or count == 1 else f"{word}s"
+
+
+# --- the table
+
+
+def shown_alerts(state: AlertsState, table: AlertsTable, now: float) -> list[AlertView]:
+    """Those that match the filter: what lasts, in the order wanted, then what is over. Among the severest, what is seen
+    or silenced stands behind what is new."""
+    words = table.filter_text.lower().split()
+    last = [one for one in state.last if _matches(one, words)]
+    if table.order == "time":
+        last.sort(key=lambda one: (-one.raised_at, -one.alert_id))
+    else:
+        last.sort(key=lambda one: (not one.is_news(now), _place(one), -one.raised_at, -one.alert_id))
+    return last + [one for one in state.over if _matches(one, words)]
+
+
+def _place(alert: AlertView) -> int:
+    return next((place for place, word in enumerate(SEVEREST_FIRST) if word == alert.severity), len(SEVEREST_FIRST))
+
+
+def _title(rule_name: str) -> str | None:
+    """What a rule is called; None for one that this gputui does not know."""
+    # The rules are only loaded by those who look at alerts.
+    from gputui.alerts.rules import RULES
+
+    return RULES[rule_name].title if rule_name in RULES else None
+
+
+def _matches(alert: AlertView, words: Sequence[str]) -> bool:
+    title = _title(alert.rule) or ""
+    parts = (alert.sentence, alert.rule, title, alert.severity, alert.subject_name, alert.run_id or "")
+    text = " ".join(parts).lower()
+    return all(word in text for word in words)
+
+
+def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, height: int) -> list[Line]:
+    """A heading, then a row per alert; what is over stands below a heading of its own."""
+    alerts = shown_alerts(state, table, now)
+    lasting = sum(one.lasts for one in alerts)
+    title = f"ALERTS /{clean(table.filter_text)}" if table.filter_text else "ALERTS"
+    note = "the severest first" if table.order == "severity" else "the newest first"
+    lines = [rule(title, width, note)]
+    if not lasting:
+        words = "No alert matches the filter; esc clears it." if table.filter_text else "All is well: no alert lasts."
+        lines.append(fit_line([(f"  {words}", "dim")], width))
+    placed = place(_COLUMNS, width)
+    for number, one in enumerate(alerts[table.top :], table.top):
+        if number == lasting:
+            lines.append(rule("OVER", width))
+        lines.append(row_line(placed, _Shown(one, now, one.alert_id == table.cursor), width))
+        if len(lines) >= height:
+            break
+    return lines[:height]
+
+
+def row_of(state: AlertsState, table: AlertsTable, now: float, y: int) -> AlertView | None:
+    """The alert that line ``y`` of the table shows."""
+    alerts = shown_alerts(state, table, now)
+    lasting = sum(one.lasts for one in alerts)
+    row = table.top + y - 1 - (0 if lasting else 1)
+    if lasting <= row and table.top <= lasting < len(alerts):
+        row -= 1
+        if row < lasting:
+            return None
+    return alerts[row] if table.top <= row < len(alerts) else None
+
+
+def room_for_rows(height: int) -> int:
+    """How many alerts surely find room below the headings."""
+    return max(1, height - 3)
+
+
+def _cursor(shown: _Shown, width: int) -> list[Span]:
+    glyph, style = SIGNS.get(shown.alert.severity, SIGNS["info"])
+    return [("▸" if shown.is_current else " ", "cursor"), (glyph, style if shown.alert.lasts else "dim")]
+
+
+def _when(shown: _Shown, width: int) -> list[Span]:
+    return [(moment(shown.alert.raised_at, shown.now), "dim")]
+
+
+def _lasted(shown: _Shown, width: int) -> list[Span]:
+    alert = shown.alert
+    end = shown.now if alert.cleared_at is None else alert.cleared_at
+    seconds = max(0.0, end - alert.raised_at)
+    # Whole minutes do not change with every second.
+    if seconds < 10:
+        return [("<10 s", "dim")]
+    return [(duration(seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10), "dim")]
+
+
+def _mark(shown: _Shown, width: int) -> list[Span]:
+    alert = shown.alert
+    if not alert.lasts:
+        return [("over", "dim")]
+    if alert.is_silenced(shown.now):
+        return [("silenced", "dim")]
+    return [("seen", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
+
+
+def _sentence(shown: _Shown, width: int) -> list[Span]:
+    return [(clean(shown.alert.sentence), "cursor" if shown.is_current else shown.base)]
+
+
+_COLUMNS: tuple[Column[_Shown], ...] = (
+    Column("", 2, _cursor),
+    Column("since", 8, _when, gap=1, most=11),
+    Column("for", 8, _lasted, gap=1, most=10, importance=1),
+    Column("", 8, _mark, gap=1),
+    Column("alert", 20, _sentence, gap=1, grow=1),
+)  # fmt: skip
+
+
+# --- one alert
+
+
+def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -> list[Line]:
+    """What there is to say of the alert under the cursor: the sentence, what to do, how it went on."""
+    if alert is None or height < 1:
+        return []
+    title = (_title(alert.rule) or clean(alert.rule)).upper()
+    lines = [rule(title, width, f"{alert.rule} · {alert.severity}")]
+    for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent")):
+        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text), width - 2)]
+    lines.append(fit_line(clip_line([(f" {part}", "dim") for part in _history(alert, now)], width), width))
+    return lines[:height]
+
+
+def _history(alert: AlertView, now: float) -> list[str]:
+    words = [f"raised {dated_clock(alert.raised_at, now)}"]
+    if alert.cleared_at is not None:
+        lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
+        words.append(f"· over {dated_clock(alert.cleared_at, now)} after {lasted}, {alert.cleared_because or ''}")
+    if alert.acknowledged_at is not None:
+        words.append(f"· seen by {clean(alert.acknowledged_by or '–')} {dated_clock(alert.acknowledged_at, now)}")
+    if alert.silenced_until is not None and alert.is_silenced(now):
+        words.append(
+            f"· silenced for {duration((alert.silenced_until - now) // 60 * 60)} by {clean(alert.silenced_by or '–')}"
+        )
+    if alert.run_id is not None:
+        words.append(f"· run {clean(alert.run_id)}")
+    return words

@@ -1,0 +1,286 @@
+"""The curves of a run's page: its metrics and the hardware under the same axis, what happened below them, and one
+crosshair over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gputui.charts.axes import AxisKind
+from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
+from gputui.charts.envelope import Bin
+from gputui.charts.parts import XKind
+from gputui.charts.units import bytes_text, celsius, gibibytes
+from gputui.charts.viewport import Extent
+from gputui.curves.crosshair import values_at
+from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, HardwareField, MarkerKind, RankCurves
+from gputui.tui.layout.chart_settings import ChartSettings
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
+
+GUTTER = 6
+"""Cells of the value labels, so that the same x stands in the same column of charts below each other."""
+
+MOST_GPU_LINES = 4
+"""More GPUs than this are drawn in one colour, and their lowest and highest value told."""
+
+MOST_RANK_LINES = 6
+"""More ranks than this are drawn in one colour, but those that stand out."""
+
+AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
+AXIS_KINDS: Mapping[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
+MARKER_STYLES: Mapping[MarkerKind, str] = {
+    "start": "dim",
+    "restart": "marker",
+    "checkpoint": "good",
+    "incident": "bad",
+    "alert": "warn",
+    "event": "dim",
+    "end": "dim",
+}
+
+_NOTCHES = frozenset({"checkpoint", "event", "end"})
+_GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the charts are looked at. ``focus`` is the key of the chart that keys act on, None where none is marked;
+    ``gpus`` gives the index of each GPU by its UUID; ``slow_ranks`` hold the others up."""
+
+    settings: ChartSettings
+    window: tuple[float, float]
+    cursor: float | None
+    focus: str | None
+    gpus: Mapping[str, int]
+    slow_ranks: frozenset[int] = frozenset()
+
+
+def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
+    """The whole x axis of the run; None while nothing lies on it."""
+    frame = data.frame
+    if frame.start is None or frame.end is None:
+        return None
+    resolution = {"step": 1.0, "epoch": 1e-3}.get(frame.axis, 1.0)
+    extent = Extent(frame.start, max(frame.end, frame.start), resolution)
+    return extent.logarithmic() if is_log else extent
+
+
+def grid_lines(
+    panels: Sequence[Panel], places: Sequence[Place], data: ChartData, look: Look, width: int, height: int
+) -> list[Line]:
+    """The charts in their places, as ``height`` lines of ``width`` cells."""
+    lines: list[Line] = [[] for _ in range(height)]
+    filled = [0] * height
+    for panel, place in zip(panels, places, strict=False):
+        drawn = panel_lines(panel, data, look, place.width, place.height)
+        for y, line in enumerate(drawn, place.top):
+            if place.left > filled[y]:
+                lines[y].append((" " * (place.left - filled[y]), "text"))
+            lines[y] += line
+            filled[y] = place.left + place.width
+    return [fit_line(line, width) for line in lines]
+
+
+def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
+    """One chart."""
+    focus = "▸" if panel.key == look.focus else " "
+    return chart(
+        panel_curves(panel, data, look),
+        width=width,
+        height=height,
+        title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}{_by_rank_words(panel, data, look)}",
+        x_axis=x_axis(data, look),
+        y_axis=y_axis(panel, look),
+        markers=drawn_markers(data.markers, with_words=height >= FULL_HEIGHT),
+        cursor=look.cursor,
+        least_gutter=GUTTER,
+        empty_text=_empty_text(panel, data),
+    )
+
+
+def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+    """What one chart draws, from the back to the front."""
+    if panel.field is None:
+        if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+            return rank_curves(panel, data.ranked[panel.key], look)
+        return _metric_curves(panel, data, look)
+    return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look)
+
+
+def x_axis(data: ChartData, look: Look) -> XAxis:
+    axis = data.frame.axis
+    scale: AxisKind = "log" if look.settings.is_log_x else "linear"
+    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
+
+
+def y_axis(panel: Panel, look: Look) -> YAxis:
+    if panel.field is not None:
+        return _hardware_axis(panel.field)
+    low = 0.0 if panel.key in THROUGHPUT else None
+    return YAxis("log" if panel.key in look.settings.logs else "linear", low=low)
+
+
+def _empty_text(panel: Panel, data: ChartData) -> str:
+    if panel.field is not None:
+        if panel.field not in data.request.hardware:
+            return "reading…"
+        is_before = data.frame.start is None and data.frame.axis in ("step", "epoch")
+        return f"no {data.frame.axis} yet; x shows time" if is_before else "not recorded then"
+    curve = data.curves.get(panel.key)
+    if curve is None:
+        return "reading…"
+    return curve.problem or ("nothing measured above 0 here" if data.request.is_log else "nothing measured here")
+
+
+def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+    found = data.curves.get(panel.key)
+    if found is None:
+        return []
+    bins, smooth = within(found.bins, look.window), within(found.smooth, look.window)
+    value, average = found.last, smooth[-1].last if smooth else None
+    if look.cursor is not None:
+        at, smooth_at = values_at((found.bins, found.smooth), look.cursor)
+        value, average = at.value, smooth_at.value
+    style = f"series.{panel.colour}"
+    redone = Curve(within(found.redone, look.window), "shadow", is_shadow=True)
+    if not smooth:
+        return [redone, Curve(bins, style, "", value)]
+    return [redone, Curve(smooth, style, "~", average), Curve(bins, "shadow", "", value, is_shadow=True)]
+
+
+# --- the ranks
+
+
+def is_by_rank(panel: Panel, data: ChartData | None, settings: ChartSettings) -> bool:
+    """Whether a chart shows each rank."""
+    return data is not None and panel.key in settings.by_rank and panel.key in data.rank_names
+
+
+def _by_rank_words(panel: Panel, data: ChartData, look: Look) -> str:
+    if not is_by_rank(panel, data, look.settings):
+        return ""
+    found = data.ranked.get(panel.key)
+    return " by rank" + (", samples" if found is not None and found.is_sampled else "")
+
+
+def rank_curves(panel: Panel, found: RankCurves, look: Look) -> list[Curve]:
+    """A curve for each rank, those that hold the others up first in the legend and in front of all. Of many ranks only
+    the lowest, the highest and the slow ones have a name and a colour."""
+    values = {each.rank: each.last for each in found.curves}
+    if look.cursor is not None:
+        at = values_at([each.bins for each in found.curves], look.cursor)
+        values = {each.rank: value.value for each, value in zip(found.curves, at, strict=True)}
+    named = set(values)
+    notes: dict[int, str] = {}
+    if len(values) > MOST_RANK_LINES:
+        known = {rank: value for rank, value in values.items() if value is not None}
+        if known:
+            notes[min(known, key=lambda rank: known[rank])] = " lowest"
+            notes[max(known, key=lambda rank: known[rank])] = " highest"
+        named = {*notes, *look.slow_ranks}
+    drawn, legend, in_front = [], [], []
+    for number, each in enumerate(sorted(found.curves, key=lambda each: (each.rank in named, each.rank))):
+        is_slow = each.rank in look.slow_ranks
+        bins = within(each.bins, look.window)
+        if each.rank not in named:
+            drawn.append(Curve(bins, "shadow"))
+            continue
+        note, value = notes.get(each.rank, ""), values[each.rank]
+        if is_slow:
+            legend.append(Curve((), "warn", f"r{each.rank} slow{note}", value))
+            in_front.append(Curve(bins, "warn"))
+        else:
+            style = f"series.{(panel.colour + number) % MOST_RANK_LINES}"
+            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value))
+    return [*legend, *drawn, *in_front]
+
+
+def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:
+    """The bins that can be seen: what lies outside must not stretch the value axis."""
+    if window is None:
+        return bins
+    start, end = window
+    if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
+        return bins
+    return [each for each in bins if each.last_x >= start and each.first_x <= end]
+
+
+# --- the hardware
+
+
+def _hardware_axis(field: HardwareField) -> YAxis:
+    if field in ("utilization", "host_cpu"):
+        return YAxis(low=0.0, high=100.0)
+    if field in ("memory", "host_memory"):
+        return YAxis(low=0.0, label=lambda value: bytes_text(value).replace("iB", "").replace(" ", ""), unit=2.0**30)
+    return YAxis(low=0.0 if field in ("power", "sm_clock") else None)
+
+
+def _value_words(field: HardwareField) -> Callable[[float | None], str]:
+    if field in ("memory", "host_memory"):
+        return lambda value: f"{gibibytes(value)} GiB" if value is not None else "–"
+    if field == "temperature":
+        return celsius
+    return lambda value: "–" if value is None else f"{value:.0f}"
+
+
+def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: Look) -> list[Curve]:
+    assert panel.field is not None
+    ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+    words = _value_words(panel.field)
+    values = [curve.last for curve in ordered]
+    if look.cursor is not None:
+        # What was recorded far from there says nothing about it.
+        reach = (look.window[1] - look.window[0]) / 20
+        found_at = values_at([curve.bins for curve in ordered], look.cursor)
+        values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
+    drawn = [within(curve.bins, look.window) for curve in ordered]
+    if len(ordered) > MOST_GPU_LINES:
+        style = f"series.{panel.colour}"
+        known = [(value, curve) for value, curve in zip(values, ordered, strict=True) if value is not None]
+        if not known:
+            return [Curve(bins, style) for bins in drawn]
+        lowest, where = min(known, key=lambda each: each[0])
+        text = f"{words(lowest)} (GPU {_index(where, look)}) to {words(max(value for value, _ in known))}"
+        return [Curve(bins, style, text if number == 0 else "") for number, bins in enumerate(drawn)]
+    return [
+        Curve(
+            bins,
+            f"series.{(panel.colour + number) % 4}",
+            f"{_index(curve, look)}: {words(value)}" if curve.uuid is not None and len(ordered) > 1 else words(value),
+        )
+        for number, (curve, bins, value) in enumerate(zip(ordered, drawn, values, strict=True))
+    ]
+
+
+def _index(curve: HardwareCurve, look: Look) -> str:
+    found = look.gpus.get(curve.uuid or "")
+    return (curve.uuid or "")[:8] if found is None else str(found)
+
+
+# --- what happened
+
+
+def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
+    drawn = []
+    for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
+        if marker.kind == "start":
+            continue
+        word = marker.word if with_words and marker.kind not in _NOTCHES else ""
+        drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=marker.kind not in _NOTCHES))
+    return drawn
+
+
+def markers_near(markers: Sequence[ChartMarker], x: float, reach: float) -> list[ChartMarker]:
+    """What happened within ``reach`` of a place, the gravest first."""
+    near = [marker for marker in markers if abs(marker.x - x) <= reach]
+    return sorted(near, key=lambda marker: (_GRAVITY.index(marker.kind), abs(marker.x - x)))
+
+
+def next_marker(markers: Sequence[ChartMarker], x: float | None, by: int) -> ChartMarker | None:
+    """The next marker to the right, or the one before with -1; without a place the last, or the first."""
+    ordered = sorted(markers, key=lambda marker: marker.x)
+    if by > 0:
+        return next((marker for marker in ordered if x is None or marker.x > x + 1e-9), None)
+    return next((marker for marker in reversed(ordered) if x is None or marker.x < x - 1e-9), None)

@@ -1,0 +1,122 @@
+"""The line above the charts: what is under the crosshair, or how the charts are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count, short_number
+from gputui.curves.crosshair import values_at
+from gputui.curves.model import ChartData, Frame
+from gputui.tui.layout.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, markers_near
+from gputui.tui.layout.columns import fit_line, fitting
+from gputui.tui.layout.panels import Panel, Panels
+from gputui.tui.layout.words import clock, dated_clock
+from gputui.tui.widgets.line_edit import LineEdit
+
+_GLYPHS = {"incident": "✗ ", "alert": "▲ "}
+
+
+def filter_head(edit: LineEdit, panels: Panels, width: int) -> Line:
+    """The filter while it is typed, and what it leaves."""
+    note = f" {clean(panels.problem)}" if panels.problem else f" {len(panels.shown)} of {panels.count} charts "
+    room = max(8, width - 9 - len(note))
+    return fit_line([(" filter ", "title"), *edit.spans(room), (note, "warn" if panels.problem else "dim")], width)
+
+
+def place_words(frame: Frame, x: float) -> str:
+    """A place on the axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
+    if frame.axis == "step":
+        return f"step {count(x)}"
+    if frame.axis == "epoch":
+        return f"epoch {short_number(x)}"
+    if frame.axis == "time" and frame.origin_at is not None:
+        return f"{_clock(frame, frame.origin_at + x)}, {_elapsed(x)} in"
+    return f"{_elapsed(x)} trained"
+
+
+def _clock(frame: Frame, at: float) -> str:
+    """The time of day, with the date where that is another than at the newest point."""
+    newest = None if frame.end is None else frame.moment_at(frame.end)
+    return clock(at) if newest is None else dated_clock(at, newest)
+
+
+def _elapsed(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def chart_head(
+    data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel], width: int, *, unused_lines: int = 0
+) -> Line:
+    """What is shown: at the crosshair what happened there and the hardware's values that no chart shows; else the
+    settings that are not the usual ones, and how many metrics lines could not be used."""
+    if look.cursor is not None:
+        return fit_line([span for part in _at_cursor(data, look, visible) for span in part], width)
+    parts = _settings_parts(data, panels, look, visible)
+    if unused_lines:
+        lines = "1 line" if unused_lines == 1 else f"{count(unused_lines)} lines"
+        parts.append([(f" · {lines} could not be used", "warn")])
+    return fitting(parts, width)
+
+
+def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
+    assert look.cursor is not None
+    frame = data.frame
+    parts: list[list[Span]] = [[(" │ " + place_words(frame, look.cursor), "cursor")]]
+    moment = None if frame.axis == "time" else frame.moment_at(look.cursor)
+    if moment is not None:
+        parts.append([(f" · {_clock(frame, moment)}", "cursor")])
+    reach = (look.window[1] - look.window[0]) / 60
+    for marker in markers_near(data.markers, look.cursor, reach)[:3]:
+        at = f" {_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
+        text = marker.text or marker.word
+        parts.append([(f" · {_GLYPHS.get(marker.kind, '')}{text}{at}", MARKER_STYLES[marker.kind])])
+    shown = {panel.field for panel in visible}
+    for field, title in (("utilization", "util"), ("power", "power"), ("temperature", "")):
+        if field in shown:
+            continue
+        found = [curve for curve in data.hardware if curve.field == field and curve.uuid is not None]
+        known = [at.value for at in values_at([curve.bins for curve in found], look.cursor)
+                 if at.value is not None and at.x is not None and abs(at.x - look.cursor) <= reach * 3]  # fmt: skip
+        if known:
+            low, high = min(known), max(known)
+            unit = {"utilization": "%", "power": " W", "temperature": " °C"}[field]
+            span = f"{low:.0f}{unit}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}{unit}"
+            parts.append([(f" · {title} {span}".replace("  ", " "), "text")])
+    return parts
+
+
+def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
+    settings = look.settings
+    parts: list[list[Span]] = [[(f" x {AXIS_NAMES[data.frame.axis]}", "dim")]]
+    extent = extent_of(data, is_log=settings.is_log_x)
+    if settings.is_log_x:
+        words = "log x" if extent is None or extent.kind == "log" else "log x: nothing above 0"
+        parts.append([(f" · {words}", "accent")])
+        if extent is not None and extent.kind == "log" and data.frame.start is not None and data.frame.start <= 0:
+            parts.append([(", without 0", "dim")])
+    if extent is not None and look.window != extent.whole:
+        start, end = (place_words(data.frame, x) for x in look.window)
+        parts.append([(f" · {start} to {end.removeprefix('step ')}", "accent")])
+    if settings.smoothing:
+        parts.append([(f" · smoothing {settings.smoothing:g}", "accent")])
+    if settings.filter_text:
+        parts.append([(f" · /{clean(settings.filter_text)}", "accent")])
+    if panels.problem is not None:
+        parts.append([(f" · {clean(panels.problem)}", "warn")])
+    if visible and len(visible) < panels.count:
+        first = panels.shown.index(visible[0]) + 1
+        parts.append([(f" · charts {first}–{first + len(visible) - 1} of {len(panels.shown)}", "dim")])
+        if len(panels.shown) < panels.count:
+            parts.append([(f" ({panels.count} in all)", "dim")])
+    redone = any(curve.redone for curve in data.curves.values())
+    if redone and settings.axis in ("step", "epoch"):
+        parts.append([(" · grey: done again", "dim")])
+    non_finite = sum(each.non_finite for curve in data.curves.values() for each in curve.bins)
+    if non_finite:
+        parts.append([(f" · × {short_number(non_finite)} values not finite", "bad")])
+    return parts

@@ -1,0 +1,132 @@
+"""Looking back: which moment is shown, and the time line on which it lies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gputui.charts.cells import cell_width
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.units import age, duration
+from gputui.store.timeline import Tick, Timeline
+from gputui.tui.data.snapshot import Past, Snapshot
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.words import clock, dated_clock
+
+DAY_SECONDS = 86_400.0
+LEAST_CELLS = 12
+
+_TICKS = {
+    "event": ("┴", "axis"),
+    "checkpoint": ("◆", "good"),
+    "alert": ("▲", "warn"),
+    "incident": ("✗", "bad"),
+}
+_WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
+
+
+def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Span]:
+    """What a head line ends with: the clock, or which moment is looked at and, where there are keys, how to return."""
+    if past is None:
+        return [(clock(at) + " ", "text")]
+    shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
+    return [*shown, (" · ", "dim"), ("L", "key"), (" live ", "accent")] if has_keys else [*shown, (" ", "text")]
+
+
+def past_words(at: float, now: float) -> str:
+    """``03:02:11 · 10 min ago``, with the day where it is another."""
+    same_day = time.localtime(at)[:3] == time.localtime(now)[:3]
+    ago = now - at
+    words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
+    return f"{clock(at) if same_day else day_and_clock(at)} · {words}"
+
+
+def day_and_clock(at: float) -> str:
+    """``Sat 21 Nov 2026 03:02:11``."""
+    return time.strftime("%a %d %b %Y %H:%M:%S", time.localtime(at))
+
+
+def time_line(past: Past, at: float, width: int) -> Line:
+    """``02:13 ────  ──✗──◆──●──── now``: what was recorded up to now, what happened, and the moment looked at."""
+    timeline = past.timeline
+    left, right, cells = _ends(past, width)
+    if cells < LEAST_CELLS:
+        return fit_line([], width)
+    line: Line = [(left, "dim")]
+    for text, style in _cells(timeline, at, cells):
+        if line[-1][1] == style:
+            line[-1] = (line[-1][0] + text, style)
+        else:
+            line.append((text, style))
+    return fit_line([*line, (right, "dim")], width)
+
+
+def time_at(past: Past, width: int, x: int) -> float | None:
+    """The moment that column ``x`` of the time line stands for; None beside it."""
+    left, _, cells = _ends(past, width)
+    cell = x - cell_width(left)
+    if not 0 <= cell < cells or cells < LEAST_CELLS:
+        return None
+    timeline = past.timeline
+    return timeline.start + (cell + 0.5) / cells * (timeline.end - timeline.start)
+
+
+def _ends(past: Past, width: int) -> tuple[str, str, int]:
+    """What stands at either end of the time line, and how many cells are between."""
+    left, right = f" {_edge(past.timeline, past.now)} ", " now "
+    return left, right, width - cell_width(left) - cell_width(right)
+
+
+def _edge(timeline: Timeline, now: float) -> str:
+    """Where the time line begins."""
+    length = now - timeline.start
+    form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 7 * DAY_SECONDS else "%d %b"
+    return time.strftime(form, time.localtime(timeline.start))
+
+
+def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
+    shown: list[Span] = [(" ", "text")] * cells
+    for start, end in timeline.recorded:
+        for cell in range(_cell(timeline, start, cells), _cell(timeline, end, cells) + 1):
+            shown[cell] = ("─", "rule")
+    for tick in sorted(timeline.ticks, key=_weight):
+        shown[_cell(timeline, tick.at, cells)] = _TICKS[tick.kind]
+    here = _cell(timeline, at, cells)
+    text = shown[here][0]
+    shown[here] = ("●" if text in " ─" else text, "selected")
+    return shown
+
+
+def _weight(tick: Tick) -> int:
+    return _WEIGHTS[tick.kind]
+
+
+def _cell(timeline: Timeline, at: float, cells: int) -> int:
+    length = timeline.end - timeline.start
+    share = (at - timeline.start) / length if length > 0 else 1.0
+    return min(max(int(share * cells), 0), cells - 1)
+
+
+def past_notices(snapshot: Snapshot) -> Sequence[str]:
+    """That nothing was recorded at the moment looked at, or that the one asked for lies before the record, in a
+    sentence."""
+    past = snapshot.past
+    if past is None:
+        return ()
+    if past.gap is None:
+        asked = past.asked
+        if asked.ticks or asked.direction > 0 or snapshot.at - asked.at < 1:
+            return ()
+        return (f"The record begins here, at {day_and_clock(snapshot.at)}; nothing is known of before.",)
+    start, end = past.gap
+    if start is None:
+        begin = "Nothing was recorded yet" if end is None else f"Nothing was recorded before {day_and_clock(end)}"
+        return (f"{begin}; runs and events that are known of then are shown.",)
+    until = "since" if end is None else "from"
+    begun = dated_clock(start, snapshot.at)
+    to = "" if end is None else f" to {dated_clock(end, snapshot.at)}"
+    return (
+        f"Nothing was recorded {until} {begun}{to}: no recorder ran, or the machine slept. GPUs and host are shown as "
+        f"they were at {begun}.",
+    )

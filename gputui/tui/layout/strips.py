@@ -1,0 +1,215 @@
+"""The strips that sum things up: the head line, all GPUs together, the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gputui.charts.bars import sparkline
+from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
+from gputui.gpu.aggregate import GpuTotals, totals
+from gputui.store.views import GpuView, HostView
+from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
+from gputui.tui.layout.columns import between, fit_line, fitting, wrap
+from gputui.tui.layout.gpu_words import is_free
+from gputui.tui.layout.moments import past_notices, right_end
+from gputui.tui.layout.sparklines import mean_history, newest, peak_history, shares, sum_history, time_bins
+from gputui.tui.layout.words import clock, is_hot, run_sign
+
+SPARK_BUCKETS = 9
+"""Cells of the short utilisation history in the strip."""
+
+AGENT_SILENT_SECONDS = 5.0
+"""An agent whose heartbeat is older than this and its interval is not well itself."""
+
+_TIGHT = 110
+_CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
+
+
+def head_line(
+    snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, has_keys: bool = True
+) -> Line:
+    """Where we are, what is going on, what time it is."""
+    left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
+    agent = snapshot.agent
+    # Looking back the moment needs the room, and the runs are told below.
+    is_tight = snapshot.past is not None and width < _TIGHT
+    if agent is not None and agent.driver_version and agent.source != "simulated" and not is_tight:
+        left.append((f" · driver {clean(agent.driver_version)}", "dim"))
+    if demo or (agent is not None and agent.source == "simulated"):
+        left.append((" · simulated GPUs", "warn"))
+    if readonly:
+        left.append((" · read only", "dim"))
+    counts: dict[str, int] = {}
+    for row in snapshot.runs:
+        counts[row.run.state] = counts.get(row.run.state, 0) + 1
+    right: list[Span] = [
+        (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
+        for state in _CONCERNING
+        if counts.get(state) and not is_tight
+    ]
+    return between(left, [*right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)], width)
+
+
+def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
+    """What is wrong with the way the data gets here, each as one calm sentence; nothing when all is well."""
+    notices: list[str] = []
+    if agent_notice:
+        notices.append(agent_notice)
+    if snapshot.trouble:
+        notices.append(snapshot.trouble)
+    notices += past_notices(snapshot)
+    silent = driver_silence(snapshot)
+    is_explained = agent_notice or snapshot.trouble or (snapshot.past is not None and snapshot.past.gap is not None)
+    if silent and not is_explained:
+        notices.append(silent)
+    return [line for text in notices for line in warning_lines(text, width)]
+
+
+def warning_lines(text: str, width: int) -> list[Line]:
+    """A sentence about something wrong, marked, in as many lines as it needs."""
+    return [
+        fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
+        for number, part in enumerate(wrap(clean(text), width - 4))
+    ]
+
+
+def driver_silence(snapshot: Snapshot) -> str | None:
+    """A sentence when the newest samples are stale."""
+    agent = snapshot.agent
+    if agent is not None and not snapshot.gpus and snapshot.past is None:
+        silent_for = snapshot.at - agent.heartbeat_at
+        if silent_for <= AGENT_SILENT_SECONDS + agent.interval_seconds:
+            return None
+        return f"no news from the agent for {duration(silent_for)}; what is shown is of {clock(agent.heartbeat_at)}"
+    seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
+    if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
+        return None
+    newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
+    if newest is None:
+        return None
+    words = f"{duration(snapshot.at - newest)}, last sample {clock(newest)}; the values shown are of then"
+    if snapshot.at - agent.heartbeat_at > AGENT_SILENT_SECONDS + agent.interval_seconds:
+        return f"no news from the agent for {words}"
+    return f"driver silent for {words}"
+
+
+def aggregate_line(snapshot: Snapshot, width: int) -> Line:
+    """All GPUs in one line: utilisation with its last minutes, memory, power, the hottest one."""
+    if not snapshot.gpus:
+        return fit_line([], width)
+    total = gpu_totals(snapshot.gpus)
+    history = mean_history([each.utilization_percent for each in snapshot.gpu_history.values()])
+    base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
+    parts: list[list[Span]] = [
+        [(f" {total.gpu_count} GPU{'s' if total.gpu_count != 1 else ''}", "label")],
+        [(f"  util {percent(total.utilization_percent)} ", base)],
+        [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
+        [(f"  mem {gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB", base)],
+        [(f"  {_power(total)}", base)],
+    ]
+    hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)
+    if hottest is not None:
+        hot = is_hot(hottest)
+        mark = "▲" if hot else ""
+        reading = f"{mark}{hottest.index} {celsius(total.hottest_celsius)}"
+        parts.append([("  hottest ", base), (reading, "warn" if hot else base)])
+    if total.lost_count:
+        parts.insert(1, [(f" ✗{total.lost_count}", "bad")])
+    machine = snapshot.machine
+    xids = sum(machine.xids.values())
+    if xids:
+        parts.append([(f"  XID {xids}", "warn")])
+    out = machine.quarantined
+    free = sum(is_free(gpu) and gpu.uuid not in out for gpu in snapshot.gpus)
+    parts.append([(f"  {free} free", "dim")])
+    if total.memory_reserved_bytes is not None:
+        parts.append([(f"  {gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
+    return fitting(parts, width)
+
+
+def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
+    """All GPUs together."""
+    return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
+
+
+def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
+    """All GPUs over the last minutes as two charts side by side: how busy and full, how warm and hungry."""
+    histories = list(snapshot.gpu_history.values())
+    if not histories or width < 30 or height < 3:
+        return [fit_line([("  no samples in the last ten minutes", "dim")], width)][:height]
+    total = gpu_totals(snapshot.gpus)
+    used = sum_history([each.memory_used_bytes for each in histories])
+    full = shares(used, total.memory_total_bytes)
+    power = sum_history([each.power_watts for each in histories])
+    warm = peak_history([each.temperature_celsius for each in histories])
+    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
+    busy = mean_history([each.utilization_percent for each in histories])
+    kilowatts = [None if value is None else value / 1000 for value in power]
+    memory = Curve(time_bins(full, HISTORY_SECONDS), "series.1", f"memory {percent(newest(full))}")
+    utilization = Curve(time_bins(busy, HISTORY_SECONDS), "series.0", f"utilisation {percent(newest(busy))}")
+    panes = [
+        ([memory, utilization], YAxis(low=0.0, high=100.0)),
+        ([Curve(time_bins(kilowatts, HISTORY_SECONDS), "series.2", f"power {watts(newest(power))}")], YAxis(low=0.0)),
+    ]
+    if width >= 110:
+        panes.append(
+            ([Curve(time_bins(warm, HISTORY_SECONDS), "series.3", f"hottest {celsius(newest(warm))}")], YAxis(low=20.0))
+        )
+    each = (width - 1) // len(panes) - 1
+    columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
+    return [
+        fit_line([span for part in parts for span in [(" ", "text"), *part]], width)
+        for parts in zip(*columns, strict=True)
+    ]
+
+
+def host_line(snapshot: Snapshot, width: int) -> Line:
+    """The host in one line, what matters most first."""
+    host = snapshot.host
+    if host is None:
+        return fit_line([(" host", "label"), ("  no sample yet", "dim")], width)
+    memory = _share(host.memory_used_bytes, host.memory_total_bytes)
+    disk = _share(host.disk_used_bytes, host.disk_total_bytes)
+    shm = _share(host.shm_used_bytes, host.shm_total_bytes)
+    used, total = gibibytes(host.memory_used_bytes, 0), gibibytes(host.memory_total_bytes, 0)
+    parts: list[Span] = [
+        (" host", "label"),
+        (f"  cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)),
+        (f"  ram {used}/{total} GiB", _load_style(memory, 92)),
+        (f"  disk {percent(disk)} full", _load_style(disk, 95)),
+        (f"  shm {percent(shm)}", _load_style(shm, 90)),
+        *((words, "text") for words in _traffic(host)),
+    ]
+    return fitting([[part] for part in parts], width)
+
+
+def _traffic(host: HostView) -> list[str]:
+    received = byte_rate(host.network_received_bytes_per_second)
+    words = [
+        f"  read {byte_rate(host.disk_read_bytes_per_second)}",
+        f"  write {byte_rate(host.disk_write_bytes_per_second)}",
+        f"  net ↓{received} ↑{byte_rate(host.network_sent_bytes_per_second)}",
+    ]
+    if host.load_1m is not None and host.cpu_count:
+        words.append(f"  load {host.load_1m:.1f} on {host.cpu_count} cores")
+    if host.swap_used_bytes:
+        words.append(f"  swap {gibibytes(host.swap_used_bytes)} GiB")
+    return words
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole * 100
+
+
+def _load_style(value: float | None, limit: float) -> str:
+    return "warn" if value is not None and value >= limit else "text"
+
+
+def _power(total: GpuTotals) -> str:
+    if total.power_watts is None:
+        return f"power {UNKNOWN}"
+    limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
+    return f"{total.power_watts / 1000:.1f}{limit} kW"

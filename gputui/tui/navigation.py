@@ -1,0 +1,159 @@
+"""The app as far as its pages go: which lies on which, and how one is gone to.
+
+A page is never twice on the stack: going to one that lies under others goes back to it, so that escape always leads
+towards the overview.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from gputui.store.views import RunView
+from gputui.tui.layout.chart_settings import ChartMemory
+from gputui.tui.time_travel import TimeTravelApp
+from gputui.tui.widgets.page import ActionScreen
+
+if TYPE_CHECKING:
+    from gputui.tui.pages.launch.form import Preset
+
+P = TypeVar("P", bound=ActionScreen)
+
+
+class PagesApp(TimeTravelApp, inherit_bindings=False):
+    """Opens pages. Their modules are loaded when they are opened first."""
+
+    BINDINGS: ClassVar = []
+    chart_memory: ChartMemory
+
+    @property
+    def page(self) -> ActionScreen:
+        """The page that can be seen, perhaps behind a question."""
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, ActionScreen))
+
+    @property
+    def run_in_question(self) -> RunView:
+        """The run that the action at hand is about; the table of actions has made sure that there is one."""
+        run = self.page.run_in_question
+        assert run is not None
+        return run
+
+    def look(self, page: ActionScreen) -> None:
+        """Tell the feed what is looked at, if this is the page that can be seen."""
+        if page is not self.page:
+            return
+        pages = (screen for screen in self.screen_stack if isinstance(screen, ActionScreen))
+        interests = [interest for each in pages if (interest := each.interest()) is not None]
+        # The alerts that are over stay known while their page lies below: its cursor stands on one of them.
+        self.feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
+
+    def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
+        """The page of this kind: the one on the stack, with what lay above it gone, or a new one on top."""
+        for screen in self.screen_stack:
+            if isinstance(screen, kind) and is_it(screen):
+                screen.pop_until_active()
+                return screen
+        page = make()
+        self.push_screen(page)
+        return page
+
+    # --- the pages
+
+    def open_run(self, run_id: str) -> None:
+        """Go to the page of a run; where another run's page can be seen it takes its place."""
+        from gputui.tui.pages.run.page import RunScreen
+
+        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self.screen_stack)
+        if isinstance(self.page, RunScreen) and not is_known:
+            self.pop_screen()
+        self.go_to(RunScreen, lambda: RunScreen(run_id, self.chart_memory), lambda page: page.run_id == run_id)
+
+    def open_gpu(self, uuid: str) -> None:
+        """Go to the page of a GPU."""
+        from gputui.tui.pages.gpu.page import GpuScreen
+
+        self.go_to(GpuScreen, lambda: GpuScreen(uuid)).turn_to(uuid)
+
+    def do_processes(self) -> None:
+        from gputui.tui.pages.gpu.page import GpuScreen
+        from gputui.tui.pages.processes.page import ProcessesScreen
+
+        gpu = self.page.gpu_in_question if isinstance(self.page, GpuScreen) else None
+        page = self.go_to(ProcessesScreen, ProcessesScreen)
+        if gpu is not None:
+            page.show_gpu(gpu.index)
+
+    def do_alerts(self) -> None:
+        from gputui.tui.pages.alerts.page import AlertsScreen
+
+        self.go_to(AlertsScreen, AlertsScreen)
+
+    def compare(self, run: RunView | None, marked: Sequence[str] = ()) -> None:
+        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
+        that is open already and has ``run`` in it stays as it is."""
+        from gputui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
+        from gputui.tui.pages.compare.page import CompareScreen
+
+        chosen = tuple(marked)
+        if len(chosen) < 2 and run is not None:
+            alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
+            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
+        if len(chosen) > MOST_RUNS:
+            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
+        chosen = chosen[:MOST_RUNS]
+        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self.chart_memory.usual))
+        page.show_runs(chosen, run.run_id if run is not None else None)
+
+    def do_compare(self) -> None:
+        self.compare(self.run_in_question)
+
+    # --- the launch form
+
+    def do_launch(self) -> None:
+        run = self.page.run_in_question
+        if run is None:
+            self._open_form(None)
+        else:
+            self.launch_from(run.profile)
+
+    def launch_from(self, profile: str) -> None:
+        """Open the launch form with a profile."""
+        from gputui.tui.pages.launch.form import Preset
+
+        self._open_form(Preset(profile))
+
+    def do_clone(self) -> None:
+        from gputui.tui.data.run_details import launched_params
+        from gputui.tui.pages.launch.form import Preset
+        from gputui.tui.pages.launch.plan import launched_gpu_count
+
+        run = self.run_in_question
+        self._open_form(Preset(run.profile, launched_params(run), launched_gpu_count(run), run.run_id))
+
+    def _open_form(self, preset: Preset | None) -> None:
+        from gputui.tui.pages.launch.page import LaunchScreen
+
+        self.push_screen(LaunchScreen(preset))
+
+    # --- what opens over a page
+
+    def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+        """Ask a person first, and do it when they are sure."""
+        from gputui.tui.dialogs.confirm import ConfirmScreen
+
+        def decide(is_sure: bool | None) -> None:
+            if is_sure:
+                do()
+
+        self.push_screen(ConfirmScreen(title, text), decide)
+
+    def do_help(self) -> None:
+        from gputui.tui.dialogs.help import HelpScreen
+
+        self.push_screen(HelpScreen(self.page.context()))
+
+    def do_settings(self) -> None:
+        from gputui.tui.dialogs.settings import SettingsScreen
+
+        self.push_screen(SettingsScreen())

@@ -1,0 +1,211 @@
+"""The page of alerts: what lasts, what is over, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from gputui.charts.safe_text import clean
+from gputui.store.alerts import AlertView
+from gputui.store.views import RunView
+from gputui.tui.actions import Context, Scope
+from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Moment
+from gputui.tui.dialogs.silence import Silence, SilenceScreen
+from gputui.tui.layout.alerts import (
+    AlertsTable,
+    detail_lines,
+    room_for_rows,
+    row_of,
+    shown_alerts,
+    table_lines,
+)
+from gputui.tui.layout.strips import head_line
+from gputui.tui.widgets.list_page import FilterScreen
+from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.pane import Pane
+
+DETAIL_LEAST, DETAIL_MOST = 4, 8
+
+
+class AlertsScreen(FilterScreen):
+    """A table with a cursor, and below it what there is to say of the alert under the cursor."""
+
+    SCOPE: ClassVar[Scope] = "alerts"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("alerts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.list = Pane(id="alerts")
+        self.detail = Pane(id="detail")
+        self.table = AlertsTable()
+        self._rows = 1
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.head
+        yield self.notice
+        yield self.list
+        yield self.detail
+        yield self.message
+        yield self.footer
+
+    def interest(self) -> Interest:
+        return Interest(alerts=True)
+
+    # --- what it is about
+
+    @property
+    def shown(self) -> list[AlertView]:
+        """The alerts that match the filter, as they are listed."""
+        return shown_alerts(self.snapshot.alerts, self.table, self.snapshot.at)
+
+    @property
+    def alert(self) -> AlertView | None:
+        """The one under the cursor."""
+        return next((one for one in self.shown if one.alert_id == self.table.cursor), None)
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        alert = self.alert
+        wanted = None if alert is None else alert.run_id
+        return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)
+
+    def context(self) -> Context:
+        return replace(super().context(), alert=self.alert)
+
+    def copyable(self) -> Sequence[Copyable]:
+        alert = self.alert
+        return [] if alert is None else [Copyable("the alert", clean(alert.sentence))]
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        app, snapshot = self.gputui, self.snapshot
+        self._keep_cursor()
+        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        left = height - 1 - self.draw_frame(width)
+        detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
+        detail = detail if left - len(detail) >= DETAIL_LEAST else []
+        room = left - len(detail)
+        self._scroll(room)
+        lines = table_lines(snapshot.alerts, self.table, snapshot.at, width, room)
+        self.list.show(self.with_filter(lines, width), height=room)
+        self.detail.show(detail, height=len(detail))
+
+    def _keep_cursor(self) -> None:
+        """The cursor stays on its alert; when that is gone, on the first."""
+        ids = [one.alert_id for one in self.shown]
+        if self.table.cursor not in ids:
+            self.table = replace(self.table, cursor=ids[0] if ids else None)
+
+    def _scroll(self, height: int) -> None:
+        ids = [one.alert_id for one in self.shown]
+        self._rows = room_for_rows(height)
+        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        top = min(self.table.top, place, max(0, len(ids) - self._rows))
+        self.table = replace(self.table, top=max(top, place - self._rows + 1))
+
+    def move(self, by: int) -> None:
+        ids = [one.alert_id for one in self.shown]
+        if ids:
+            place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+            self.table = replace(self.table, cursor=ids[min(max(place + by, 0), len(ids) - 1)])
+            self.paint()
+
+    def _at(self, y: int) -> AlertView | None:
+        return row_of(self.snapshot.alerts, self.table, self.snapshot.at, y)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses an alert, a second one opens its run."""
+        chosen = self._at(event.y) if event.widget is self.list else None
+        if chosen is not None:
+            self.table = replace(self.table, cursor=chosen.alert_id)
+            self.paint()
+            if event.chain == 2 and self.run_in_question is not None:
+                self.do_alert_run()
+
+    # --- moving
+
+    def do_alert_up(self) -> None:
+        self.move(-1)
+
+    def do_alert_down(self) -> None:
+        self.move(1)
+
+    def do_alerts_first(self) -> None:
+        self.move(-len(self.shown))
+
+    def do_alerts_last(self) -> None:
+        self.move(len(self.shown))
+
+    def do_alerts_page_up(self) -> None:
+        self.move(1 - self._rows)
+
+    def do_alerts_page_down(self) -> None:
+        self.move(self._rows - 1)
+
+    def do_scroll_up(self) -> None:
+        self.move(-1)
+
+    def do_scroll_down(self) -> None:
+        self.move(1)
+
+    # --- actions
+
+    def do_alerts_back(self) -> None:
+        if self.table.filter_text:
+            self.set_filter("")
+            self.paint()
+        else:
+            self.gputui.pop_screen()
+
+    def do_alert_run(self) -> None:
+        run = self.run_in_question
+        assert run is not None
+        self.gputui.open_run(run.run_id)
+
+    def do_alert_moment(self) -> None:
+        alert = self.alert
+        assert alert is not None
+        self.gputui.pop_screen()
+        self.gputui.look_back(Moment(alert.raised_at))
+
+    def do_acknowledge(self) -> None:
+        alert = self.alert
+        assert alert is not None
+        self.gputui.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
+        self.move(1)
+
+    def do_acknowledge_all(self) -> None:
+        self.gputui.ask("Acknowledge all", "alert_ack", None, {"ids": None})
+
+    def do_silence(self) -> None:
+        alert = self.alert
+        assert alert is not None
+
+        def silence(chosen: Silence | None) -> None:
+            if chosen is not None:
+                target = {"rule": alert.rule} if chosen.is_everywhere else {"id": alert.alert_id}
+                self.gputui.ask("Silence", "alert_silence", None, {"seconds": chosen.seconds, **target})
+
+        self.gputui.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
+
+    def do_alerts_order(self) -> None:
+        self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
+
+    def do_alerts_filter(self) -> None:
+        self.do_filter()
+
+    @property
+    def filter_text(self) -> str:
+        return self.table.filter_text
+
+    def set_filter(self, text: str) -> None:
+        self.table = replace(self.table, filter_text=text, top=0)

@@ -1,0 +1,225 @@
+"""The compare page as lines: one chart with a curve per run, and the table that explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gputui.charts.cells import clip_middle
+from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count, duration, metric_value, short_number
+from gputui.curves.crosshair import values_at
+from gputui.curves.direction import is_more_better
+from gputui.curves.model import Axis, ChartData, Frame
+from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, within
+from gputui.tui.layout.charts_head import place_words
+from gputui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule
+from gputui.tui.layout.words import run_sign, run_state_text
+from gputui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, best_of, best_words
+
+HEAD_LINES = 2
+"""Lines of the table above its rows."""
+
+_MARKS = "●■▲◆✚✖"
+"""A run's sign in the table and in the legend: told apart without colour too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareLook:
+    """How the chart is looked at: the axis, its window, the crosshair, the smoothing and whether values and x are on
+    logarithmic axes."""
+
+    axis: Axis
+    window: tuple[float, float] | None
+    cursor: float | None
+    smoothing: float
+    is_log: bool
+    is_log_x: bool = False
+
+
+def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
+    """What is compared, and how."""
+    runs = "1 run" if len(comparison.run_ids) == 1 else f"{len(comparison.run_ids)} runs"
+    runs += f", {comparison.curve_count} shown" if comparison.hidden else ""
+    parts: list[list[Span]] = [
+        [(" Compare ", "title"), (runs, "text")],
+        [(" · ", "dim"), (clean(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
+    ]
+    if number:
+        parts.append([(f" · {number} metrics", "dim")])
+    if look.smoothing:
+        parts.append([(f" · smoothing {look.smoothing:g}", "accent")])
+    if look.is_log_x:
+        parts.append([(" · log x", "accent")])
+    if look.is_log:
+        parts.append([(" · log y", "accent")])
+    order = "" if comparison.sort == "chosen" else f" · by {clean(comparison.sort_param or comparison.sort)}"
+    if order or comparison.is_reversed:
+        parts.append([((order or " · ") + (" reversed" if comparison.is_reversed else ""), "dim")])
+    if comparison.group is not None:
+        parts.append([(f" · grouped by {clean(comparison.group)}", "accent")])
+    return fitting(parts, width)
+
+
+def overlay_lines(
+    runs: Sequence[ComparedRun],
+    data: Mapping[str, ChartData],
+    comparison: Comparison,
+    look: CompareLook,
+    width: int,
+    height: int,
+) -> list[Line]:
+    """The metric of every run that is not hidden, over each other; the run under the cursor on top."""
+    metric = comparison.metric
+    shown = [(run, run.colour) for run in runs if run.colour is not None]
+    shown.sort(key=lambda each: each[0].row.run.run_id == comparison.cursor)
+    curves: list[Curve] = []
+    problem = None
+    for run, colour in shown:
+        found = data.get(run.row.run.run_id)
+        curve = found.curves.get(metric) if found is not None and metric is not None else None
+        if curve is None or not curve.bins:
+            problem = curve.problem if curve is not None else problem
+            continue
+        bins, smooth = within(curve.bins, look.window), within(curve.smooth, look.window)
+        style = f"series.{colour}"
+        value = curve.last
+        if look.cursor is not None:
+            [at] = values_at([smooth or bins], look.cursor)
+            value = at.value
+        if smooth:
+            curves.append(Curve(bins, "shadow", is_shadow=True))
+        curves.append(Curve(smooth or bins, style, _MARKS[colour], value))
+    start, end = look.window or (None, None)
+    where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
+    return chart(
+        curves,
+        width=width,
+        height=height,
+        title=f" {clean(metric or '')}{where}",
+        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
+                     "log" if look.is_log_x else "linear"),
+        y_axis=YAxis("log" if look.is_log else "linear"),
+        cursor=look.cursor,
+        least_gutter=GUTTER,
+        empty_text=problem or _why_empty(shown, data, metric),
+    )  # fmt: skip
+
+
+def _why_empty(shown: Sequence[object], data: Mapping[str, ChartData], metric: str | None) -> str:
+    if not shown:
+        return "all runs are hidden"
+    is_read = metric is None or any(metric in each.request.names for each in data.values())
+    return "none of the runs measured it" if data and is_read else "reading…"
+
+
+def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
+    """A row per run with what differs; groups have a heading each. The row under the cursor stays in sight."""
+    metric = comparison.metric or ""
+    placed = place(_columns(groups, metric), width - 2)
+    items = _items(groups)
+    lines: list[Line] = []
+    for item in items:
+        if isinstance(item, Group):
+            runs = "1 run" if len(item.runs) == 1 else f"{len(item.runs)} runs"
+            title = f"{clean(comparison.group or '')} {item.value}"
+            lines.append(
+                fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([item], metric)}", "dim")], width)
+            )
+        else:
+            mark: Span = ("▸ " if item.row.run.run_id == comparison.cursor else "  ", "cursor")
+            lines.append([mark, *row_line(placed, item, width - 2, "dim" if item.colour is None else None)])
+    if not lines:
+        return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
+    room = max(1, height - HEAD_LINES)
+    top = _first_shown(items, comparison, room)
+    notes = [f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}"] if len(lines) > room else []
+    params = {name for group in groups for run in group.runs for name in run.params}
+    if left_out := params - {column.head for column, _ in placed}:
+        words = "parameter" if len(left_out) == 1 else "parameters"
+        notes.append(f"{len(left_out)} more {words}: i")
+    note = " · ".join(notes)
+    head: Line = [("  ", "text"), *head_line(placed, width - 2)]
+    return [rule("RUNS", width, note), head, *lines[top : top + room]][:height]
+
+
+def run_at(groups: Sequence[Group], comparison: Comparison, height: int, y: int) -> str | None:
+    """The run in a line of the table; None where there is none."""
+    items = _items(groups)
+    place = _first_shown(items, comparison, max(1, height - HEAD_LINES)) + y - HEAD_LINES
+    item = items[place] if y >= HEAD_LINES and place < len(items) else None
+    return item.row.run.run_id if isinstance(item, ComparedRun) else None
+
+
+def _items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
+    """What the table has a line for: headings of groups, and runs."""
+    items: list[Group | ComparedRun] = []
+    for group in groups:
+        items += [group] if group.value is not None else []
+        items += group.runs
+    return items
+
+
+def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, room: int) -> int:
+    """The first of them that is shown, so that the cursor is in sight."""
+    places = (
+        number
+        for number, item in enumerate(items)
+        if isinstance(item, ComparedRun) and item.row.run.run_id == comparison.cursor
+    )
+    return min(max(0, next(places, 0) - room + 1), max(0, len(items) - room))
+
+
+def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
+    best = "most" if is_more_better(metric) else "least"
+    leading = best_of(groups, metric)
+    columns: list[Column[ComparedRun]] = [
+        Column("", 1, _mark),
+        Column("run", 16, _name, grow=2, most=40),
+        Column(best, 10, lambda run, _: _best(run, leading), align=">"),
+        Column("at", 8, _best_place, align=">", importance=3),
+        Column("last", 9, lambda run, _: [(metric_value(run.last), "text")], align=">", importance=1),
+        Column("step", 9, _step, align=">", importance=2),
+        Column("state", 12, _state, importance=4),
+        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
+    ]
+    names = next((tuple(run.params) for group in groups for run in group.runs), ())
+    for number, name in enumerate(names):
+        columns.append(_parameter(name, groups, 3 + number))
+    return columns
+
+
+def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[ComparedRun]:
+    widest = max(len(run.params.get(name, "")) for group in groups for run in group.runs)
+    width = min(max(len(name), widest, 3), 18)
+    return Column(name, width, lambda run, _: [(run.params.get(name, "–"), "text")], align=">", importance=importance)
+
+
+def _best(run: ComparedRun, leading: float | None) -> list[Span]:
+    is_leading = run.best is not None and run.best == leading
+    return [("★ " if is_leading else "", "good"), (metric_value(run.best), "good" if is_leading else "accent")]
+
+
+def _mark(run: ComparedRun, _: int) -> list[Span]:
+    if run.colour is None:
+        return [("·", "dim")]
+    return [(_MARKS[run.colour], f"series.{run.colour}")]
+
+
+def _name(run: ComparedRun, width: int) -> list[Span]:
+    return [(clip_middle(clean(run.row.run.run_id), width), "text")]
+
+
+def _best_place(run: ComparedRun, _: int) -> list[Span]:
+    return [("–" if run.best_x is None else short_number(run.best_x), "dim")]
+
+
+def _step(run: ComparedRun, _: int) -> list[Span]:
+    step = run.row.progress.step
+    return [("–" if step is None else count(step), "text")]
+
+
+def _state(run: ComparedRun, _: int) -> list[Span]:
+    return [(run_state_text(run.row.run), run_sign(run.row.run.state).style)]

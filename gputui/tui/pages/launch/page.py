@@ -1,0 +1,257 @@
+"""Launching a run: choose a profile, change what should be different, see exactly what will happen, start it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+
+from gputui.charts.safe_text import clean
+from gputui.tui import commands
+from gputui.tui.actions import Context, Scope
+from gputui.tui.dialogs.pick_gpus import PickGpusScreen
+from gputui.tui.dialogs.sheet import SheetScreen
+from gputui.tui.pages.launch.form import NAME, Form, Preset
+from gputui.tui.pages.launch.plan import Plan, first_choice, last_params, make_plan, probe, read_profiles
+from gputui.tui.pages.launch.view import LaunchView, launch_lines
+from gputui.tui.widgets.page import ActionScreen, bindings_for
+from gputui.tui.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from gputui.profiles.loading import ProfileEntry
+
+
+@dataclass
+class ProfilesRead(Message):
+    """The profiles were read."""
+
+    entries: tuple[ProfileEntry, ...]
+
+
+@dataclass
+class Planned(Message):
+    """What the form came to, as it was at ``generation``. ``is_final``: no slower check follows."""
+
+    generation: int
+    plan: Plan
+    is_final: bool
+
+
+class LaunchScreen(ActionScreen):
+    """The form. Every key that is no command is text for the field under the cursor."""
+
+    SCOPE: ClassVar[Scope] = "launch"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("launch")
+
+    def __init__(self, preset: Preset | None = None) -> None:
+        super().__init__()
+        self.page = Pane(id="launch")
+        self.form = Form()
+        self.plan: Plan | None = None
+        self._preset = preset
+        self._is_reading = True
+        self._typed_ahead = 0
+        self._generation = 0
+        self._planned = 0
+        self._is_planning = False
+        self._is_eager = False
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.notice
+        yield self.page
+        yield self.message
+        yield self.footer
+
+    def on_mount(self) -> None:
+        workspace = self.gputui.workspace
+        self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
+
+    def interest(self) -> None:
+        """The form shows nothing of the feed's; what lies below is as it was when the form is gone."""
+
+    def context(self) -> Context:
+        return replace(super().context(), obstacle=self._obstacle())
+
+    def _obstacle(self) -> str | None:
+        """What is wrong as far as it is known; None while nothing is."""
+        for key, problem in self.form.problems.items():
+            return f"{key}: {problem}"
+        if self.form.entry is None:
+            return "Reading the profiles…" if self._is_reading else "There is no profile to launch."
+        # What an earlier content came to says nothing about this one.
+        return self.plan.obstacle if self.plan is not None and self._planned == self._generation else None
+
+    def draw(self, width: int, height: int) -> None:
+        rows = height - self.draw_frame(width)
+        snapshot = self.snapshot
+        view = LaunchView(self.form, self.plan, snapshot.gpus, snapshot.at, self._is_reading)
+        self.page.show(launch_lines(view, width, rows), height=rows)
+
+    # --- what arrives from threads
+
+    @staticmethod
+    def _in_thread(work: Callable[[], object]) -> None:
+        threading.Thread(target=work, name="launch form", daemon=True).start()
+
+    def on_profiles_read(self, message: ProfilesRead) -> None:
+        self._is_reading = False
+        names = [entry.name for entry in message.entries]
+        preset = self._preset
+        last = last_params([row.run for row in self.snapshot.runs])
+        if preset is None or preset.profile not in names:
+            if preset is not None and preset.run_id is not None:
+                self.gputui.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
+            runs = [row.run for row in self.snapshot.runs]
+            first = first_choice(message.entries, runs, len(self.snapshot.gpus))
+            self._change(Form(message.entries, last).choose(first + self._typed_ahead))
+        else:
+            form = Form(message.entries, last).choose(names.index(preset.profile) + self._typed_ahead)
+            self._change(form if self._typed_ahead else form.preset(preset))
+
+    def _change(self, form: Form) -> None:
+        """The form has another content: what it comes to is worked out anew."""
+        is_same = form.edits == self.form.edits and form.chosen == self.form.chosen and form.entries
+        self.form = form
+        if not is_same:
+            self._generation += 1
+            self._is_eager = False
+            if form.problems:
+                self.plan = Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
+            self._plan_next()
+        self.paint()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that can be said about the form is said."""
+        return not self._is_reading and self._planned == self._generation
+
+    def _plan_next(self) -> None:
+        """One plan at a time, of the newest content."""
+        if self._is_planning or self._planned == self._generation:
+            return
+        self._is_planning = True
+        generation, form, snapshot = self._generation, self.form, self.snapshot
+        workspace = self.gputui.workspace
+
+        def work() -> None:
+            plan = make_plan(form, snapshot, workspace)
+            slow = plan.spec is not None and plan.obstacle is None
+            self.post_message(Planned(generation, plan, is_final=not slow))
+            if slow:
+                self.post_message(Planned(generation, probe(plan, workspace), is_final=True))
+
+        self._in_thread(work)
+
+    def on_planned(self, message: Planned) -> None:
+        if message.is_final:
+            self._is_planning = False
+            self._planned = message.generation
+        if message.generation == self._generation and not self.form.problems:
+            self.plan = message.plan
+            if self._is_eager:
+                self._is_eager = False
+                self.do_start()
+        self._plan_next()
+        self.paint()
+
+    # --- keys
+
+    def on_key(self, event: events.Key) -> None:
+        item = self.form.current
+        if item is None:
+            return
+        edit = self.form.edits[item.key].press(event.key)
+        if edit is not None:
+            form = self.form.edit(edit)
+        elif event.character is not None and event.is_printable:
+            form = self.form.type(event.character)
+        else:
+            return
+        event.stop()
+        self.gputui.message = ("", "info")
+        self._change(form)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._change(self.form.type(event.text))
+
+    def do_field_next(self) -> None:
+        self._change(self.form.move(1))
+
+    def do_field_previous(self) -> None:
+        self._change(self.form.move(-1))
+
+    def do_profile_next(self) -> None:
+        self._turn(1)
+
+    def do_profile_previous(self) -> None:
+        self._turn(-1)
+
+    def _turn(self, by: int) -> None:
+        """Another profile; keys typed before the profiles were read count too."""
+        if self._is_reading:
+            self._typed_ahead += by
+            return
+        self.plan = None
+        self._change(self.form.choose(self.form.chosen + by))
+
+    def do_choose_gpus(self) -> None:
+        """Choose GPUs from a table of who is on them."""
+        if self.form.entry is None or self.form.entry.profile is None:
+            return
+        spec = self.plan.spec if self.plan is not None else None
+        count = spec.gpus.count if spec is not None else 1
+        memory_bytes = spec.gpus.memory_bytes if spec is not None else None
+        chosen = spec.gpus.uuids if spec is not None else ()
+
+        def take(text: str | None) -> None:
+            if text is not None:
+                self._change(self.form.with_gpus(text))
+
+        self.app.push_screen(PickGpusScreen(count, memory_bytes, chosen), take)
+
+    def do_last_values(self) -> None:
+        """The parameters of the newest run of this profile."""
+        entry = self.form.entry
+        last = self.form.last_params.get(entry.name) if entry is not None else None
+        if entry is None or not last:
+            self.gputui.say("No run of this profile is in the list.")
+            return
+        self._change(self.form.preset(Preset(entry.name, last)))
+
+    def do_preview(self) -> None:
+        plan = self.plan
+        if plan is None:
+            self.gputui.say("Still checking; a moment.")
+            return
+        marks = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
+        lines = [*plan.problems, *plan.description, ""]
+        for check in plan.checks:
+            remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
+            lines.append(f"{marks[check.status]} {check.name}: {check.detail}{remedy}")
+        self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
+
+    def do_cancel(self) -> None:
+        self.gputui.pop_screen()
+
+    def do_start(self) -> None:
+        """Launch when all is known to be well; typed ahead of the checks, it waits for them."""
+        plan, obstacle = self.plan, self._obstacle()
+        if obstacle is not None:
+            self.gputui.say(obstacle, "warning")
+            return
+        if plan is None or plan.spec is None or self._planned != self._generation:
+            self._is_eager = True
+            self.gputui.say("Launching as soon as the checks are through…")
+            return
+        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.gputui.workspace
+        self.gputui.pop_screen()
+        self.gputui.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))

@@ -1,0 +1,149 @@
+"""What a launch form comes to. Reading profiles and checking is done in threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputui.charts.safe_text import clean
+from gputui.config import Workspace
+from gputui.runs.spec import RunSpec
+from gputui.store.database import StoreError, open_reader
+from gputui.store.past_peaks import PastPeak, past_peaks
+from gputui.store.views import RunView
+from gputui.tui.data.run_details import launched_params
+from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.pages.launch.form import GPUS, PRIORITY, Form, priority_of
+
+if TYPE_CHECKING:
+    # pydantic comes with these; they are imported where they are used, in a thread.
+    from gputui.profiles.loading import ProfileEntry
+    from gputui.runs.checks import CheckResult
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a form comes to: the specification and its command, or why there is none."""
+
+    spec: RunSpec | None = None
+    problems: tuple[str, ...] = ()
+    command: str = ""
+    description: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot be launched, in a sentence."""
+        if self.problems:
+            return self.problems[0]
+        failed = next((check for check in self.checks if check.status == "fail"), None)
+        if failed is not None:
+            return f"{failed.name}: {failed.detail}" + (f"; {failed.remedy}" if failed.remedy else "")
+        return None if self.spec is not None else "There is no profile to launch."
+
+
+def read_profiles(workspace: Workspace, cwd: Path) -> tuple[ProfileEntry, ...]:
+    """Every profile by name, valid ones first. Slow the first time: pydantic is imported."""
+    from gputui.profiles.loading import list_profiles
+
+    entries = list_profiles(workspace, cwd)
+    return tuple(sorted(entries, key=lambda entry: entry.profile is None))
+
+
+def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
+    """Resolve the form and look at everything that can be looked at without starting a process."""
+    from gputui.profiles.describe import describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
+    from gputui.profiles.preflight import quick_checks
+    from gputui.profiles.resolve import ResolveError, resolve
+    from gputui.profiles.situation import situation_of
+
+    env = os.environ if environ is None else environ
+    entry = form.entry
+    if entry is None:
+        return Plan()
+    if entry.profile is None:
+        return Plan(problems=tuple(clean(line) for line in str(entry.error).splitlines()))
+    gpus_item = form.fields[0]
+    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
+    try:
+        spec = resolve(
+            entry.profile,
+            overrides=form.overrides(),
+            gpus_override=form.text(GPUS) if form.is_changed(gpus_item) else None,
+            inventory=None if situation is None else situation.facts,
+            environ=env,
+        )
+    except ResolveError as error:
+        return Plan(problems=tuple(clean(line) for line in error.problems))
+    spec = replace(spec, priority=priority_of(form.text(PRIORITY)) or 0)
+    gpus = () if situation is None else likely_gpus(spec.gpus, situation)
+    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
+    lines = tuple(describe(spec, launch, situation))
+    command = next(line.removeprefix("command").strip() for line in lines if line.startswith("command"))
+    past = _earlier_peaks(workspace, spec)
+    checks = tuple(quick_checks(spec, state=workspace.state, gpus=situation, past=past, environ=env))
+    return Plan(spec, (), command, lines, checks)
+
+
+def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
+    """None where the database cannot be read now: the check then says that nothing is known."""
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            return past_peaks(connection, spec.name)
+    except (StoreError, sqlite3.Error):
+        return []
+
+
+def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[RunView], gpu_count: int) -> int:
+    """Where a form begins when nobody says: at the profile launched last, else at the first that this machine has the
+    GPUs for."""
+    names = {entry.name: number for number, entry in enumerate(entries)}
+    launched = [run for run in runs if run.profile in names]
+    if launched:
+        return names[max(launched, key=lambda run: run.sequence).profile]
+    return next((number for number, entry in enumerate(entries) if _asks_for(entry) <= gpu_count), 0)
+
+
+def _asks_for(entry: ProfileEntry) -> float:
+    """How many GPUs a profile needs at the least."""
+    if entry.profile is None:
+        return float("inf")
+    gpus = entry.profile.form.gpus
+    return 1 if gpus.is_all else gpus.count or len(gpus.devices)
+
+
+def last_params(runs: Sequence[RunView]) -> dict[str, Mapping[str, object]]:
+    """The parameters with which the newest run of each profile was launched."""
+    newest: dict[str, RunView] = {}
+    for run in runs:
+        if run.profile not in newest or run.sequence > newest[run.profile].sequence:
+            newest[run.profile] = run
+    return {name: launched_params(run) for name, run in newest.items()}
+
+
+def launched_gpu_count(run: RunView) -> int | None:
+    """How many GPUs a run was launched with; None where its specification cannot be read."""
+    try:
+        count = json.loads(run.spec_json)["gpus"]["count"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return count if isinstance(count, int) else None
+
+
+def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
+    """The plan with what the training's interpreter says about itself; starts a process and may take seconds."""
+    from gputui.profiles.probe import check_interpreter
+
+    if plan.spec is None or plan.obstacle is not None:
+        return plan
+    env = os.environ if environ is None else environ
+    slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())
+    names = {result.name for result in slow}
+    return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))

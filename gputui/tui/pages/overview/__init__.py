@@ -1,0 +1,1 @@
+"""The overview: ``page`` is the screen, ``selection`` its cursor; the other files draw one area each."""

@@ -1,0 +1,73 @@
+"""The whole overview as one frame, for where there is no screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gputui.charts.chart import Line
+from gputui.store.queries import OVER_STATES
+from gputui.tui.data.snapshot import RunRow, Snapshot
+from gputui.tui.layout.alerts import alert_strip
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.moments import time_line
+from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notice_lines
+from gputui.tui.pages.overview.areas import share_rows
+from gputui.tui.pages.overview.events import events_lines
+from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines
+from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
+
+OVER_SHOWN = 10
+"""Without a height so many runs that are over are shown, the newest."""
+
+EVENTS_SHOWN = 12
+
+LINES_BESIDE_GPUS = 10
+"""Room for a head and for what there is to say about GPUs in quarantine, or of none."""
+
+
+def overview_frame(
+    snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
+) -> list[Line]:
+    """Head, notices, GPUs, host, runs and events. In ``height`` lines, or without one in as many as it takes."""
+    head = [head_line(snapshot, width, host_name, demo=False, readonly=False, has_keys=False)]
+    if snapshot.past is not None:
+        head.append(time_line(snapshot.past, snapshot.at, width))
+    head += notice_lines(snapshot, notice, width)
+    alerts = alert_strip(snapshot.alerts, snapshot.at, width, has_keys=False)
+    head += [] if alerts is None else [alerts]
+    if height is None:
+        return [*head, *_all_of_it(snapshot, width)]
+    rows = share_rows(
+        max(0, height - len(head)), gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
+        runs=len(snapshot.runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
+    )  # fmt: skip
+    return [
+        *head,
+        *([aggregate_line(snapshot, width)] if rows.aggregate else []),
+        *(gpu_lines(snapshot, width, rows.gpus, Pointed(has_keys=False)) if rows.gpus else []),
+        *([host_line(snapshot, width)] if rows.host else []),
+        *_runs(snapshot, snapshot.runs, width, rows.runs),
+        *events_lines(snapshot.events, snapshot.at, width, rows.events),
+    ][:height]
+
+
+def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -> list[Line]:
+    return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
+
+
+def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:
+    active = [row for row in snapshot.runs if row.run.state not in OVER_STATES]
+    over = [row for row in snapshot.runs if row.run.state in OVER_STATES]
+    shown = [*active, *over[:OVER_SHOWN]]
+    runs = _runs(snapshot, shown, width, max(2, len(shown) + 1))
+    if len(over) > OVER_SHOWN:
+        runs.append(fit_line([(f"  … {len(over) - OVER_SHOWN} older ones; gputui ps lists all", "dim")], width))
+    events = snapshot.events[-EVENTS_SHOWN:]
+    return [
+        *([aggregate_line(snapshot, width)] if snapshot.gpus else []),
+        *gpu_lines(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS, Pointed(has_keys=False)),
+        host_line(snapshot, width),
+        *runs,
+        *events_lines(events, snapshot.at, width, max(2, len(events) + 1)),
+    ]

@@ -1,0 +1,195 @@
+"""The overview: is the machine fine, is the training fine, what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.widget import Widget
+
+from gputui.tui.actions import Scope
+from gputui.tui.layout.alerts import alert_strip
+from gputui.tui.layout.strips import aggregate_charts, aggregate_line, head_line, host_line
+from gputui.tui.pages.overview.areas import share_rows
+from gputui.tui.pages.overview.events import events_lines, events_shown
+from gputui.tui.pages.overview.gpu_cards import card_grid, card_lines
+from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines, row_at
+from gputui.tui.pages.overview.run_order import next_order, order_named
+from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
+from gputui.tui.pages.overview.selection import OverviewCursor
+from gputui.tui.widgets.cursor import Section
+from gputui.tui.widgets.page import bindings_for
+from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.slow_pane import SlowPane
+
+
+class OverviewScreen(OverviewCursor):
+    """GPUs, host, runs and events below each other. The cursor stands on a GPU, a run or an event; what an action is
+    about follows from it."""
+
+    SCOPE: ClassVar[Scope] = "overview"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("overview")
+
+    def __init__(self, *, is_folded: bool = False, order: str = "") -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.alerts = Pane(id="alerts")
+        self.aggregate = Pane(id="aggregate")
+        self.gpus = Pane(id="gpus")
+        self.trends = SlowPane(id="trends")
+        self.cards = SlowPane(id="cards")
+        self.host = Pane(id="host")
+        self.runs = Pane(id="runs")
+        self.happened = Pane(id="events")
+        self.is_folded = is_folded
+        self.table = RunsState(order=order_named(order).name)
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.head
+        yield self.notice
+        yield self.alerts
+        yield self.aggregate
+        yield self.gpus
+        yield self.trends
+        yield self.cards
+        yield self.host
+        yield self.runs
+        yield self.happened
+        yield self.message
+        yield self.footer
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        app, snapshot = self.gputui, self.snapshot
+        self.keep_cursor()
+        focus = self.focus_at
+        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        strip = alert_strip(snapshot.alerts, snapshot.at, width)
+        self.alerts.show([] if strip is None else [strip], height=0 if strip is None else 1)
+        around = 1 + self.draw_frame(width) + (strip is not None)
+        count = len(snapshot.gpus)
+        rows = share_rows(
+            height - around,
+            gpus=lambda most: gpu_height(snapshot, width, most),
+            cards=lambda most: grid.height * grid.down if (grid := card_grid(count, width, most)) else 0,
+            runs=len(self.shown_rows),
+            events=len(snapshot.events),
+            has_gpus=bool(count),
+            is_folded=self.is_folded,
+        )
+        self.aggregate.show([aggregate_line(snapshot, width)] if rows.aggregate else [], height=rows.aggregate)
+        pointed = Pointed(focus.gpu if focus.section == "gpus" else None, self.scroll_gpus(rows, width))
+        self.gpus.show(gpu_lines(snapshot, width, rows.gpus, pointed) if rows.gpus else [], height=rows.gpus)
+        self.trends.show_when(
+            (width, rows.trends),
+            (snapshot.gpu_history,),
+            lambda: aggregate_charts(snapshot, width, rows.trends) if rows.trends else [],
+            height=rows.trends,
+        )
+        self._draw_cards(width, rows.cards)
+        self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
+        self.scroll_runs(rows)
+        self.run_lines = rows.runs
+        lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot), width, rows.runs)
+        self.runs.show(self.with_filter(lines, width), height=rows.runs)
+        lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._pointed_event)
+        self.happened.show(lines, height=rows.events)
+
+    def _draw_cards(self, width: int, height: int) -> None:
+        snapshot = self.snapshot
+        grid = card_grid(len(snapshot.gpus), width, height)
+        sitting = tuple((gpu.uuid, gpu.state, gpu.run_id, gpu.rank) for gpu in snapshot.gpus) if grid else ()
+        self.cards.show_when(
+            (width, height, sitting),
+            (snapshot.gpu_history,),
+            lambda: card_lines(snapshot, width, grid) if grid else [],
+            height=height,
+        )
+
+    @property
+    def _pointed_event(self) -> int | None:
+        return self.focus_at.event if self.focus_at.section == "events" else None
+
+    # --- the mouse
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """The cursor moves in the section under the pointer."""
+        sections: dict[Widget | None, Section] = {self.gpus: "gpus", self.runs: "runs", self.happened: "events"}
+        section = sections.get(pane)
+        if section is not None:
+            self.focus_on(section)
+            self.move(by)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a GPU, a run or an event, a second one opens it; one on the alerts opens their page."""
+        if event.widget is self.alerts:
+            self.gputui.do_alerts()
+            return
+        snapshot, width = self.snapshot, self.app.size.width
+        row = self.table.top + event.y - 1
+        if event.widget is self.gpus:
+            gpus = len(snapshot.gpus)
+            index = row_at(gpus, width, self.gpus.size.height, self.focus_at.gpu_top, event.x, event.y)
+            if index is None:
+                return
+            self.focus_at = replace(self.focus_at, section="gpus", gpu=snapshot.gpus[index].uuid)
+        elif event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
+            self.focus_at = replace(self.focus_at, section="runs")
+            self.table = replace(self.table, cursor=self.shown_rows[row].run.run_id)
+        elif event.widget is self.happened:
+            shown = events_shown(snapshot.events, self.happened.size.height, self._pointed_event)
+            if not 1 <= event.y <= len(shown):
+                return
+            self.focus_at = replace(self.focus_at, section="events", event=shown[event.y - 1].event_id)
+        else:
+            return
+        if event.chain == 2:
+            self.gputui.perform("open", self)
+        self.paint()
+
+    # --- actions
+
+    def do_fold(self) -> None:
+        self.is_folded = not self.is_folded
+        self.gputui.change(fold=self.is_folded)
+
+    def do_open(self) -> None:
+        """The page of what the cursor stands on."""
+        run = self.run_in_question
+        if self.focus_at.section == "gpus" or run is None:
+            self.do_gpu_detail()
+        else:
+            self.gputui.open_run(run.run_id)
+
+    def do_gpu_detail(self) -> None:
+        gpu = self.gpu_in_question
+        if gpu is not None:
+            self.gputui.open_gpu(gpu.uuid)
+
+    def do_compare(self) -> None:
+        """The marked runs; with fewer than two marked, the run under the cursor with the newest of its profile."""
+        self.gputui.compare(self.run_in_question, self.marked_runs)
+
+    def do_mark(self) -> None:
+        run = self.run_in_question
+        if run is not None:
+            self.table = replace(self.table, marked=self.table.marked ^ {run.run_id})
+            if self.focus_at.section == "runs":
+                self.move(1)
+
+    def do_sort(self) -> None:
+        self.table = replace(self.table, order=next_order(self.table.order).name, top=0)
+        self.gputui.change(sort=self.table.order)
+
+    @property
+    def filter_text(self) -> str:
+        return self.table.filter_text
+
+    def set_filter(self, text: str) -> None:
+        self.table = replace(self.table, filter_text=text, top=0)
+        self.focus_at = replace(self.focus_at, section="runs")

@@ -1,0 +1,80 @@
+"""Which runs the table shows, and in which order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gputui.tui.data.snapshot import RunRow
+from gputui.tui.layout.words import run_sign
+
+
+class Order(NamedTuple):
+    """One way to sort. ``key`` is None where a run lacks the value: it goes to the end."""
+
+    name: str
+    words: str
+    key: Callable[[RunRow], float | str | None] | None
+
+
+def _loss(row: RunRow) -> float | None:
+    loss = row.progress.loss
+    return None if loss is None or not math.isfinite(loss) else loss
+
+
+def _lost_hours(row: RunRow) -> float | None:
+    return None if row.cost is None else -(row.cost.lost_seconds or 0.0)
+
+
+def _pace(row: RunRow) -> float | None:
+    pace = row.progress.steps_per_second
+    return None if pace is None else -pace
+
+
+ORDERS: tuple[Order, ...] = (
+    Order("state", "", None),
+    Order("newest", "newest first", lambda row: -row.run.sequence),
+    Order("name", "by name", lambda row: row.run.run_id),
+    Order("loss", "by loss", _loss),
+    Order("left", "by time left", lambda row: row.progress.seconds_left),
+    Order("pace", "fastest first", _pace),
+    Order("lost", "by what failures cost", _lost_hours),
+)
+"""As one key goes through them. The first leaves the rows as they come: those that run, the queue, then the rest."""
+
+
+def order_named(name: str) -> Order:
+    """The order of this name; the first for one that nobody knows."""
+    return next((order for order in ORDERS if order.name == name), ORDERS[0])
+
+
+def next_order(name: str) -> Order:
+    """The one after it."""
+    return ORDERS[(ORDERS.index(order_named(name)) + 1) % len(ORDERS)]
+
+
+def in_order(rows: Sequence[RunRow], name: str) -> list[RunRow]:
+    """The rows sorted; runs that lack the value stay in their order at the end."""
+    key = order_named(name).key
+    if key is None:
+        return list(rows)
+    known = [(value, row) for row in rows if (value := key(row)) is not None]
+    known.sort(key=lambda pair: pair[0])
+    ids = {row.run.run_id for _, row in known}
+    return [row for _, row in known] + [row for row in rows if row.run.run_id not in ids]
+
+
+def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
+    """The rows in which every word of the filter occurs, in id, name, state, profile or reason."""
+    words = filter_text.lower().split()
+    if not words:
+        return list(rows)
+    return [row for row in rows if all(word in _haystack(row) for word in words)]
+
+
+def _haystack(row: RunRow) -> str:
+    run = row.run
+    return " ".join(
+        (run.run_id, run.name, run.profile, run_sign(run.state).word, run.reason or "", run.waiting_for or "")
+    ).lower()

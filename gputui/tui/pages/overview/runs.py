@@ -1,0 +1,319 @@
+"""The runs table and the events strip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from gputui.charts.cells import cell_width, clip_middle
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import ago, count, duration, metric_value, short_number
+from gputui.recovery.cost import Cost, in_words
+from gputui.store.queue import QueuePause
+from gputui.tui.data.snapshot import Progress, RunRow, Snapshot
+from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, styled_rule
+from gputui.tui.layout.sparklines import spark
+from gputui.tui.layout.words import OVER, numbers, run_sign, run_state_text
+from gputui.tui.pages.overview.run_order import order_named
+
+
+@dataclass(frozen=True, slots=True)
+class RunsState:
+    """What the table adds to the snapshot: the row under the cursor, the first row shown, the filter, the order (see
+    `run_order.ORDERS`), and the runs marked for a comparison."""
+
+    cursor: str | None = None
+    top: int = 0
+    filter_text: str = ""
+    order: str = "state"
+    marked: frozenset[str] = frozenset()
+    is_focused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause;
+    whether there are keys to press, and whether this is a past moment."""
+
+    now: float
+    gpu_index: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
+    pause: QueuePause | None = None
+    has_keys: bool = True
+    is_past: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    row: RunRow
+    around: Surroundings
+    state: RunsState
+
+    @property
+    def is_current(self) -> bool:
+        return self.row.run.run_id == self.state.cursor
+
+
+def surroundings(snapshot: Snapshot) -> Surroundings:
+    """What the rows of a snapshot say beyond their runs."""
+    waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
+    return Surroundings(
+        snapshot.at,
+        {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+        {run_id: number for number, run_id in enumerate(waiting, 1)},
+        snapshot.machine.queue_pause,
+        is_past=snapshot.past is not None,
+    )
+
+
+def _none(state: RunsState, around: Surroundings) -> str:
+    """Why there is no run to show."""
+    if state.filter_text:
+        return "No run matches the filter; esc clears it."
+    if around.is_past:
+        return "There was no run yet."
+    if around.has_keys:
+        return "No run yet. Press n to launch one from a profile."
+    return "No run yet; gputui run PROFILE launches one."
+
+
+def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, width: int, height: int) -> list[Line]:
+    """A heading, then a row per run; ``rows`` are those that match the filter, in their order."""
+    shown = rows[state.top : state.top + max(0, height - 1)]
+    placed = place(_columns(rows, width), width)
+    lines = [_heading(rows, len(shown), state, around, placed, width, height)]
+    if not rows:
+        return [*lines, fit_line([("  " + _none(state, around), "dim")], width)][:height]
+    for row in shown:
+        lines.append(_row(placed, _Shown(row, around, state), width))
+    return lines[:height]
+
+
+def _heading(
+    rows: Sequence[RunRow],
+    shown: int,
+    state: RunsState,
+    around: Surroundings,
+    placed: Placed[_Shown],
+    width: int,
+    height: int,
+) -> Line:
+    """``RUNS ── queue paused ── failures cost … ── 1–5 of 40``: what matters most stands first and stays longest."""
+    order = order_named(state.order).words
+    title = " ".join(
+        part for part in ("RUNS", order, f"/{clean(state.filter_text)}" if state.filter_text else "") if part
+    )
+    notes: list[Span] = []
+    if around.pause is not None:
+        since = (
+            duration(max(0.0, around.now - around.pause.at) // 60 * 60) if around.now - around.pause.at >= 60 else ""
+        )
+        passed = f" {since} ago" if since else ""
+        how = "P opens it" if around.has_keys else "gputui queue resume opens it"
+        notes.append((f"queue paused by {clean(around.pause.actor)}{passed}, {how}", "warn"))
+    current = next((row for row in rows if row.run.run_id == state.cursor), None)
+    if current is not None and current.cost is not None and not any(c.head == "lost" for c, _ in placed):
+        words = in_words(current.cost)
+        if words and current.run.state not in OVER:
+            notes.append((f"failures cost {words}", "dim"))
+    if state.marked:
+        notes.append((f"{len(state.marked)} marked", "accent"))
+    if len(rows) > height - 1 and shown:
+        notes.append((f"{state.top + 1}–{state.top + shown} of {len(rows)}", "dim"))
+    return styled_rule(title, width, notes)
+
+
+def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    """A run that trains shows all its columns; of any other the outlook takes the room of what it does not have, and
+    the state what it needs."""
+    run, progress = shown.row.run, shown.row.progress
+    if run.state == "running":
+        return row_line(placed, shown, width)
+    is_told = progress.step is not None and (run.state in OVER or run.state == "stopping")
+    reached = f"step {count(progress.step)} · " if is_told else ""
+    cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
+    head = tuple((tuple(column.cell(shown, room)), room, column.gap) for column, room in placed[:3])
+    tail = ((_queue_words(shown), "label"), (reached, "dim"), outlook(shown.row, shown.around.now), (cost, "dim"))
+    return [*_short_row(head, tail, width)]
+
+
+@lru_cache(1024)
+def _short_row(
+    head: tuple[tuple[tuple[Span, ...], int, int], ...], tail: tuple[Span, ...], width: int
+) -> tuple[Span, ...]:
+    """A row of a few cells, each with its room and the gap before it, and what follows them; the last cell takes what
+    it needs. Most rows of a long table say the same for hours."""
+    line: Line = []
+    for number, (spans, room, gap) in enumerate(head, 1):
+        if number == len(head):
+            room = max(room, sum(cell_width(text) for text, _ in spans))
+        line += [(" " * gap, "text"), *pad(spans, room)] if number > 1 else pad(spans, room)
+    return tuple(fit_line([*line, (" ", "text"), *tail], width))
+
+
+def _queue_words(shown: _Shown) -> str:
+    place = shown.around.places.get(shown.row.run.run_id)
+    if place is None:
+        return ""
+    priority = shown.row.run.priority
+    return f"#{place} " + (f"priority {priority} " if priority else "") + "· "
+
+
+def lost_words(cost: Cost) -> str:
+    """What failures cost a run in a few cells: ``421 steps 3 min``."""
+    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
+    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
+    return " ".join(part for part in (steps, time) if part)
+
+
+def _sign(shown: _Shown, width: int) -> list[Span]:
+    sign = run_sign(shown.row.run.state)
+    is_marked = shown.row.run.run_id in shown.state.marked
+    if shown.is_current:
+        pointer = "◈" if is_marked else "▸" if shown.state.is_focused else "›"
+    else:
+        pointer = "◆" if is_marked else " "
+    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim"), (sign.glyph, sign.style)]
+
+
+def _name(shown: _Shown, width: int) -> list[Span]:
+    return [
+        (
+            clip_middle(clean(shown.row.run.run_id), width),
+            "cursor" if shown.is_current and shown.state.is_focused else "text",
+        )
+    ]
+
+
+def _state(shown: _Shown, width: int) -> list[Span]:
+    run = shown.row.run
+    return [(run_state_text(run), run_sign(run.state).style)]
+
+
+def _step(shown: _Shown, width: int) -> list[Span]:
+    progress = shown.row.progress
+    if progress.step is None:
+        return []
+    total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
+    return [("step ", "dim"), (count(progress.step), "text"), (total, "dim")]
+
+
+def _loss(shown: _Shown, width: int) -> list[Span]:
+    progress = shown.row.progress
+    if progress.loss is None:
+        return []
+    is_finite = progress.loss == progress.loss and abs(progress.loss) != float("inf")
+    text = _number_in(progress.loss, width - len("loss "))
+    return [("loss ", "dim"), (text, "text" if is_finite else "bad")]
+
+
+def _number_in(value: float, room: int) -> str:
+    """As many digits as fit: a number that is cut would say something else."""
+    texts = [metric_value(value), *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
+    return next((text for text in texts if cell_width(text) <= room), texts[-1])
+
+
+def _curve(shown: _Shown, width: int) -> list[Span]:
+    return [(spark(shown.row.progress.losses, width), "series.0")]
+
+
+def _remark(shown: _Shown, width: int) -> list[Span]:
+    return [outlook(shown.row, shown.around.now)]
+
+
+def _gpus(shown: _Shown, width: int) -> list[Span]:
+    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.around.gpu_index.get(uuid)) is not None)
+    return [("GPU ", "dim"), (numbers(indices), "text")] if indices else []
+
+
+def _pace(shown: _Shown, width: int) -> list[Span]:
+    pace = shown.row.progress.steps_per_second
+    return [] if pace is None else [(short_number(pace), "text"), (" step/s", "dim")]
+
+
+def _lost(shown: _Shown, width: int) -> list[Span]:
+    words = "" if shown.row.cost is None else lost_words(shown.row.cost)
+    return [("lost ", "dim"), (words, "warn")] if words else []
+
+
+def _ran(shown: _Shown, width: int) -> list[Span]:
+    started = shown.row.run.started_at
+    if started is None:
+        return []
+    ran = max(0.0, shown.around.now - started)
+    return [("for ", "dim"), (duration(ran if ran < 60 else ran // 60 * 60), "text")]
+
+
+def _profile(shown: _Shown, width: int) -> list[Span]:
+    return [(clean(shown.row.run.profile), "dim")]
+
+
+def outlook(row: RunRow, now: float) -> Span:
+    """What there is to say about a run in a few words: time left, what it waits for, why it ended."""
+    run, progress = row.run, row.progress
+    if run.state == "queued":
+        if run.not_before is not None and run.not_before > now:
+            return (f"again in {duration(run.not_before - now)}", "text")
+        return (clean(run.waiting_for) if run.waiting_for else "next", "text")
+    if run.state in OVER:
+        ended = "" if run.ended_at is None else ago(now - run.ended_at)
+        reason = clean(run.told_reason or "")
+        if run.state == "succeeded" or not reason:
+            took = _took(row)
+            return (" · ".join(part for part in (ended, took) if part), "dim")
+        return (f"{ended} · {reason}" if ended else reason, "text")
+    if run.waiting_for and run.state != "stopping":
+        return (clean(run.waiting_for), "text")
+    if run.state == "recovering":
+        return (clean(run.reason or "finding out what happened"), "text")
+    if run.state == "stopping":
+        return ("checkpointing, then leaving", "text")
+    left = time_left(progress)
+    return (left, "text") if left else ("" if run.state == "running" else "waiting for its first step", "dim")
+
+
+def time_left(progress: Progress) -> str:
+    """``1 h 42 left``, rounded so that it does not change with every step; empty when it cannot be told."""
+    seconds = progress.seconds_left
+    if seconds is None:
+        return ""
+    if seconds >= 120:
+        seconds = round(seconds / 60) * 60
+    elif seconds >= 30:
+        seconds = round(seconds / 10) * 10
+    return f"{duration(seconds)} left"
+
+
+def _took(row: RunRow) -> str:
+    run = row.run
+    if run.started_at is None or run.ended_at is None:
+        return ""
+    return f"took {duration(run.ended_at - run.started_at)}"
+
+
+_LEAST_NAME = 13
+
+
+def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
+    """The columns for these rows: a sixth of the width may go to names that are long."""
+    widest = max((cell_width(clean(row.run.run_id)) for row in rows), default=0)
+    name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
+    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *_OTHERS)
+
+
+_SIGN: Column[_Shown] = Column("", 2, _sign)
+_OTHERS: tuple[Column[_Shown], ...] = (
+    Column("state", 10, _state, gap=1, grow=1, most=13),
+    Column("step", 18, _step, gap=1, grow=1, most=24),
+    Column("loss", 10, _loss, importance=1, gap=2, most=11, grow=1),
+    Column("curve", 7, _curve, importance=2, gap=1, grow=1, most=24),
+    Column("pace", 13, _pace, importance=4, gap=2),
+    Column("gpus", 11, _gpus, importance=5, gap=2, grow=1, most=16),
+    Column("lost", 26, _lost, importance=3, gap=2),
+    Column("ran", 12, _ran, importance=6, gap=2),
+    Column("profile", 12, _profile, importance=7, gap=2, most=24),
+    Column("outlook", 12, _remark, gap=2, grow=4),
+)

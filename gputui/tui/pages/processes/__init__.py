@@ -1,0 +1,1 @@
+"""The page of processes: ``page`` is the screen, ``rows`` orders and groups, ``view`` draws."""

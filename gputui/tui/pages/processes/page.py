@@ -1,0 +1,254 @@
+"""The page of processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from gputui.runs import signalling
+from gputui.store.views import RunView
+from gputui.tui.actions import Context, Scope
+from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.dialogs.sheet import SheetScreen
+from gputui.tui.dialogs.signals import SignalScreen
+from gputui.tui.layout.strips import head_line
+from gputui.tui.pages.processes.rows import (
+    GROUPINGS,
+    ORDERS,
+    Group,
+    ProcessRow,
+    TableState,
+    arranged,
+    order_named,
+    process_rows,
+)
+from gputui.tui.pages.processes.view import detail_texts, items_of, table_lines, total_line
+from gputui.tui.widgets.cursor import moved
+from gputui.tui.widgets.list_page import FilterScreen
+from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.pane import Pane
+
+
+class ProcessesScreen(FilterScreen):
+    """All processes on the GPUs and of our runs in one table; the cursor stands on one of them."""
+
+    SCOPE: ClassVar[Scope] = "processes"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("processes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.total = Pane(id="total")
+        self.body = Pane(id="body")
+        self.table = TableState()
+        self._awaited_gpu: int | None = None
+        self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[Group]] = (None, self.table, [], [])
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.head
+        yield self.notice
+        yield self.total
+        yield self.body
+        yield self.message
+        yield self.footer
+
+    def interest(self) -> Interest:
+        return Interest(processes=True)
+
+    def show_gpu(self, index: int) -> None:
+        """Group by GPU, with the cursor on the first process of this one."""
+        self.table = replace(self.table, grouping="gpu")
+        self._awaited_gpu = index
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        app, snapshot = self.gputui, self.snapshot
+        self._keep_cursor()
+        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        rows, groups = self._arrange()
+        self.total.show([total_line(rows, snapshot, width)])
+        room = height - 2 - self.draw_frame(width)
+        self._scroll(room - 2)
+        lines = table_lines(snapshot, groups, self.table, width, room, listed=len(rows))
+        self.body.show(self.with_filter(lines, width), height=room)
+
+    def _arrange(self) -> tuple[list[ProcessRow], list[Group]]:
+        """All rows and those shown; made again when the snapshot or what is asked for is another."""
+        state = replace(self.table, cursor=None, top=0)
+        if self._made[0] is not self.snapshot or self._made[1] != state:
+            rows = process_rows(self.snapshot)
+            self._made = (self.snapshot, state, rows, arranged(rows, state))
+        return self._made[2], self._made[3]
+
+    @property
+    def shown_rows(self) -> list[ProcessRow]:
+        """The rows in the order in which they stand on the screen."""
+        return [row for group in self._arrange()[1] for row in group.rows]
+
+    # --- the cursor
+
+    @property
+    def row_in_question(self) -> ProcessRow | None:
+        """The process under the cursor."""
+        return next((row for row in self.shown_rows if row.key == self.table.cursor), None)
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        row = self.row_in_question
+        wanted = row.run_id if row else None
+        return next((each.run for each in self.snapshot.runs if each.run.run_id == wanted), None)
+
+    def context(self) -> Context:
+        row = self.row_in_question
+        return replace(super().context(), pid=row.pid if row else None)
+
+    def copyable(self) -> list[Copyable]:
+        row = self.row_in_question
+        return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
+
+    def _keep_cursor(self) -> None:
+        """The cursor stays on its process; where that has ended, on the one that took its place."""
+        rows = self.shown_rows
+        if self._awaited_gpu is not None and rows:
+            wanted = next((row for row in rows if self._awaited_gpu in row.gpus), None)
+            self._awaited_gpu = None
+            if wanted is not None:
+                self.table = replace(self.table, cursor=wanted.key)
+        if self.snapshot.processes is None and self.snapshot.past is None:
+            # The page was come back to: what the host knows, and with it the keys, is read again.
+            return
+        keys = [row.key for row in rows]
+        if self.table.cursor not in keys:
+            place = max(0, self.table.top)
+            self.table = replace(self.table, cursor=keys[min(place, len(keys) - 1)] if keys else None)
+
+    def _scroll(self, room: int) -> None:
+        items = items_of(self._arrange()[1])
+        place = next(
+            (n for n, item in enumerate(items) if not isinstance(item, str) and item.key == self.table.cursor), 0
+        )
+        room = max(1, room)
+        top = min(self.table.top, place, max(0, len(items) - room))
+        top = max(top, place - room + 1)
+        if top == place and place > 0 and isinstance(items[place - 1], str):
+            top -= 1  # the heading of its group stays in sight
+        self.table = replace(self.table, top=max(0, top))
+
+    def move(self, by: int) -> None:
+        keys = [row.key for row in self.shown_rows]
+        self.table = replace(self.table, cursor=moved(keys, self.table.cursor, by))
+        self.paint()
+
+    def do_up(self) -> None:
+        self.move(-1)
+
+    def do_down(self) -> None:
+        self.move(1)
+
+    def do_first(self) -> None:
+        self.move(-len(self.shown_rows))
+
+    def do_last(self) -> None:
+        self.move(len(self.shown_rows))
+
+    def do_page_above(self) -> None:
+        self.move(-max(1, self.body.size.height - 4))
+
+    def do_page_below(self) -> None:
+        self.move(max(1, self.body.size.height - 4))
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a process, a second one opens what is known of it."""
+        items = items_of(self._arrange()[1])
+        place = self.table.top + event.y - 2
+        if event.widget is self.body and event.y >= 2 and place < len(items):
+            item = items[place]
+            if not isinstance(item, str):
+                self.table = replace(self.table, cursor=item.key)
+                if event.chain == 2:
+                    self.do_process_detail()
+                self.paint()
+
+    # --- what is shown
+
+    @property
+    def filter_text(self) -> str:
+        return self.table.filter_text
+
+    def set_filter(self, text: str) -> None:
+        self.table = replace(self.table, filter_text=text, top=0)
+
+    def do_sort(self) -> None:
+        place = ORDERS.index(order_named(self.table.order))
+        self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
+        self.paint()
+
+    def do_sort_reverse(self) -> None:
+        self.table = replace(self.table, is_reversed=not self.table.is_reversed)
+        self.paint()
+
+    def do_process_tree(self) -> None:
+        self.table = replace(self.table, is_tree=not self.table.is_tree)
+        self.paint()
+
+    def do_process_group(self) -> None:
+        place = GROUPINGS.index(self.table.grouping)
+        self.table = replace(self.table, grouping=GROUPINGS[(place + 1) % len(GROUPINGS)])
+        self.paint()
+
+    # --- what is done
+
+    def do_processes_back(self) -> None:
+        self.gputui.pop_screen()
+
+    def do_process_detail(self) -> None:
+        row = self.row_in_question
+        if row is not None:
+            self.gputui.push_screen(SheetScreen(f"Process {row.pid}", detail_texts(row)))
+
+    def do_process_run(self) -> None:
+        run = self.run_in_question
+        if run is not None:
+            self.gputui.open_run(run.run_id)
+
+    def do_signal(self) -> None:
+        row = self.row_in_question
+        if row is None:
+            return
+        about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
+        warning = ""
+        if row.run_id is not None:
+            rank = "" if row.rank is None else f"rank {row.rank} of "
+            warning = (
+                f"It belongs to {rank}{row.run_id}: if it ends, that counts as a failure, and recovery acts. "
+                "To end the run, stop it."
+            )
+
+        def decide(number: signal.Signals | None) -> None:
+            if number is not None:
+                self._send(row, number)
+
+        self.gputui.push_screen(SignalScreen(about, warning), decide)
+
+    def _send(self, row: ProcessRow, number: signal.Signals) -> None:
+        """In a thread: nothing of a process is read or done in the loop of the screen."""
+        app = self.gputui
+
+        def work() -> None:
+            try:
+                signalling.send(row.pid, row.start_ticks, number)
+            except signalling.SignalRefusedError as refused:
+                app.tell(f"{number.name} was not sent. {refused}", "error")
+            else:
+                app.tell(f"{number.name} was sent to PID {row.pid}.", "info")
+
+        threading.Thread(target=work, name="signalling", daemon=True).start()

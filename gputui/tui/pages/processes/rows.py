@@ -1,0 +1,236 @@
+"""Which processes the table shows, in which order and how they hang together: pure, from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from gputui.charts.safe_text import clean
+from gputui.runs.process_table import HostProcess
+from gputui.store.views import ProcessView
+from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.layout.words import numbers
+
+Grouping = Literal["", "gpu", "run"]
+GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
+
+IDLE_SECONDS = 300.0
+"""A process that holds memory of a GPU at 0 % for so long is told to be idle."""
+
+Key = tuple[int, int | None]
+"""A process for as long as it lives: PID and start ticks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process, on one GPU, several or none. ``start_ticks`` is None where the PID is not visible on this machine;
+    ``idle_seconds`` is for how long it has held memory of GPUs that compute nothing; ``tree`` is what stands before its
+    command in the tree."""
+
+    pid: int
+    start_ticks: int | None
+    parent_pid: int | None = None
+    user: str | None = None
+    command: str | None = None
+    run_id: str | None = None
+    rank: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory_bytes: int | None = None
+    sm_percent: float | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    state: str | None = None
+    idle_seconds: float | None = None
+    tree: str = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has held memory for nothing for long enough to be told."""
+        return self.idle_seconds is not None and self.idle_seconds >= IDLE_SECONDS
+
+    @property
+    def key(self) -> Key:
+        """What tells it from all others."""
+        return self.pid, self.start_ticks
+
+
+class Order(NamedTuple):
+    """One way to sort; unknown values go to the end."""
+
+    name: str
+    words: str
+    key: Callable[[ProcessRow], float | str | None]
+
+
+def _down(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+ORDERS: tuple[Order, ...] = (
+    Order("memory", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
+    Order("sm", "by SM", lambda row: _down(row.sm_percent)),
+    Order("cpu", "by CPU", lambda row: _down(row.cpu_percent)),
+    Order("ram", "by RAM", lambda row: _down(row.memory_bytes)),
+    Order("pid", "by PID", lambda row: row.pid),
+    Order("user", "by user", lambda row: row.user),
+    Order("command", "by command", lambda row: row.command),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What the table adds to the snapshot."""
+
+    cursor: Key | None = None
+    top: int = 0
+    filter_text: str = ""
+    order: str = "memory"
+    is_reversed: bool = False
+    is_tree: bool = False
+    grouping: Grouping = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows under a heading; the heading is empty where nothing is grouped."""
+
+    heading: str
+    rows: tuple[ProcessRow, ...] = field(default=())
+
+
+def order_named(name: str) -> Order:
+    """The order of this name; the first for one that nobody knows."""
+    return next((order for order in ORDERS if order.name == name), ORDERS[0])
+
+
+def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
+    """All processes of a snapshot: those on the GPUs, each once, and what else our runs have on this machine."""
+    hosts = dict(snapshot.processes.hosts) if snapshot.processes is not None else {}
+    held: dict[Key, list[tuple[int, ProcessView]]] = {}
+    idle: dict[Key, list[float | None]] = {}
+    for gpu in snapshot.gpus:
+        for process in gpu.processes or ():
+            key = (process.pid, process.start_ticks)
+            held.setdefault(key, []).append((gpu.index, process))
+            idle.setdefault(key, []).append(snapshot.idle_since.get((gpu.uuid, process.pid)))
+    rows = []
+    for (pid, ticks), places in held.items():
+        host = hosts.get(pid)
+        is_same = host is not None and host.start_ticks == ticks
+        row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
+        since = [at for at in idle[pid, ticks] if at is not None]
+        # One GPU that computes is reason enough to be there.
+        is_idle = len(since) == len(places) and not row.sm_percent
+        rows.append(replace(row, idle_seconds=snapshot.at - max(since)) if is_idle else row)
+    return [*rows, *(_row(host.pid, host.start_ticks, (), host) for host in hosts.values())]
+
+
+def _row(
+    pid: int, ticks: int | None, places: Sequence[tuple[int, ProcessView]], host: HostProcess | None
+) -> ProcessRow:
+    listed = [process for _, process in places]
+    run_id, rank = _first((each.run_id, each.rank) for each in listed) or (None, None)
+    return ProcessRow(
+        pid=pid,
+        start_ticks=ticks,
+        parent_pid=host.parent_pid if host else None,
+        user=_text((host.user if host else None) or next((each.user for each in listed if each.user), None)),
+        command=_text(
+            (host.command if host else None) or next((each.command for each in listed if each.command), None)
+        ),
+        run_id=_text(run_id if run_id is not None else host.run_id if host else None),
+        rank=rank if run_id is not None else host.rank if host else None,
+        gpus=tuple(sorted({index for index, _ in places})),
+        gpu_memory_bytes=_sum(each.memory_bytes for each in listed),
+        sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
+        cpu_percent=host.cpu_percent if host else None,
+        memory_bytes=host.memory_bytes if host else None,
+        state=host.state if host else None,
+    )
+
+
+def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[Group]:
+    """The rows that match the filter, sorted, in their groups, and within these as a tree where that is asked for."""
+    order = order_named(state.order)
+    found = _sorted(_matching(rows, state.filter_text), order.key, reverse=state.is_reversed)
+    shape = _as_tree if state.is_tree else tuple
+    if state.grouping == "":
+        return [Group("", shape(found))] if found else []
+    groups: dict[str, list[ProcessRow]] = {}
+    for row in found:
+        groups.setdefault(_group(row, state.grouping), []).append(row)
+    return [Group(heading, shape(groups[heading])) for heading in sorted(groups, key=_heading_order)]
+
+
+def _heading_order(heading: str) -> tuple[bool, tuple[int, ...], str]:
+    """GPUs by their numbers; what is on no GPU and in no run comes last."""
+    digits = "".join(char if char.isdigit() else " " for char in heading).split()
+    by_number = tuple(map(int, digits)) if heading.startswith("GPU") else ()
+    return heading.startswith("no "), by_number, heading
+
+
+def _group(row: ProcessRow, grouping: Grouping) -> str:
+    if grouping == "gpu":
+        return f"GPU {numbers(row.gpus)}" if row.gpus else "no GPU"
+    return row.run_id if row.run_id is not None else "no run of ours"
+
+
+def _matching(rows: Iterable[ProcessRow], filter_text: str) -> list[ProcessRow]:
+    words = filter_text.lower().split()
+    return [row for row in rows if all(word in _haystack(row) for word in words)] if words else list(rows)
+
+
+def _haystack(row: ProcessRow) -> str:
+    rank = "" if row.rank is None else f"r{row.rank}"
+    gpus = " ".join(f"gpu{index}" for index in row.gpus)
+    idle = "idle" if row.is_idle else ""
+    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}".lower()
+
+
+def _sorted(
+    rows: Sequence[ProcessRow], key: Callable[[ProcessRow], float | str | None], *, reverse: bool
+) -> list[ProcessRow]:
+    by_pid = sorted(rows, key=lambda row: row.pid)
+    known = [(value, row) for row in by_pid if (value := key(row)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [row for _, row in known] + [row for row in by_pid if key(row) is None]
+
+
+def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
+    """Children behind their parents, whole trees in the order of the best row in them; who has no parent among the rows
+    stands at the margin."""
+    by_pid = {row.pid: row for row in rows}
+    children: dict[int, list[ProcessRow]] = {}
+    roots: dict[Key, ProcessRow] = {}
+    for row in rows:
+        root, seen = row, {row.pid}
+        while (parent := by_pid.get(root.parent_pid or 0)) is not None and parent.pid not in seen:
+            root = parent
+            seen.add(parent.pid)
+        roots.setdefault(root.key, root)
+        if root is not row:
+            children.setdefault(row.parent_pid or 0, []).append(row)
+    shown: list[ProcessRow] = []
+    waiting = [(root, "", "") for root in reversed(roots.values())]
+    while waiting:
+        row, own, below = waiting.pop()
+        shown.append(replace(row, tree=own))
+        listed = children.pop(row.pid, [])
+        for number, child in reversed(list(enumerate(listed))):
+            is_last = number == len(listed) - 1
+            waiting.append((child, below + ("└ " if is_last else "├ "), below + ("  " if is_last else "│ ")))
+    return tuple(shown)
+
+
+def _first(pairs: Iterable[tuple[str | None, int | None]]) -> tuple[str, int | None] | None:
+    return next(((run_id, rank) for run_id, rank in pairs if run_id is not None), None)
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else clean(text)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

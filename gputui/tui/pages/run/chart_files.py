@@ -1,0 +1,77 @@
+"""The chart that is looked at, as files: the picture and its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gputui.charts.chart import Curve
+from gputui.charts.picture import Drawing
+from gputui.config import PRIVATE_DIR_MODE
+from gputui.curves.drawing import COLOURS
+from gputui.curves.model import ChartData
+from gputui.tui.layout.charts import Look, drawn_markers, is_by_rank, panel_curves, x_axis, y_axis
+from gputui.tui.layout.panels import Panel
+
+FOLDER = "charts"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ChartFile:
+    """A chart to be written. ``name`` has no ending."""
+
+    folder: Path
+    name: str
+    drawing: Drawing
+
+
+def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: Look) -> ChartFile:
+    """The chart as it is seen, without the crosshair."""
+    look = replace(look, cursor=None, focus=None)
+    if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+        drawn = [
+            Curve(each.bins, f"series.{each.rank % COLOURS}", f"{panel.key} rank {each.rank}", each.last)
+            for each in data.ranked[panel.key].curves
+        ]
+    else:
+        drawn = [_named(curve, panel, look.gpus) for curve in panel_curves(panel, data, look)]
+    drawing = Drawing(
+        [curve for curve in drawn if curve.bins],
+        f"{run_id}: {panel.title}",
+        x_axis(data, look),
+        y_axis(panel, look),
+        [marker for marker in drawn_markers(data.markers, with_words=True) if marker.is_line],
+    )
+    name = _UNSAFE.sub("_", f"{panel.key}-{data.frame.axis}").strip("._") or "chart"
+    return ChartFile(folder / FOLDER, name, drawing)
+
+
+def _named(curve: Curve, panel: Panel, gpus: Mapping[str, int]) -> Curve:
+    """Files have a legend and a column of names; what lies behind stays out of the legend."""
+    if curve.is_shadow:
+        return replace(curve, style="dim", label=f"{panel.key} (measured)" if curve.value is not None else
+                       f"{panel.key} (done again)")  # fmt: skip
+    if panel.field is not None:
+        return replace(curve, label=f"{panel.title} {curve.label}".strip())
+    return replace(curve, label=f"{panel.key} (smoothed)" if curve.label else panel.key)
+
+
+def write(file: ChartFile) -> str:
+    """Write the chart as SVG and CSV, as PNG where that is possible, and say so. Raises OSError."""
+    from gputui.charts import export
+
+    file.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    kinds = []
+    for kind in export.EXPORTS:
+        try:
+            content = export.export(kind, file.drawing)
+        except export.ExportError:
+            # PNG needs a library that need not be there.
+            continue
+        (file.folder / f"{file.name}.{kind}").write_bytes(content)
+        kinds.append(f".{kind}")
+    return f"Wrote {file.folder / file.name} ({', '.join(kinds)})."

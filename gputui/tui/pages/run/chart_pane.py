@@ -1,0 +1,298 @@
+"""The charts of a run's page: what keys do to them, and what they ask the feed for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gputui.charts.chart import Line
+from gputui.charts.envelope import Bin
+from gputui.charts.viewport import Extent, Viewport, stepped
+from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
+from gputui.store.views import GpuView
+from gputui.tui.data.snapshot import RunPage
+from gputui.tui.layout.chart_settings import ChartSettings
+from gputui.tui.layout.charts import GUTTER, Look, extent_of, grid_lines, is_by_rank, next_marker
+from gputui.tui.layout.charts_head import chart_head, filter_head
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
+from gputui.tui.pages.run.chart_files import ChartFile, chart_file
+from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.slow_pane import SlowPane
+
+AT_CROSSHAIR: tuple[HardwareField, ...] = ("utilization", "power", "temperature")
+"""Asked for with the crosshair even where no chart shows them."""
+
+_BINS_STEP = 128
+
+
+class RunCharts:
+    """Holds how the charts are looked at, and their pane. ``request`` is what they need from the feed."""
+
+    def __init__(self, settings: ChartSettings) -> None:
+        self.pane = SlowPane(id="charts")
+        self.settings = settings
+        self.viewport = Viewport()
+        self.cursor: float | None = None
+        self.edit: LineEdit | None = None
+        self.is_maximised = False
+        self.request = ChartRequest(names=USUAL, axis=settings.axis, smoothing=settings.smoothing,
+                                    hardware=("utilization",))  # fmt: skip
+        self._focus: str | None = None
+        self._data: ChartData | None = None
+        self._look: Look | None = None
+        self._panels = Panels((), 0)
+        self._visible: Sequence[Panel] = ()
+        self._places: Sequence[Place] = ()
+        self._window = (0.0, 1.0)
+        self._unused_lines = 0
+
+    # --- drawing
+
+    def prepare(self, width: int) -> None:
+        """Ask for what fits into this width before anything is known of the run."""
+        self.request = replace(self.request, bins=_bins_for(width))
+
+    def draw(self, page: RunPage, gpus: Sequence[GpuView], width: int, height: int, *, is_focused: bool) -> None:
+        """Draw what is known, and find out what to ask for."""
+        self._unused_lines = page.intake.rejected if page.intake is not None else 0
+        data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
+        has_gpus = bool(page.run.gpus)
+        self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
+        self._choose_visible(width, height - 1)
+        self.request = self._wanted(width, has_gpus=has_gpus)
+        look = Look(
+            self.settings,
+            self._window,
+            self.cursor if self._is_on_axis else None,
+            self._focus if is_focused and len(self._visible) > 1 else None,
+            {gpu.uuid: gpu.index for gpu in gpus},
+            frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
+        )
+        self._look = look
+        shown = {panel.key for panel in self._visible}
+        looked_at = (look.settings, look.window, look.cursor, look.focus, look.slow_ranks, self.edit, self._visible)
+        self.pane.show_when(
+            (width, height, page.run.gpus, looked_at, data.request),
+            (
+                self._unused_lines,
+                data.markers,
+                data.hardware,
+                *(data.curves[name] for name in data.curves if name in shown),
+                *data.ranked.values(),
+            ),
+            lambda: self._lines(data, look, width, height),
+            height=height,
+        )
+
+    def _choose_visible(self, width: int, height: int) -> None:
+        """The screenful of charts with the one in focus among them."""
+        shown = self._panels.shown
+        keys = [panel.key for panel in shown]
+        if self._focus not in keys:
+            self._focus = keys[0] if keys else None
+        at = keys.index(self._focus) if self._focus is not None else 0
+        layout = "one" if self.is_maximised else self.settings.layout
+        at_once = max(1, len(places(len(shown), width, height, layout)))
+        if layout == "one":
+            at_once = 1
+        elif layout == "two":
+            at_once = min(2, at_once)
+        first = at // at_once * at_once
+        self._places = places(min(at_once, len(shown) - first), width, height, layout)
+        self._visible = shown[first : first + len(self._places)]
+        extent = self._extent
+        viewport = self.viewport if self._is_on_axis else Viewport()
+        self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
+
+    def _wanted(self, width: int, *, has_gpus: bool) -> ChartRequest:
+        extent = self._extent
+        window = None
+        if self.viewport.span is not None and extent is not None and self._is_on_axis:
+            window = self.viewport.window(extent)
+        fields = [panel.field for panel in self._visible if panel.field is not None]
+        if self.cursor is not None and has_gpus:
+            fields += [field for field in AT_CROSSHAIR if field not in fields]
+        return ChartRequest(
+            # The names are asked for as they were until the run's own are known.
+            names=tuple(panel.key for panel in self._visible if panel.field is None) if self._panels.shown else USUAL,
+            axis=self.settings.axis,
+            window=window,
+            bins=_bins_for(width),
+            smoothing=self.settings.smoothing,
+            hardware=tuple(fields),
+            is_log=self.settings.is_log_x,
+            ranked=tuple(panel.key for panel in self._visible if is_by_rank(panel, self._data, self.settings)),
+        )
+
+    def _lines(self, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
+        if self.edit is not None:
+            head = filter_head(self.edit, self._panels, width)
+        else:
+            head = chart_head(data, self._panels, look, self._visible, width, unused_lines=self._unused_lines)
+        if not self._visible:
+            text = "No metric matches the filter; esc clears it." if self.settings.filter_text else "No metric yet."
+            return [head, fit_line([("  " + text, "dim")], width)][:height]
+        return [head, *grid_lines(self._visible, self._places, data, look, width, height - 1)]
+
+    # --- what is there
+
+    @property
+    def _is_on_axis(self) -> bool:
+        """Whether the data lie on the axis that was chosen; the answer to a new one takes a moment."""
+        return self._data is not None and self._data.frame.axis == self.settings.axis
+
+    @property
+    def _extent(self) -> Extent | None:
+        return None if self._data is None else extent_of(self._data, is_log=self.settings.is_log_x)
+
+    @property
+    def focus(self) -> Panel | None:
+        """The chart that keys act on."""
+        return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
+
+    def why_not_by_rank(self, ranks: int) -> str | None:
+        """Why the chart in focus cannot be told apart by rank; None where it can."""
+        panel = self.focus
+        if panel is None or self._data is None:
+            return "There is no chart yet."
+        if panel.field is not None:
+            return "Charts of the hardware show each GPU already."
+        if ranks < 2:
+            return "This run has one rank, and its curve is what you see."
+        if panel.key not in self._data.rank_names:
+            return f"Only one rank tells {panel.title}; others tell {self._ranked_words()}."
+        return None
+
+    def _ranked_words(self) -> str:
+        names = [name for name in self._data.names if name in self._data.rank_names] if self._data is not None else []
+        return ", ".join(names[:4]) or "nothing of their own"
+
+    @property
+    def head_text(self) -> str:
+        """The line above the charts, for copying: what is known at the crosshair."""
+        return self.pane.text.partition("\n")[0].strip()
+
+    # --- the crosshair
+
+    def move_cursor(self, by: int) -> None:
+        """To the next place where something was measured, at least a column further."""
+        extent = self._extent
+        if extent is None or not self._is_on_axis or self._data is None:
+            return
+        start, end = self._window
+        if self.cursor is None:
+            self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
+            return
+        place = next((place for panel, place in zip(self._visible, self._places, strict=False)
+                      if panel.key == self._focus), None)  # fmt: skip
+        columns = max(8, (place.width if place else 80) - GUTTER - 2)
+        beside = extent.beside(self.cursor, self._window, by / columns)
+        bins = self._focus_bins()
+        self.point_at(stepped(bins, self.cursor, by, abs(beside - self.cursor)) if bins else beside)
+
+    def point_at(self, x: float) -> None:
+        """Put the crosshair at a place; a window that does not hold it moves there."""
+        extent = self._extent
+        if extent is None:
+            return
+        self.cursor = min(max(x, extent.first), extent.newest)
+        self.viewport = self.viewport.holding(extent, self.cursor)
+
+    @property
+    def cursor_at(self) -> float | None:
+        """The moment under the crosshair, in UTC unix seconds."""
+        if self.cursor is None or self._data is None or not self._is_on_axis:
+            return None
+        return self._data.frame.moment_at(self.cursor)
+
+    def move_to_marker(self, by: int) -> None:
+        """Put the crosshair on what happened next, or before with -1."""
+        if self._data is not None and self._is_on_axis:
+            found = next_marker(self._data.markers, self.cursor, by)
+            if found is not None:
+                self.point_at(found.x)
+
+    def move_to_end(self, *, of_data: bool) -> None:
+        """The crosshair away, the newest values again; or to the first place with ``of_data`` off."""
+        extent = self._extent
+        if of_data or extent is None:
+            self.cursor = None
+            self.viewport = replace(self.viewport, end=None)
+        else:
+            self.point_at(extent.first)
+
+    def _focus_bins(self) -> Sequence[Bin]:
+        assert self._data is not None
+        curve = self._data.curves.get(self._focus or "")
+        if curve is not None and curve.bins:
+            return curve.bins
+        return next((each.bins for each in self._data.curves.values() if each.bins), ())
+
+    # --- the window
+
+    def zoom(self, by: int) -> None:
+        """Closer with 1, further away with -1, everything with 0; around the crosshair where there is one."""
+        extent = self._extent
+        if by == 0:
+            self.viewport = Viewport()
+        elif extent is not None and self._is_on_axis:
+            move = self.viewport.zoomed_in if by > 0 else self.viewport.zoomed_out
+            self.viewport = move(extent, self.cursor)
+
+    def pan(self, by: int) -> None:
+        extent = self._extent
+        if extent is not None:
+            self.viewport = self.viewport.panned(extent, by)
+
+    # --- the settings
+
+    def turn_axis(self) -> None:
+        """The next axis that the run's metrics know; the window and the crosshair belong to the old one."""
+        self.settings = self.settings.with_next_axis()
+        if self.settings.axis == "epoch" and self._data is not None and "epoch" not in self._data.names:
+            self.settings = self.settings.with_next_axis()
+        self.viewport, self.cursor = Viewport(), None
+
+    def turn_log_x(self) -> None:
+        """A logarithmic x axis, or a linear one; the window belongs to the old one, the crosshair stays."""
+        self.settings = self.settings.with_log_x()
+        self.viewport = Viewport()
+        if self.cursor is not None:
+            self.point_at(self.cursor)
+
+    def move_focus(self, by: int) -> None:
+        keys = [panel.key for panel in self._panels.shown]
+        if keys and self._focus in keys:
+            self._focus = keys[min(max(keys.index(self._focus) + by, 0), len(keys) - 1)]
+
+    def turn_page(self, by: int) -> None:
+        self.move_focus(by * max(1, len(self._places)))
+
+    def filter_to(self, edit: LineEdit | None, text: str) -> None:
+        self.edit = edit
+        self.settings = replace(self.settings, filter_text=text)
+
+    def file(self, folder: Path, run_id: str) -> ChartFile | None:
+        """The chart in focus, to be written; None where there is none."""
+        panel = self.focus
+        if panel is None or self._data is None or self._look is None:
+            return None
+        return chart_file(folder, run_id, panel, self._data, self._look)
+
+    def click(self, x: int, y: int) -> None:
+        """A click chooses the chart and puts the crosshair there."""
+        for panel, place in zip(self._visible, self._places, strict=False):
+            column = x - place.left - GUTTER - 2
+            if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
+                self._focus = panel.key
+                extent = self._extent
+                if column >= 0 and self._is_on_axis and extent is not None:
+                    share = (column + 0.5) / max(1, place.width - GUTTER - 2)
+                    self.point_at(extent.between(self._window, share))
+
+
+def _bins_for(width: int) -> int:
+    """Two for each column, in steps: a terminal that is dragged larger does not ask anew with every cell."""
+    return -(-2 * width // _BINS_STEP) * _BINS_STEP

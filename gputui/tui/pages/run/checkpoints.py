@@ -1,0 +1,81 @@
+"""The checkpoints of a run: which there are, how old and large, and whether the newest is whole."""
+
+from __future__ import annotations
+
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.units import UNKNOWN, age, bytes_text, count
+from gputui.tui.data.snapshot import Checkpoint, CheckpointList, RunPage
+from gputui.tui.layout.columns import Column, fit_line, place, row_line
+
+
+def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
+    """A row per checkpoint, the newest first."""
+    found = page.checkpoints
+    if found is None:
+        return [fit_line([("  Its profile names no place for checkpoints.", "dim")], width)]
+    if not found.is_known:
+        return [fit_line([("  Looking…", "dim")], width)]
+    if not found.newest:
+        return [fit_line([("  None has been written yet.", "dim")], width)]
+    resumed = {
+        attempt.resumed_from.rsplit("/", 1)[-1]: attempt.number for attempt in page.attempts if attempt.resumed_from
+    }
+    placed = place(_COLUMNS, width - 1)
+    lines: list[Line] = [
+        [(" ", "text"), *row_line(placed, (each, now, resumed.get(each.name)), width - 1)] for each in found.newest
+    ]
+    hidden = found.count - len(found.newest)
+    return [*lines, fit_line([(f"  … {count(hidden)} older ones", "dim")], width)] if hidden else lines
+
+
+def checkpoint_note(found: CheckpointList | None, now: float) -> str:
+    """``12, newest step 8 000, 3 min old`` for the heading."""
+    if found is None or not found.newest:
+        return ""
+    newest = found.newest[0]
+    words = [str(found.count), f"newest {_where(newest)}"]
+    if newest.modified_at is not None:
+        old = age(now - newest.modified_at)
+        words.append(old if old == "now" else f"{old} old")
+    return ", ".join(words)
+
+
+_Row = tuple[Checkpoint, float, int | None]
+
+
+def _where(found: Checkpoint) -> str:
+    return found.name if found.step is None else f"step {count(found.step)}"
+
+
+def _state(item: _Row, width: int) -> list[Span]:
+    found, _, attempt = item
+    words: list[Span] = []
+    if found.refused:
+        words.append((f"✗ {found.refused}", "dim"))
+    elif found.is_valid is None:
+        words.append(("· not checked", "dim"))
+    elif found.is_valid:
+        words.append(("✓ whole", "good"))
+    else:
+        words.append((f"✗ {found.why}", "bad"))
+    if found.attempt is not None:
+        words.append((f", attempt {found.attempt}", "dim"))
+    if attempt is not None:
+        words.append((f"  ← attempt {attempt} went on from here", "dim"))
+    if found.is_valid and not attempt and not found.refused:
+        words.append((f": {found.why}", "dim"))
+    return words
+
+
+def _age(item: _Row, width: int) -> list[Span]:
+    modified = item[0].modified_at
+    return [(UNKNOWN if modified is None else age(item[1] - modified), "text")]
+
+
+_COLUMNS: tuple[Column[_Row], ...] = (
+    Column("checkpoint", 12, lambda item, width: [(_where(item[0]), "text")]),
+    Column("size", 8, lambda item, width: [(bytes_text(item[0].size_bytes), "text")], ">", gap=1),
+    Column("age", 6, _age, ">"),
+    Column("", 8, _state, grow=1),
+)

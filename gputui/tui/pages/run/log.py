@@ -1,0 +1,87 @@
+"""The log of a run: its end or the place that somebody reads, what was searched for, the grave lines in colour."""
+
+from __future__ import annotations
+
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count
+from gputui.runs.log_levels import Level
+from gputui.tui.layout.columns import fit_line, without_left
+from gputui.tui.pages.run.head import heading
+from gputui.tui.pages.run.log_view import LogView
+from gputui.tui.widgets.line_edit import LineEdit
+
+_STYLES = {Level.INFO: "text", Level.WARNING: "warn", Level.ERROR: "bad"}
+
+
+def log_lines(view: LogView, edit: LineEdit | None, width: int, height: int, *, is_focused: bool = False) -> list[Line]:
+    """A heading, or what is being searched for, and the lines of the pane."""
+    if height < 1:
+        return []
+    tail = view.tail
+    if edit is None:
+        lines = [heading(f"LOG {tail.label or ''}".rstrip(), width, _note(view), is_focused=is_focused)]
+    else:
+        note = f" {_hits(view)} "
+        room = max(8, width - 9 - len(note))
+        lines = [fit_line([(" search ", "title"), *edit.spans(room), (note, "dim")], width)]
+    if tail.problem is not None or not tail.lines:
+        text = tail.problem or "Nothing has been written yet."
+        return [*lines, fit_line([("  " + clean(text), "dim")], width)][:height]
+    numbers = view.line_numbers
+    if not numbers:
+        return [*lines, fit_line([("  No warning and no error so far; w shows all lines.", "dim")], width)][:height]
+    lines += [_line(view, number, width) for number in numbers]
+    return lines[:height]
+
+
+def _note(view: LogView) -> str:
+    words = []
+    if view.left:
+        words.append(f"from column {count(view.left + 1)}")
+    if view.search.text:
+        words.append(f"/{clean(view.search.text)}: {_hits(view)}")
+    if view.is_grave_only:
+        words.append("warnings and errors only")
+    if view.is_at_top and not view.tail.is_whole and not view.is_following:
+        words.append("older lines: gputui logs")
+    if view.tail.past_note:
+        words.append(view.tail.past_note)
+    words.append("following" if view.is_following else f"{count(view.lines_below)} lines below, f follows")
+    return ", ".join(words)
+
+
+def _hits(view: LogView) -> str:
+    if view.search.problem is not None:
+        return clean(view.search.problem)
+    if not view.search.text:
+        return ""
+    if not view.hits:
+        return "not found"
+    place = view.hit_place
+    return count(len(view.hits)) if place is None else f"{count(place)} of {count(len(view.hits))}"
+
+
+def _line(view: LogView, number: int, width: int) -> Line:
+    text, level = view.line(number)
+    style = _STYLES[level]
+    mark: Span = ("▸", "cursor") if number == view.current_hit else (" ", "text")
+    if not view.left:
+        return fit_line([mark, *_marked(text, view, style)], width)
+    rest = without_left(_marked(text, view, style), view.left + 1)
+    return fit_line([mark, ("…" if rest else "", "dim"), *rest], width)
+
+
+def _marked(text: str, view: LogView, style: str) -> list[Span]:
+    """The text with what was searched for set off."""
+    pattern = view.search.pattern
+    if pattern is None:
+        return [(text, style)]
+    found: list[Span] = []
+    at = 0
+    for match in pattern.finditer(text):
+        if match.end() > match.start():
+            found += [(text[at : match.start()], style), (match.group(), "selected")]
+            at = match.end()
+    return [*found, (text[at:], style)]

@@ -1,0 +1,74 @@
+"""The log of a run's page: which one, and what keys do to it."""
+
+from __future__ import annotations
+
+from gputui.tui.data.snapshot import LogTail
+from gputui.tui.pages.run.log import log_lines
+from gputui.tui.pages.run.log_view import LogView
+from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.pane import Pane
+
+
+class RunLog:
+    """Holds how the log is looked at, and its pane. ``label`` and ``is_deep`` are what it needs from the feed."""
+
+    def __init__(self) -> None:
+        self.pane = Pane(id="log")
+        self.view = LogView()
+        self.label: str | None = None
+        self.is_deep = False
+        self.edit: LineEdit | None = None
+
+    def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool) -> None:
+        """Draw what is known."""
+        self.view.update(tail, height - 1)
+        if tail.lines and len(tail.lines) < height - 1 and not tail.is_whole:
+            # Progress bars take much of a file and few lines: older ones fill the pane.
+            self.is_deep = True
+        lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
+        self.pane.show(lines, height=height)
+
+    def choose(self, by: int) -> bool:
+        """The log of the next rank, stream or attempt before; False where there is no other."""
+        labels = self.view.tail.labels
+        here = self.view.tail.label
+        if all(each == here for each in labels):
+            return False
+        place = labels.index(here) if here in labels else -by
+        self.show(labels[(place + by) % len(labels)])
+        return True
+
+    def show(self, label: str) -> None:
+        """The log of this label."""
+        self.label = label
+        self.is_deep = False
+
+    def scroll(self, by: int) -> None:
+        """Move by lines; at the upper end older lines are asked for."""
+        self.view.scroll(by)
+        if by < 0 and self.view.is_at_top:
+            self.is_deep = True
+
+    def sideways(self, by: int) -> None:
+        """Half a screen to the left, or to the right: for lines that are longer than the pane."""
+        room = max(2, self.pane.size.width - 1)
+        self.view.sideways(by * (room // 2), room)
+
+    def to_top(self) -> None:
+        self.is_deep = True
+        self.view.to_top()
+
+    def search(self, edit: LineEdit | None, text: str) -> None:
+        """Look for a text, all of the log that is kept for it."""
+        self.edit = edit
+        if text:
+            self.is_deep = True
+        if text != self.view.search.text:
+            self.view.look_for(text)
+
+    @property
+    def text(self) -> str:
+        """What is in the pane, for copying: the line of the current hit, else all of it."""
+        if self.view.current_hit is not None:
+            return self.view.line(self.view.current_hit)[0]
+        return "\n".join(self.view.line(number)[0] for number in self.view.line_numbers)

@@ -1,0 +1,119 @@
+"""The sections beside the charts, cut to the room that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputui.charts.chart import Line
+from gputui.store.views import GpuView
+from gputui.tui.data.snapshot import RunPage
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
+from gputui.tui.pages.run.head import from_top, heading, most_offset
+from gputui.tui.pages.run.parameters import parameter_lines
+from gputui.tui.pages.run.ranks import ranks_lines
+from gputui.tui.pages.run.timeline import cost_lines, timeline_lines
+
+CHECKPOINTS_BESIDE = 3
+"""Rows of checkpoints where they stand beside other sections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """What the sections show. ``offsets`` is how far each is scrolled: the timeline from its end, the others from their
+    beginning."""
+
+    page: RunPage
+    gpus: Sequence[GpuView]
+    now: float
+    focus: str
+    offsets: Mapping[str, int] = field(default_factory=dict)
+
+    def most_offset(self, name: str, width: int, height: int) -> int:
+        """How far a section can be scrolled."""
+        if name == "params":
+            return most_offset(len(parameter_lines(self.page, width)) + len(self._checkpoints(width)) + 2, height)
+        return 0 if name == "ranks" else most_offset(len(self.story(width)) + 2, height)
+
+    def story(self, width: int, *, with_evidence: bool = True) -> list[Line]:
+        return timeline_lines(self.page, self.gpus, self.now, width, with_evidence=with_evidence)
+
+    def _checkpoints(self, width: int) -> list[Line]:
+        return checkpoint_lines(self.page, self.now, width)
+
+
+def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
+    """The lines of each section where they stand below each other: what is in focus gets what it needs first."""
+    page = sections.page
+    checkpoints = len(checkpoint_lines(page, sections.now, width))
+    wanted = {
+        "params": 3 + len(parameter_lines(page, width)) + min(CHECKPOINTS_BESIDE, checkpoints),
+        "ranks": 2 + max(1, len(page.progress.ranks)),
+        "story": 1 + len(sections.story(width, with_evidence=False)) + len(cost_lines(page, width)),
+    }
+    least = {
+        "params": min(wanted["params"], max(6, height * 2 // 5)),
+        "ranks": min(wanted["ranks"], max(3, height // 5)),
+    }
+    if sections.focus in least:
+        least[sections.focus] = min(wanted[sections.focus], height * 3 // 5)
+    params = least["params"]
+    ranks = min(least["ranks"], max(0, height - params - 3))
+    found = {"params": params, "ranks": ranks, "story": max(0, height - params - ranks)}
+    spare = found["story"] - wanted["story"]
+    if spare > 0:
+        found["params"] += spare if (more := wanted["params"] - params) > spare else max(0, more)
+        found["story"] = height - found["params"] - found["ranks"]
+    return found
+
+
+def section_lines(sections: Sections, name: str, width: int, height: int, *, is_titled: bool) -> list[Line]:
+    """One section in ``height`` lines; ``is_titled`` where it stands among others."""
+    is_focused = is_titled and sections.focus == name
+    offset = sections.offsets.get(name, 0)
+    if name == "params":
+        return _parameters(sections, width, height, offset, is_focused=is_focused, is_titled=is_titled)
+    title = "RANKS" if name == "ranks" else "TIMELINE"
+    lines = [heading(title, width, is_focused=is_focused)] if is_titled else []
+    room = height - len(lines)
+    if name == "ranks":
+        lines += ranks_lines(sections.page.progress.ranks, sections.now, width, room)
+    else:
+        lines += _story(sections, width, room, offset, with_evidence=not is_titled or is_focused)
+    return lines[: max(0, height)]
+
+
+def _parameters(
+    sections: Sections, width: int, height: int, offset: int, *, is_focused: bool, is_titled: bool
+) -> list[Line]:
+    page = sections.page
+    parameters = parameter_lines(page, width)
+    checkpoints = checkpoint_lines(page, sections.now, width)
+    note = checkpoint_note(page.checkpoints, sections.now)
+    if offset == 0 and is_titled:
+        # Beside other sections each of the two keeps its newest and most telling lines.
+        below = 1 + min(len(checkpoints), CHECKPOINTS_BESIDE if len(parameters) + 3 > height else height)
+        below = min(below, max(2, height - 1 - len(parameters)))
+        above = max(0, height - below - 1)
+        lines = [heading("PARAMETERS", width, is_focused=is_focused), *from_top(parameters, 0, width, above)]
+        return [*lines, heading("CHECKPOINTS", width, note), *from_top(checkpoints, 0, width, below - 1)][:height]
+    every = [*parameters, fit_line([], width), heading("CHECKPOINTS", width, note), *checkpoints]
+    if is_titled:
+        return [heading("PARAMETERS", width, is_focused=is_focused), *from_top(every, offset, width, height - 1)]
+    return from_top(every, offset, width, height)
+
+
+def _story(sections: Sections, width: int, height: int, offset: int, *, with_evidence: bool) -> list[Line]:
+    """The end of the story, what it cost below it; what is above is said."""
+    cost = cost_lines(sections.page, width)[: max(0, height - 1)]
+    lines = sections.story(width, with_evidence=with_evidence)
+    room = max(0, height - len(cost))
+    end = len(lines) - min(offset, most_offset(len(lines), room))
+    shown = lines[max(0, end - room) : end]
+    hidden = end - len(shown)
+    if hidden > 0 and shown:
+        shown[0] = fit_line([(f"  … {hidden + 1} lines before", "dim")], width)
+    if end < len(lines) and shown:
+        shown[-1] = fit_line([(f"  … {len(lines) - end + 1} lines below", "dim")], width)
+    return [*shown, *cost]

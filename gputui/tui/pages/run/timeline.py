@@ -1,0 +1,128 @@
+"""The story of a run: attempts, incidents, decisions, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from gputui.charts.chart import Line
+from gputui.charts.raster import Span
+from gputui.charts.safe_text import clean
+from gputui.charts.units import count, duration
+from gputui.recovery import cost
+from gputui.store.views import AttemptView, DecisionView, GpuView
+from gputui.tui.data.snapshot import RunPage
+from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.layout.words import run_sign
+from gputui.tui.pages.run.head import gpu_words
+
+EVIDENCE_SHOWN = 3
+_SINK_STYLES = {"warning": "warn", "error": "bad"}
+
+
+def timeline_lines(
+    page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, with_evidence: bool = False
+) -> list[Line]:
+    """Attempts, incidents with what was decided and what they cost, in order of time, under the day where it is not
+    that of ``now``.
+
+    ``with_evidence`` adds why an incident was taken for what it was.
+    """
+    told: list[_Told] = [
+        (page.run.created_at, "dim", "queued", [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []),
+        *(_start_of(attempt, gpus) for attempt in page.attempts),
+        *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
+        *_incidents(page, with_evidence=with_evidence),
+        *((event.at, _SINK_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.sink_events),
+    ]
+    if page.run.ended_at is not None:
+        sign = run_sign(page.run.state)
+        reason = clean(page.run.reason or "")
+        told.append(
+            (page.run.ended_at, sign.style, f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else ""), [])
+        )
+    told.sort(key=lambda entry: entry[0])
+    lines: list[Line] = []
+    day = time.localtime(now)[:3]
+    for at, style, text, details in told:
+        local = time.localtime(at)
+        if local[:3] != day:
+            day = local[:3]
+            lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), "label")], width))
+        lines += _entry(time.strftime("%H:%M:%S", local), style, text, tuple(details), width)
+    return lines
+
+
+def cost_lines(page: RunPage, width: int) -> list[Line]:
+    """What the run's failures have cost together; nothing where there were none."""
+    met = {incident.incident_id for incident in page.incidents}
+    together = cost.total(paid for incident_id, paid in page.costs.items() if incident_id in met)
+    if together is None or not cost.in_words(together):
+        return []
+    incidents = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
+    least = "at least " if together.unknown else ""
+    text = f"{incidents} cost {least}{cost.in_words(together)}"
+    return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
+
+
+_Told = tuple[float, str, str, list[Span]]
+
+
+def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Told]:
+    by_incident: dict[int, list[DecisionView]] = {}
+    for decision in page.decisions:
+        by_incident.setdefault(decision.incident_id, []).append(decision)
+    for incident in page.incidents:
+        details: list[Span] = []
+        if with_evidence:
+            details += [(f"· {clean(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
+        details += [(f"→ {_decision_words(each)}", "text") for each in by_incident.get(incident.incident_id, [])]
+        paid = page.costs.get(incident.incident_id)
+        if paid is not None and cost.in_words(paid):
+            details.append((f"cost {cost.in_words(paid)}", "dim"))
+        yield incident.at, "warn", clean(incident.summary), details
+
+
+@lru_cache(8192)
+def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: int) -> Sequence[Line]:
+    """One thing that happened; kept, for a page that is drawn every second tells the same hundreds again."""
+    margin = 10
+    lines: list[Line] = []
+    for number, part in enumerate(wrap(text, width - margin)):
+        stamp = f" {clock} " if number == 0 else " " * margin
+        lines.append(fit_line([(stamp, "dim"), (part, style)], width))
+    for detail, detail_style in details:
+        for number, part in enumerate(wrap(detail, width - margin - 2)):
+            lines.append(fit_line([(" " * (margin if number == 0 else margin + 2) + part, detail_style)], width))
+    return lines
+
+
+def _start_of(attempt: AttemptView, gpus: Sequence[GpuView]) -> _Told:
+    where = gpu_words(attempt.gpus, gpus)
+    if attempt.resumed_step is not None:
+        # What it was given, until it shows where it went on.
+        begin = attempt.resumed_step if attempt.first_step is None else attempt.first_step
+        text = f"attempt {attempt.number} from step {count(begin)} on {where}"
+    else:
+        text = f"attempt {attempt.number} on {where}" if attempt.number > 1 else f"started on {where}"
+    at = attempt.started_at if attempt.started_at is not None else attempt.created_at
+    return (at, "text", text, [])
+
+
+def _end_of(attempt: AttemptView) -> _Told:
+    assert attempt.ended_at is not None
+    if attempt.exit_signal is not None:
+        how = f"ended by signal {attempt.exit_signal}"
+    elif attempt.exit_code is not None:
+        how = f"ended with code {attempt.exit_code}"
+    else:
+        how = "ended"
+    took = "" if attempt.started_at is None else f" after {duration(attempt.ended_at - attempt.started_at)}"
+    at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
+    return (attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}", [])
+
+
+def _decision_words(decision: DecisionView) -> str:
+    """What was decided, in the words that recovery itself gave it."""
+    return clean(decision.reason or decision.verdict)

@@ -1,1 +1,0 @@
-"""Colours: which style each key of a line has."""

@@ -1,0 +1,160 @@
+"""From the style keys of lines to styles, in each theme.
+
+A key stands for a role (what it means) and attributes; a theme gives each role a colour. Whatever a colour says is
+also said by a glyph or a word, so that the monochrome theme loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rich.style import Style
+
+from gputui.tui.theme.looks import LOOKS, Look
+
+PLAIN = Style()
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """One set of colours. ``base`` is Textual's theme below it: its own for themes that paint a background."""
+
+    name: str
+    title: str
+    colours: Mapping[str, str]
+    background: str | None = None
+    is_dark: bool = True
+    extra: Mapping[str, Look] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        """The name of Textual's theme for what is between the panes."""
+        return "ansi-dark" if self.background is None else f"gputui-{self.name}"
+
+    def style(self, key: str) -> Style:
+        """The style of a key; an unknown one is plain text."""
+        look = self.extra.get(key) or LOOKS.get(key) or LOOKS["text"]
+        colour = self.colours.get(look.role)
+        return Style(
+            color=colour,
+            bgcolor=self.background,
+            bold=look.bold or None,
+            # Faint is not known to every terminal: themes that name a colour for it use that.
+            dim=(look.role == "dim" and colour is None) or None,
+            underline=look.underline or None,
+            reverse=look.reverse or None,
+        )
+
+    def styles(self) -> Mapping[str, Style]:
+        """Every key's style."""
+        return {key: self.style(key) for key in LOOKS}
+
+
+# The terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a terminal that
+# knows no more.
+ANSI = Theme(
+    "ansi",
+    "the terminal's own colours",
+    {
+        "good": "green",
+        "warn": "yellow",
+        "bad": "red",
+        "accent": "cyan",
+        "second": "blue",
+        "series.0": "cyan",
+        "series.1": "magenta",
+        "series.2": "green",
+        "series.3": "yellow",
+        "series.4": "blue",
+        "series.5": "red",
+    },
+)
+
+# Contrast of each colour to its background is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3), of dim text 3 : 1.
+DARK = Theme(
+    "dark",
+    "dark background",
+    {
+        "text": "#d7dce2",
+        "dim": "#8a929c",
+        "good": "#5fd787",
+        "warn": "#ffd75f",
+        "bad": "#ff6b6b",
+        "accent": "#5fd7ff",
+        "second": "#87afff",
+        "series.0": "#5fd7ff",
+        "series.1": "#ff87d7",
+        "series.2": "#5fd787",
+        "series.3": "#ffd75f",
+        "series.4": "#87afff",
+        "series.5": "#ff8787",
+    },
+    background="#101418",
+)
+
+LIGHT = Theme(
+    "light",
+    "light background",
+    {
+        "text": "#1c2024",
+        "dim": "#626a73",
+        "good": "#006b2d",
+        "warn": "#7a5200",
+        "bad": "#b3001b",
+        "accent": "#005f87",
+        "second": "#0044aa",
+        "series.0": "#005f87",
+        "series.1": "#9b0080",
+        "series.2": "#006b2d",
+        "series.3": "#7a5200",
+        "series.4": "#0044aa",
+        "series.5": "#b3001b",
+    },
+    background="#fafafa",
+    is_dark=False,
+)
+
+# The colours of Okabe and Ito ("Color Universal Design", 2008), the darker ones lightened for a dark background. No
+# state is told by red against green.
+COLOUR_BLIND = Theme(
+    "colour-blind",
+    "safe for colour blindness",
+    {
+        "text": "#d7dce2",
+        "dim": "#8a929c",
+        "good": "#56b4e9",
+        "warn": "#f0e442",
+        "bad": "#ff7a33",
+        "accent": "#56b4e9",
+        "second": "#9ecbff",
+        "series.0": "#56b4e9",
+        "series.1": "#e69f00",
+        "series.2": "#00b98a",
+        "series.3": "#f0e442",
+        "series.4": "#e2a3c7",
+        "series.5": "#ff7a33",
+    },
+    background="#101418",
+    extra={"bad": Look("bad", bold=True, underline=True)},
+)
+
+MONO = Theme(
+    "mono",
+    "no colours",
+    {},
+    extra={"warn": Look(bold=True), "marker": Look(bold=True), "bad": Look(bold=True, underline=True)},
+)
+
+THEMES: Final[Mapping[str, Theme]] = {theme.name: theme for theme in (ANSI, DARK, LIGHT, COLOUR_BLIND, MONO)}
+"""All themes by name, in the order in which a key goes through them."""
+
+
+STYLES: Final[Mapping[str, Mapping[str, Style]]] = {name: theme.styles() for name, theme in THEMES.items()}
+"""The styles of each theme by key."""
+
+
+def theme_for(name: str, *, no_color: bool) -> Theme:
+    """The theme chosen; with ``no_color`` (NO_COLOR is set: no-color.org) the one without, whatever was chosen."""
+    return MONO if no_color else THEMES.get(name, ANSI)

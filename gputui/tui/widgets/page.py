@@ -1,0 +1,200 @@
+"""What the screens have in common: keys from the table of actions, a head, notices, messages and a footer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.errors import NoWidget
+from textual.screen import Screen
+from textual.widget import Widget
+
+from gputui.store.views import RunView
+from gputui.tui.actions import Context, Scope, actions_in
+from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Moment, Snapshot
+from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.layout.footer import footer_action, footer_line, message_lines
+from gputui.tui.layout.moments import time_at, time_line
+from gputui.tui.layout.strips import notice_lines, warning_lines
+from gputui.tui.widgets.pane import Pane
+
+LEAST_WIDTH, LEAST_HEIGHT = 40, 9
+"""In less than this nothing useful can be shown."""
+
+WHEEL_LINES = 3
+
+
+class Copyable(NamedTuple):
+    """Something to copy: what it is, as in "Copied …", and its text."""
+
+    what: str
+    text: str
+
+
+if TYPE_CHECKING:
+    from gputui.tui.app import GputuiApp
+    from gputui.tui.dialogs.palette import Choice
+
+
+def bindings_for(scope: Scope) -> list[BindingType]:
+    """Textual's bindings of a screen; each key leads to `ActionScreen.action_act`."""
+    return [
+        Binding(",".join(action.keys), f"act('{action.name}')", action.label, show=False, tooltip=action.tooltip,
+                id=f"{scope}.{action.name}")
+        for action in actions_in(scope)
+    ]  # fmt: skip
+
+
+class ActionScreen(Screen[None]):
+    """A screen whose keys come from the table of actions; what an action does is its method ``do_<name>``, or the
+    app's."""
+
+    SCOPE: ClassVar[Scope]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notice = Pane(id="notice")
+        self.message = Pane(id="message")
+        self.footer = Pane(id="footer")
+
+    @property
+    def gputui(self) -> GputuiApp:
+        """The app, as what it is."""
+        return cast("GputuiApp", self.app)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is shown."""
+        return self.gputui.snapshot
+
+    @property
+    def run_in_question(self) -> RunView | None:
+        """The run that an action would be about."""
+        return None
+
+    def context(self) -> Context:
+        """What decides which actions are possible now."""
+        app = self.gputui
+        return Context(
+            scope=self.SCOPE,
+            run=self.run_in_question,
+            is_readonly=app.is_readonly,
+            past_at=self.snapshot.at if self.snapshot.past else None,
+            is_ascii=app.is_ascii,
+            line=app.line_words,
+            keys=app.keys.on(self.SCOPE),
+        )
+
+    def interest(self) -> Interest | None:
+        """What the feed must read for this page; None where it shows nothing of its own."""
+        return Interest()
+
+    def copyable(self) -> Sequence[Copyable]:
+        """What can be copied here, first what is in focus."""
+        run = self.run_in_question
+        return [Copyable("the run's id", run.run_id)] if run is not None else []
+
+    def choices(self) -> Sequence[Choice]:
+        """What the palette finds on this page beside its actions."""
+        return ()
+
+    def warnings(self) -> Sequence[str]:
+        """Sentences about something wrong with what this page is about, said below its head."""
+        return ()
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """The wheel was turned over a pane, ``by`` lines down: as often the arrow key."""
+        key = "down" if by > 0 else "up"
+        with self.gputui.one_paint():
+            for action in actions_in(self.SCOPE):
+                if key in action.keys:
+                    for _ in range(abs(by)):
+                        getattr(self, f"do_{action.name}")()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.wheel(self._under(event), WHEEL_LINES)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.wheel(self._under(event), -WHEEL_LINES)
+
+    def _under(self, event: events.MouseEvent) -> Widget | None:
+        """What the pointer is over; Textual tells it of clicks only."""
+        with suppress(NoWidget):
+            return self.get_widget_at(*event.screen_offset)[0]
+        return None
+
+    @on(events.Click, "#footer")
+    def footer_clicked(self, event: events.Click) -> None:
+        """A click on a key of the footer is the key."""
+        event.stop()
+        name = footer_action(self.context(), self.app.size.width, event.x)
+        if name is not None:
+            self.gputui.perform(name, self)
+
+    @on(events.Click, "#notice")
+    def time_line_clicked(self, event: events.Click) -> None:
+        """A click on the time line goes there."""
+        past = self.snapshot.past
+        at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
+        if at is not None:
+            event.stop()
+            self.gputui.look_back(Moment(at, direction=-1))
+
+    def do_copy(self) -> None:
+        found = self.copyable()
+        if found:
+            self.gputui.copy(found[0].what, found[0].text)
+        else:
+            self.gputui.say("There is nothing to copy here.", "warning")
+
+    def action_act(self, name: str) -> None:
+        """A key of an action was pressed."""
+        self.gputui.perform(name, self)
+
+    def on_resize(self) -> None:
+        self.paint()
+
+    def on_screen_resume(self) -> None:
+        self.paint()
+
+    def paint(self) -> None:
+        """Draw the newest snapshot, now or at the end of what the app does in one paint."""
+        width, height = self.app.size
+        if not width or not height or self.gputui.is_holding_paint:
+            return
+        with self.app.batch_update():
+            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+                self._draw_too_small(width, height)
+            else:
+                self.draw(width, height)
+                self.gputui.look(self)
+
+    def _draw_too_small(self, width: int, height: int) -> None:
+        for pane in self.query(Pane):
+            pane.clear()
+        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
+        lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
+        self.notice.show(lines, height=len(lines))
+
+    def draw(self, width: int, height: int) -> None:
+        """Give every pane its lines for a screen of this size."""
+        raise NotImplementedError
+
+    def draw_frame(self, width: int) -> int:
+        """Draw what is around the content; returns how many lines it takes."""
+        past = self.snapshot.past
+        notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
+        notices += notice_lines(self.snapshot, self.gputui.agent_notice, width)
+        notices += [line for text in self.warnings() for line in warning_lines(text, width)]
+        self.notice.show(notices, height=len(notices))
+        text, kind = self.gputui.message
+        said = message_lines(text, kind, width) if text else []
+        self.message.show(said, height=len(said))
+        self.footer.show([footer_line(self.context(), width)], height=1)
+        return len(notices) + len(said) + 1

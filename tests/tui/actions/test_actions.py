@@ -1,0 +1,142 @@
+"""The table of actions: every key leads somewhere, and what is not possible says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from gputui.charts.cells import cell_width
+from gputui.store import queries
+from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
+from gputui.tui.app import GputuiApp
+from gputui.tui.layout.footer import footer_line, footer_parts, help_lines, message_lines
+from gputui.tui.pages.alerts.page import AlertsScreen
+from gputui.tui.pages.compare.page import CompareScreen
+from gputui.tui.pages.gpu.page import GpuScreen
+from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.processes.page import ProcessesScreen
+from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.widgets.page import ActionScreen
+from tests.tui.filling import NOW, Filler
+
+SCREENS: dict[Scope, type[ActionScreen]] = {
+    "overview": OverviewScreen,
+    "run": RunScreen,
+    "launch": LaunchScreen,
+    "alerts": AlertsScreen,
+    "gpu": GpuScreen,
+    "compare": CompareScreen,
+    "processes": ProcessesScreen,
+}
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_no_key_means_two_things(scope: Scope) -> None:
+    keys = [key for action in actions_in(scope) for key in action.keys]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_key_is_printed_as_what_is_on_the_keyboard() -> None:
+    printed = {key: key_word(key) for action in ACTIONS for key in action.keys}
+    assert [key for key, word in printed.items() if "_" in word] == []
+
+
+def test_names_are_unique() -> None:
+    assert len({action.name for action in ACTIONS}) == len(ACTIONS)
+    with pytest.raises(KeyError):
+        find("no such thing")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_action_can_be_carried_out(scope: Scope) -> None:
+    for action in actions_in(scope):
+        method = f"do_{action.name}"
+        assert hasattr(SCREENS[scope], method) or hasattr(GputuiApp, method), action.name
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_help_tells_every_action_and_why_not(scope: Scope) -> None:
+    lines = ["".join(text for text, _ in line) for line in help_lines(Context(scope), 200)]
+    assert len(lines) == len(actions_in(scope))
+    for action, line in zip(actions_in(scope), lines, strict=True):
+        assert action.tooltip in line
+        why_not = action.why_not(Context(scope))
+        assert why_not is None or why_not in line
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) -> None:
+    line = footer_line(Context("overview"), width)
+    assert sum(cell_width(text) for text, _ in line) == width
+    assert "q leave" in "".join(text for text, _ in line)
+
+
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "launch"])
+def test_looking_back_the_footer_tells_how_to_move_in_time_and_to_return(scope: Scope) -> None:
+    live, past = (
+        "".join(text for text, _ in footer_line(Context(scope, past_at=past_at), 80)) for past_at in (None, NOW)
+    )
+    assert "L live" not in live
+    assert "< back in time  > on  L live" in past
+    assert "n new" not in past and "s stop" not in past
+
+
+def test_a_view_that_changes_nothing_gives_its_footer_to_what_can_be_done() -> None:
+    footer = "".join(text for text, _ in footer_line(Context("overview", is_readonly=True), 80))
+    assert "n new" not in footer and "s stop" not in footer
+    assert "/ filter" in footer
+
+
+def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "stopping")
+    running, failed, stopping = (queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+    here = Context("overview")
+    assert find("stop").why_not(here) == "There is no run to choose."
+    assert find("stop").why_not(replace(here, run=running)) is None
+    assert find("stop").why_not(replace(here, run=failed)) == "b-1 is failed already."
+    assert find("stop").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
+    assert find("resume").why_not(replace(here, run=failed)) is None
+    assert "only a run that is over" in str(find("resume").why_not(replace(here, run=running)))
+    assert "stop it first" in str(find("remove").why_not(replace(here, run=running)))
+    assert find("remove").why_not(replace(here, run=failed)) is None
+    assert find("restart").why_not(replace(here, run=running)) is None
+    assert "cannot begin again" in str(find("restart").why_not(replace(here, run=stopping)))
+    for name in ("stop", "resume", "restart", "remove", "launch"):
+        assert find(name).why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(scope: Scope, filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "queued")
+    runs = [queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1")]
+    for action in actions_in(scope):
+        for run in runs:
+            refused = action.why_not(Context(scope, run, is_readonly=True))
+            if refused is not None and refused == refused_here(Context(scope, run, is_readonly=True)):
+                why_not = action.why_not(Context(scope, run, past_at=NOW))
+                assert why_not is not None and "L returns to it" in why_not, action.name
+
+
+def test_a_long_message_takes_three_lines_at_most() -> None:
+    lines = message_lines("word " * 200, "error", 40)
+    assert len(lines) == 3
+    assert all(sum(cell_width(text) for text, _ in line) == 40 for line in lines)
+
+
+def test_the_footer_of_a_runs_page_is_that_of_the_section_in_focus() -> None:
+    def told(section: str, width: int) -> set[str]:
+        return {part.name for part in footer_parts(Context("run", section=section), width)}
+
+    assert {"cursor_right", "zoom_in", "smoothing_next"} <= told("charts", 200)
+    assert {"log_next", "grave_only", "follow", "hit_next"} <= told("log", 200)
+    assert not {"cursor_right", "zoom_in", "check"} & told("log", 200)
+    assert "log_next" in told("log", 100) and "check" in told("params", 100) and "log_next" not in told("charts", 200)
+    assert {"cursor_right", "zoom_in"} <= {part.name for part in footer_parts(Context("compare"), 200)}

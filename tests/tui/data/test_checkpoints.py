@@ -1,0 +1,123 @@
+"""The checkpoints of a run's page: listed and checked in a thread."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.store import checkpoints, queries
+from gputui.store.checkpoints import CheckpointRow
+from gputui.tui.data import checkpoints as checkpoint_list
+from gputui.tui.data.checkpoints import CheckpointReader, Fact
+from gputui.tui.data.run_details import RunCheckpoints
+from gputui.tui.data.snapshot import Checkpoint, CheckpointList
+from tests.tui.filling import Filler
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(folder: Path, step: int, *, damaged: bool = False) -> Path:
+    path = folder / f"step_{step}.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", b"weights" * 100)
+    if damaged:
+        content = bytearray(path.read_bytes())
+        content[60] ^= 0xFF
+        path.write_bytes(content)
+    return path
+
+
+def look(reader: CheckpointReader, folder: Path, to_check: str | None = None) -> CheckpointList:
+    reader.read(folder, "step_*.pt", to_check)
+    reader.wait(5.0)
+    return reader.read(folder, "step_*.pt", to_check)
+
+
+def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None:
+    write(tmp_path, 100, damaged=True)
+    write(tmp_path, 200)
+    clock = Clock()
+    reader = CheckpointReader(clock)
+    found = look(reader, tmp_path)
+    assert found.is_known and found.count == 2
+    assert [(each.step, each.is_valid) for each in found.newest] == [(200, True), (100, None)]
+    assert "CRC" in found.newest[0].why and found.newest[0].size_bytes and found.newest[0].modified_at
+    asked = look(reader, tmp_path, "step_100.pt")
+    assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
+
+
+def test_a_large_one_is_read_only_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 200)
+    monkeypatch.setattr(checkpoint_list, "CHECKED_UNASKED_BYTES", 10)
+    reader = CheckpointReader(Clock())
+    assert look(reader, tmp_path).newest[0].is_valid is None
+    assert look(reader, tmp_path, "step_200.pt").newest[0].is_valid is True
+
+
+def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = CheckpointReader(clock)
+    assert look(reader, tmp_path / "missing") == CheckpointList(is_known=True)
+    write(tmp_path, 100)
+    assert look(reader, tmp_path).count == 1
+    write(tmp_path, 200)
+    assert reader.read(tmp_path, "step_*.pt").count == 1  # listed a moment ago
+    clock.now = checkpoint_list.LIST_SECONDS
+    assert look(reader, tmp_path).newest[0].step == 200
+
+
+def test_a_folder_is_as_large_as_its_files_and_another_run_is_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "step_300"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"x" * 1000)
+    (folder / "b.json").write_bytes(b"x" * 24)
+    reader = CheckpointReader(Clock())
+    reader.read(tmp_path, "step_*")
+    reader.wait(5.0)
+    assert reader.read(tmp_path, "step_*").newest[0].size_bytes == 1024
+    assert reader.read(tmp_path / "other", "step_*").newest == ()
+    reader.wait(5.0)
+
+
+def test_of_a_past_moment_only_what_was_there() -> None:
+    found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
+    assert [each.name for each in found.written_by(15.0).newest] == ["a"] and found.written_by(15.0).count == 4
+
+
+def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
+    path = write(tmp_path, 200)
+    facts = {str(path): Fact(190, 2, "was left by a rollback")}
+    reader = CheckpointReader(Clock())
+    reader.read(tmp_path, "step_*.pt", None, facts)
+    reader.wait(5.0)
+    (one,) = reader.read(tmp_path, "step_*.pt", None, facts).newest
+    assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")
+
+
+def test_a_page_tells_what_its_run_will_not_go_on_from(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-b16-1", "running", started_ago=100.0)
+    filler.attempt("vit-b16-1", 1, "failed", started_ago=100.0, ended_ago=50.0, last_step=12)
+    filler.attempt("vit-b16-1", 2, "running", started_ago=40.0, last_step=3)
+    folder = workspace.run_dir("vit-b16-1") / "checkpoints"
+    folder.mkdir(parents=True)
+    rows = [
+        CheckpointRow(str(write(folder, step)), number, "run", step, 1, step, 1.0) for step, number in ((10, 1), (3, 2))
+    ]
+    checkpoints.save(filler.connection, "vit-b16-1", (), rows)
+    run = queries.run(filler.connection, "vit-b16-1")
+    reader = RunCheckpoints(workspace)
+    reader.note_ledger(filler.connection, run, queries.attempts(filler.connection, run.run_id))
+    reader.read(run, None)
+    reader.wait(5.0)
+    found = reader.read(run, None)
+    assert found is not None
+    told = {one.step: (one.attempt, one.refused) for one in found.newest}
+    assert told[3] == (2, "") and told[10][0] == 1 and "attempt 2 began from the start" in told[10][1]

@@ -1,0 +1,256 @@
+"""The feed: what is committed arrives, and whatever goes wrong becomes a sentence."""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from gputui.config import Workspace
+from gputui.curves.model import ChartRequest
+from gputui.store import commands, queries
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import open_commander, open_reader, set_aside
+from gputui.tui.data.feed import APART_SECONDS, LOOK_SECONDS, Feed
+from gputui.tui.data.reader import Interest, SnapshotReader
+from gputui.tui.data.snapshot import Moment, Snapshot
+from tests.pace import Waited
+from tests.tui.filling import NOW, Filler, an_hour_later
+
+DEADLINE_SECONDS = 10.0
+
+
+class Listener:
+    """Keeps what a feed hands out."""
+
+    def __init__(self) -> None:
+        self.snapshots: queue.Queue[Snapshot] = queue.Queue()
+        self.answers: queue.Queue[CommandAnswer] = queue.Queue()
+
+    def until(self, is_wanted: Callable[[Snapshot], bool]) -> Snapshot:
+        end = time.monotonic() + DEADLINE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            snapshot = self.snapshots.get(timeout=left)
+            if is_wanted(snapshot):
+                return snapshot
+        raise AssertionError("no such snapshot came")
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def feed(workspace: Workspace, listener: Listener) -> Iterator[Feed]:
+    made = Feed(workspace, wall=an_hour_later)
+    made.attach(listener.snapshots.put, listener.answers.put)
+    yield made
+    made.stop()
+    assert "feed" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Filler) -> None:
+    filler.overnight()
+    feed.start()
+    snapshot = feed.first(5.0)
+    assert len(snapshot.gpus) == 8
+    assert [row.run.run_id for row in snapshot.runs][:2] == ["vit-b16-1", "gpt2-124m-1"]
+    assert snapshot.runs[1].progress.total_steps == 6000
+
+
+def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace: Workspace) -> None:
+    filler.run("long-1")
+    filler.attempt("long-1", 1)
+    filler.curve("long-1", 1, 0, 7000, every=1, total_steps=10_000)
+    with closing(open_reader(workspace.database)) as connection:
+        reader = SnapshotReader(workspace)
+        assert len(reader.read(connection, NOW, Interest()).runs[0].progress.losses) > 10 and not reader.is_behind
+        # What an older gputui stored is not reduced.
+        for table in ("metric_stretches", "metric_envelopes"):
+            filler.connection.execute(f"DELETE FROM {table}")
+        reader = SnapshotReader(workspace)
+        first = reader.read(connection, NOW, Interest()).runs[0].progress
+        assert reader.is_behind
+        assert (first.step, first.total_steps, first.losses) == (7000, 10_000, ())
+        second = reader.read(connection, NOW, Interest()).runs[0].progress
+        assert not reader.is_behind
+        assert len(second.losses) > 10 and second.seconds_left is not None
+
+
+def test_a_commit_arrives_soon(feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = queries.data_version
+
+    def counted(connection: sqlite3.Connection) -> int:
+        looks.append(look(connection))
+        return looks[-1]
+
+    monkeypatch.setattr(queries, "data_version", counted)
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    filler.event("something happened")
+    before = len(looks)
+    listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
+    assert len(looks) - before <= 2 + APART_SECONDS / LOOK_SECONDS
+
+
+def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
+    feed.start()
+    empty = feed.first(5.0)
+    assert (empty.trouble, empty.has_data) == (None, False)
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
+    feed: Feed, workspace: Workspace, listener: Listener
+) -> None:
+    workspace.database.write_bytes(b"this is no database" * 1000)
+    feed.start()
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "is damaged" in told.trouble
+    set_aside(workspace.database, time.time())
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
+    feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler.overnight()
+    with monkeypatch.context() as patched:
+        patched.setattr(queries, "data_version", lambda _connection: {}["nothing"])
+        feed.start()
+        told = listener.until(lambda snapshot: snapshot.trouble is not None)
+        assert told.trouble is not None and "KeyError in test_feed.py, line" in told.trouble
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+
+
+def test_a_locked_database_holds_nothing_up(
+    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
+) -> None:
+    filler.overnight()
+    filler.close()
+    locker = sqlite3.connect(workspace.database, isolation_level=None)
+    locker.execute("PRAGMA locking_mode = EXCLUSIVE")
+    locker.execute("BEGIN EXCLUSIVE")
+    feed.start()
+    with Waited() as waited:
+        assert not feed.first(0.2).has_data
+    assert waited.seconds < 1.0
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "locked by another program" in told.trouble
+    locker.execute("ROLLBACK")
+    locker.close()
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+
+
+def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    set_aside(workspace.database, time.time())
+    other = Filler(workspace)
+    try:
+        other.agent(problem="No NVIDIA driver found.")
+        listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+    finally:
+        other.close()
+
+
+def test_the_page_of_a_run_is_that_of_the_new_file(
+    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
+) -> None:
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    for number in range(3):
+        filler.incident("vit-1", 1, f"old_{number}", f"old {number}")
+    created_at = filler.connection.execute("SELECT created_at FROM runs").fetchone()[0]
+    feed.start()
+    feed.look_at(Interest("vit-1"))
+    listener.until(lambda snapshot: snapshot.page is not None and len(snapshot.page.incidents) == 3)
+    set_aside(workspace.database, time.time())
+    other = Filler(workspace)
+    try:
+        other.run("vit-1")
+        other.connection.execute("UPDATE runs SET created_at = ?", (created_at,))
+        other.attempt("vit-1", 1)
+        other.incident("vit-1", 1, "new", "new")
+        listener.until(
+            lambda snapshot: snapshot.page is not None and [each.kind for each in snapshot.page.incidents] == ["new"]
+        )
+    finally:
+        other.close()
+
+
+def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    assert feed.first(5.0).page is None
+    feed.look_at(Interest("vit-b16-1"))
+    page = listener.until(lambda snapshot: snapshot.page is not None).page
+    assert page is not None
+    assert [attempt.number for attempt in page.attempts] == [1, 2, 3]
+    assert page.launched["batch_size"] == 512 and page.run.params["batch_size"] == 384
+    assert page.charts is None
+    feed.look_at(Interest("vit-b16-1", charts=ChartRequest(("loss", "lr"))))
+    charts = listener.until(lambda snapshot: snapshot.page is not None and snapshot.page.charts is not None).page
+    assert charts is not None and charts.charts is not None
+    assert [curve.problem for curve in charts.charts.curves.values()] == [None, None]
+    assert charts.charts.curves["loss"].last is not None and charts.charts.markers
+
+
+def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    commander = open_commander(workspace.database)
+    command_id = commands.submit(commander, "stop", "vit-b16-1", {}, "me", now=time.time())
+    commander.close()
+    commands.give_answer(filler.connection, command_id, "refused", now=time.time(), reason="it is over")
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    feed.watch(command_id)  # the answer came before anybody waited for it
+    answer = listener.answers.get(timeout=DEADLINE_SECONDS)
+    assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
+
+
+def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    feed.first(5.0)
+    moment = Moment(NOW - 30)
+    feed.look_back(moment)
+    back = listener.until(lambda snapshot: snapshot.past is not None)
+    assert (back.at, back.past.asked if back.past else None) == (NOW - 30, moment)
+    feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
+    page = listener.until(lambda snapshot: snapshot.page is not None)
+    assert page.at == NOW - 30 and page.past is not None
+    filler.event("something happened")
+    later = listener.until(lambda snapshot: snapshot.past is not None and snapshot.past.now > page.past.now)
+    assert later.events == back.events and later.gpus is page.gpus
+    feed.look_back(None)
+    live = listener.until(lambda snapshot: snapshot.past is None)
+    assert live.events[-1].message == "something happened" and live.page is not None
+
+
+def test_time_passes_without_news(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    first = listener.until(lambda snapshot: bool(snapshot.gpus))
+    later = listener.until(lambda snapshot: snapshot.at > first.at)
+    assert later.runs == first.runs
+    assert later.gpus[0].state == "stale"

@@ -1,0 +1,178 @@
+"""The comparison of runs as values: what differs, what was best, order and groups."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gputui.charts.envelope import Bin
+from gputui.curves.direction import is_more_better
+from gputui.curves.model import ChartData, ChartRequest, Curve, Frame
+from gputui.store.views import RunView
+from gputui.tui.data.snapshot import Progress, RunRow
+from gputui.tui.pages.compare.comparison import (
+    Comparison,
+    best_of,
+    best_words,
+    compare,
+    differing,
+    group_next,
+    in_order,
+    metric_names,
+    param_texts,
+)
+
+
+def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
+    run = RunView(
+        run_id=run_id, sequence=1, name=run_id, profile="p", state="running", attempt=1, params=params, created_at=0.0,
+        queued_at=None, not_before=None, started_at=started_at, ended_at=None, reason=None, waiting_for=None,
+        resume_from=None, attempt_state=None, attempt_started_at=None, attempt_last_step=None,
+        attempt_resumed_step=None, gpus=(), spec_json=json.dumps({"params": params}), priority=0,
+    )  # fmt: skip
+    return RunRow(run, Progress(step=step))
+
+
+def measured(name: str, *values: float, names: tuple[str, ...] = ()) -> ChartData:
+    bins = []
+    for x, value in enumerate(values):
+        each = Bin(float(x), float(x))
+        each.add(float(x), value)
+        bins.append(each)
+    curve = Curve(name, tuple(bins), last=values[-1] if values else None)
+    return ChartData(ChartRequest((name,)), Frame("step"), names or (name,), {name: curve})
+
+
+ROWS = [
+    row("a", 10, lr=0.1, batch=64, note=None),
+    row("b", 30, lr=0.01, batch=64, note=None),
+    row("c", None, lr=0.1, batch=32, note=None, extra=True),
+]
+DATA = {"a": measured("loss", 3.0, 0.5, 1.0), "b": measured("loss", 2.0, 1.5, 0.9), "c": measured("loss")}
+ALL = Comparison.of(("a", "b", "c"), "loss")
+
+
+def ids(comparison: Comparison) -> list[str]:
+    return [run.row.run.run_id for run in in_order(compare(ROWS, DATA, comparison, 200.0))]
+
+
+def test_only_what_differs_is_told() -> None:
+    assert differing(ROWS) == {
+        "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": (None, None, "true"),
+    }  # fmt: skip
+    assert differing(ROWS[:1]) == {}
+
+
+def test_the_best_value_and_where_it_was() -> None:
+    [group] = compare(ROWS, DATA, ALL, 200.0)
+    first, second, third = group.runs
+    assert (first.best, first.best_x, first.last, first.seconds) == (0.5, 1.0, 1.0, 100.0)
+    assert (second.best, second.best_x) == (0.9, 2.0)
+    assert (third.best, third.last) == (None, None)
+    assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
+    assert best_words([group], "loss") == "best 0.5000"
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"), [("chosen", "abc"), ("best", "abc"), ("last", "bac"), ("step", "bac"), ("hours", "abc")]
+)
+def test_orders_with_what_is_unknown_last(sort: str, expected: str) -> None:
+    assert "".join(ids(replace(ALL, sort=sort))) == expected
+
+
+def test_reversed_what_is_unknown_stays_last() -> None:
+    assert ids(replace(ALL, sort="best", is_reversed=True)) == ["b", "a", "c"]
+    assert ids(replace(ALL, is_reversed=True)) == ["c", "b", "a"]
+
+
+def test_groups_by_a_parameter_one_after_the_other() -> None:
+    grouped = group_next(ALL, ROWS)
+    assert grouped.group == "lr"
+    groups = compare(ROWS, DATA, grouped, 200.0)
+    assert [(group.value, [run.row.run.run_id for run in group.runs]) for group in groups] == [
+        ("0.1", ["a", "c"]), ("0.01", ["b"]),
+    ]  # fmt: skip
+    names = []
+    for _ in range(4):
+        names.append(grouped.group)
+        grouped = group_next(grouped, ROWS)
+    assert names == ["lr", "batch", "extra", None]
+
+
+def test_a_run_keeps_its_colour_in_any_order() -> None:
+    colours = {run.row.run.run_id: run.colour for run in in_order(compare(ROWS, DATA, replace(ALL, sort="last"), 0.0))}
+    assert colours == {"a": 0, "b": 1, "c": 2}
+
+
+def test_hiding_and_leaving_out() -> None:
+    colours = [run.colour for run in in_order(compare(ROWS, DATA, ALL.toggled("b"), 0.0))]
+    assert colours == [0, None, 2]
+    assert ALL.toggled("b").toggled("b") == ALL
+    left = ALL.toggled("c").without("c")
+    assert left == Comparison.of(("a", "b"), "loss")
+    assert ids(replace(ALL, run_ids=("b", "gone"))) == ["b"]
+
+
+def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
+    names = [f"run-{number}" for number in range(9)]
+    comparison = Comparison.of(names)
+    assert comparison.hidden == set(names[6:]) and comparison.curve_count == 6
+    assert comparison.toggled("run-8") == comparison  # no colour is free
+    changed = comparison.toggled("run-2").toggled("run-8")
+    assert changed.drawn[2] == "run-8" and changed.hidden == {"run-2", "run-6", "run-7"}
+    assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
+    runs = in_order(compare([row(name) for name in names], {}, changed, 0.0))
+    assert [run.colour for run in runs] == [0, 1, None, 3, 4, 5, None, None, 2]
+
+
+def test_parameters_within_others_are_told_by_themselves() -> None:
+    rows = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
+    assert differing(rows) == {"model.depth": ("2", "4")}
+
+
+@pytest.mark.parametrize("name", ["val/accuracy", "samples_per_s", "F1", "eval_bleu", "mfu"])
+def test_more_is_better(name: str) -> None:
+    assert is_more_better(name)
+
+
+@pytest.mark.parametrize("name", ["loss", "val/loss", "perplexity", "step_time", "grad_norm", "word_error", "mapping"])
+def test_less_is_better(name: str) -> None:
+    assert not is_more_better(name)
+
+
+def test_what_all_runs_measured_comes_first() -> None:
+    data = {
+        "a": measured("loss", names=("lr", "loss", "own")),
+        "b": measured("loss", names=("lr", "loss", "val/loss")),
+    }
+    assert metric_names(data) == ("loss", "lr", "own", "val/loss")
+
+
+def test_sorted_by_what_they_differ_in() -> None:
+    names = tuple(differing(ROWS))
+    looked = replace(ALL, sort="hours")
+    seen = []
+    for _ in range(4):
+        looked = looked.sorted_next(names)
+        seen.append((looked.sort_param, "".join(ids(looked))))
+    assert seen == [("lr", "bac"), ("batch", "cab"), ("extra", "cab"), (None, "abc")]
+    by_rate = replace(ALL, sort="hours").sorted_next(names)
+    assert ids(replace(by_rate, is_reversed=True)) == ["a", "c", "b"]
+    # A parameter in which they no longer differ sorts nothing, and the next order is the first.
+    assert ids(replace(by_rate, sort="param:gone")) == ["a", "b", "c"]
+    assert replace(by_rate, sort="param:gone").sorted_next(names).sort == "chosen"
+
+
+def test_everything_that_they_differ_in() -> None:
+    assert param_texts(ROWS, ALL) == [
+        "lr 0.1 · a, c", "lr 0.01 · b", "", "batch 64 · a, b", "batch 32 · c", "", "extra – · a, b", "extra true · c",
+    ]  # fmt: skip
+    assert param_texts(ROWS[:1], ALL) == ["These runs were launched with the same parameters."]
+
+
+def test_the_best_of_all_is_better_than_another() -> None:
+    groups = compare(ROWS, DATA, ALL, 0.0)
+    assert best_of(groups, "loss") == 0.5
+    assert best_of(compare(ROWS, DATA, Comparison.of(("a", "c"), "loss"), 0.0), "loss") is None

@@ -1,0 +1,190 @@
+"""Keys from a terminal: read by the event loop, without a thread that looks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import threading
+import tty
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from textual import events
+from textual.app import App
+from textual.message import Message
+
+from gputui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
+
+
+class Sink:
+    """Takes what an app would."""
+
+    def __init__(self) -> None:
+        self.keys: asyncio.Queue[str] = asyncio.Queue()
+        self.others: list[Message] = []
+
+    def post_message(self, message: Message) -> bool:
+        if isinstance(message, events.Key):
+            self.keys.put_nowait(message.key)
+        else:
+            self.others.append(message)
+        return True
+
+    async def key(self) -> str:
+        return await asyncio.wait_for(self.keys.get(), 10.0)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal: the person's and the program's."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    yield master, slave
+    os.close(slave)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def reading(sink: Sink, slave: int) -> TerminalDriver:
+    driver = TerminalDriver(cast("App[Any]", sink))
+    driver.fileno = slave
+    driver.start_reading()
+    return driver
+
+
+async def test_keys_come_without_a_thread(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    threads = threading.active_count()
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"q\x1b[A")
+    assert [await sink.key(), await sink.key()] == ["q", "up"]
+    assert threading.active_count() == threads
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_key_that_comes_in_two_pieces_is_one(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\x1b")
+    driver._read_keys()
+    os.write(master, b"[B")
+    assert await sink.key() == "down"
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_an_escape_alone_is_a_key_after_a_moment(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\x1b")
+    assert await sink.key() == "escape"
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_character_that_comes_in_two_pieces_is_one(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\xc3")
+    driver._read_keys()
+    os.write(master, b"\xa9q")
+    assert [await sink.key(), await sink.key()] == ["é", "q"]
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_bytes_that_are_no_text_do_not_end_the_keys(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\xe9")  # é as Latin-1
+    driver._read_keys()
+    os.write(master, b"q")
+    await sink.key()  # stands for what could not be read
+    assert await sink.key() == "q"
+    os.write(master, b"\xe9")
+    driver._read_keys()
+    os.write(master, b"\x03")
+    await sink.key()
+    assert await sink.key() == "ctrl+c"
+    driver.disable_input()
+    os.close(master)
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b[9999999999;1u", b"\x1b[1114112u"])
+async def test_a_sequence_that_the_parser_cannot_take_is_lost_alone(terminal: tuple[int, int], sequence: bytes) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"a" + sequence + b"q")
+    assert [await sink.key(), await sink.key()] == ["a", "q"]
+    assert [type(each) for each in sink.others] == [KeysLost]
+    os.write(master, b"\x1b")
+    assert await sink.key() == "escape"
+    os.write(master, b"\x1b[A")
+    assert await sink.key() == "up"
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_the_mouse_is_told_in_cells_also_where_the_size_is_told_in_pixels(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.write(master, b"\x1b[48;24;80;480;800t\x1b[<0;41;13Mq")
+    assert await sink.key() == "q"
+    press = next(each for each in sink.others if isinstance(each, events.MouseDown))
+    assert (press.x, press.y) == (40, 12)
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_what_is_pasted_is_one_also_where_the_terminal_does_not_mark_it(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    text = "a line of a paste, é\r" * 20
+    os.write(master, text.encode())
+    driver._read_keys()
+    os.write(master, b"\x1b[200")
+    driver._read_keys()
+    for part in ("~", text, text, "\x1b[201~"):  # in several reads, as one of 10 kB comes
+        os.write(master, part.encode())
+        driver._read_keys()
+    os.write(master, b"j" * 100 + b"q")
+    assert [await sink.key() for _ in range(101)] == ["j"] * 100 + ["q"]
+    assert [each.text for each in sink.others if isinstance(each, events.Paste)] == [text, text + text]
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_read_that_would_wait_is_no_end(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.set_blocking(slave, False)
+    driver._read_keys()
+    os.write(master, b"q")
+    assert await sink.key() == "q" and not sink.others
+    driver.disable_input()
+    os.close(master)
+
+
+async def test_a_terminal_that_is_gone_is_told_and_not_read_again_and_again(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    sink = Sink()
+    driver = reading(sink, slave)
+    os.close(master)
+    while driver._parser is not None:
+        await asyncio.sleep(0.01)
+    assert not asyncio.get_running_loop().remove_reader(slave)
+    assert [type(each) for each in sink.others] == [TerminalGone]
