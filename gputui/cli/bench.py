@@ -92,7 +92,8 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
 
 def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> ScaledRun:
     """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
-    from gputui.cli.run import submit, wait_until_over
+    from gputui.cli.run import submit
+    from gputui.cli.wait import wait_until_over
     from gputui.reports.summary.losses import ScaledRun
     from gputui.reports.summary.reading import read_facts
     from gputui.store import queries
@@ -100,7 +101,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     run_id = submit(session, spec, f"{spec.name}-x{count}")
     if not quiet:
         say(f"{run_id}: {count} {what}" if count > 1 else f"{run_id}: 1 {'GPU' if what == 'GPUs' else 'process'}")
-    if wait_until_over(session, run_id, as_json=False, is_told=not quiet) != EXIT_OK:
+    if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != EXIT_OK:
         fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
     with closing(session.reader()) as connection:
         facts = read_facts(

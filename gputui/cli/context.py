@@ -111,7 +111,13 @@ class Session:
             fail(answer.reason or "refused", EXIT_REFUSED)
         return answer.result or {}
 
-    def find_run(self, connection: sqlite3.Connection, wanted: str) -> RunView:
+    def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> RunView:
+        """The run that ``wanted`` means, the newest for None; ends the command where there is none."""
+        if wanted is None:
+            newest = queries.runs(connection, limit=1)
+            if not newest:
+                fail(f"no run yet in {self.workspace.state}; gputui profiles lists what can be launched", EXIT_REFUSED)
+            return newest[0]
         try:
             return queries.run(connection, wanted)
         except queries.RunLookupError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import textwrap
 import time
 from collections.abc import Sequence
@@ -16,59 +17,70 @@ from gputui.metrics.intake_words import intake_words
 from gputui.store import alerts, checkpoints, metric_intake, queries
 from gputui.store.alerts import AlertView
 from gputui.store.step_times import StepTimes
+from gputui.store.views import RunView
 
 WIDTH = 100
 ALERTS_TOLD = 8
 
 
 @click.command("explain")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
 @click.pass_obj
-def command(session: Session, run: str, evidence: bool) -> None:
-    """What happened to a run, why each decision was taken, and how it stands: in plain sentences."""
+def command(session: Session, run: str | None, evidence: bool) -> None:
+    """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
     from gputui.recovery.checkpoint_ledger import spans_of
     from gputui.recovery.checkpoint_words import checkpoints_sentence
-    from gputui.recovery.cost import costs
-    from gputui.recovery.resumption import resumptions
-    from gputui.recovery.story import tell
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        attempts = queries.attempts(connection, view.run_id)
-        incidents = queries.incidents(connection, view.run_id)
-        decisions = queries.decisions(connection, view.run_id)
-        clock = StepTimes(connection, view.run_id)
-        story = tell(
-            view,
-            attempts,
-            incidents,
-            decisions,
-            queries.transitions(connection, view.run_id),
-            now=time.time(),
-            costs=costs(attempts, incidents, decisions, clock),
-            went_on=resumptions(attempts, clock.repeats),
-        )
+        kept = evidence_folders(session.workspace.run_dir(view.run_id))
+        if evidence:
+            if not kept:
+                fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", EXIT_REFUSED)
+            for folder in kept:
+                say(str(folder))
+            return
+        story = story_of(connection, view)
         raised = alerts.of_run(connection, view.run_id)
-        rows = checkpoints.of_run(connection, view.run_id)
-        trouble = intake_words(metric_intake.intake(connection, view.run_id))
-    kept = evidence_folders(session.workspace.run_dir(view.run_id))
-    if evidence:
-        if not kept:
-            fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", EXIT_REFUSED)
-        for folder in kept:
-            say(str(folder))
-        return
-    if rows:
-        story.append(checkpoints_sentence(rows, spans_of(view, attempts, time.time())))
-    if trouble:
-        story.append(f"{trouble}.")
+        if rows := checkpoints.of_run(connection, view.run_id):
+            spans = spans_of(view, queries.attempts(connection, view.run_id), time.time())
+            story.append(checkpoints_sentence(rows, spans))
+        if trouble := intake_words(metric_intake.intake(connection, view.run_id)):
+            story.append(f"{trouble}.")
     if raised:
         story.append(alerts_sentence(raised))
     if kept:
         attempts_word = "attempt " if len(kept) == 1 else "attempts "
         story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
-    for index, paragraph in enumerate(story):
+    print_paragraphs(story)
+
+
+def story_of(connection: sqlite3.Connection, view: RunView) -> list[str]:
+    """What happened to a run, a paragraph per attempt."""
+    from gputui.recovery.cost import costs
+    from gputui.recovery.resumption import resumptions
+    from gputui.recovery.story import tell
+
+    attempts = queries.attempts(connection, view.run_id)
+    incidents = queries.incidents(connection, view.run_id)
+    decisions = queries.decisions(connection, view.run_id)
+    clock = StepTimes(connection, view.run_id)
+    return tell(
+        view,
+        attempts,
+        incidents,
+        decisions,
+        queries.transitions(connection, view.run_id),
+        now=time.time(),
+        costs=costs(attempts, incidents, decisions, clock),
+        went_on=resumptions(attempts, clock.repeats),
+    )
+
+
+def print_paragraphs(paragraphs: Sequence[str]) -> None:
+    """Wrapped, with an empty line between two."""
+    for index, paragraph in enumerate(paragraphs):
         if index:
             say("")
         for line in textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False):

@@ -21,7 +21,7 @@ FOLLOW_SECONDS = 0.2
 
 
 @click.command("logs")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on as more is written, over attempts, until the run is over.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")
 @click.option("--attempt", type=click.IntRange(1), help="An earlier attempt (else the newest).")
@@ -29,8 +29,8 @@ FOLLOW_SECONDS = 0.2
     "-n", "--lines", type=click.IntRange(0), default=200, show_default=True, help="Lines per file; 0 for all."
 )
 @click.pass_obj
-def command(session: Session, run: str, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
-    """What a run printed: the launcher's output, then each rank's."""
+def command(session: Session, run: str | None, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
+    """What a run printed (the newest, if none is named): the launcher's output, then each rank's."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         number = attempt or view.attempt

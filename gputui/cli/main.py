@@ -58,6 +58,16 @@ class VerbGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from gputui.profiles.nearest import nearest
+
+            meant = nearest(args[0], VERBS)
+            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])

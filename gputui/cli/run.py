@@ -8,16 +8,11 @@ from dataclasses import replace
 
 import click
 
-from gputui.charts import units
-from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, Session, actor, print_json, say
+from gputui.cli.context import EXIT_REFUSED, Session, actor, print_json, say
 from gputui.cli.gpus import wait_for_gpus
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import submit_run
-from gputui.store import queries
-
-WAIT_SECONDS = 0.1
-FOLLOW_AGENT_SECONDS = 5.0
 
 
 @click.command("run")
@@ -77,6 +72,8 @@ def command(
         else:
             say(f"{run_id} queued; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
         return
+    from gputui.cli.wait import wait_until_over
+
     raise SystemExit(wait_until_over(session, run_id, as_json))
 
 
@@ -85,40 +82,3 @@ def submit(session: Session, spec: RunSpec, name: str | None) -> str:
     with closing(session.commander()) as connection, session.writing():
         command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
         return str(session.wait(connection, command_id)["id"])
-
-
-def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_told: bool = True) -> int:
-    """Follow a run's states until it is over; ``is_told`` off prints nothing of them. Interrupting the waiting leaves
-    the run alone."""
-    shown: tuple[str, int] | None = None
-    agent_seen_at = time.monotonic()
-    with closing(session.reader()) as connection:
-        try:
-            while True:
-                view = queries.run(connection, run_id)
-                state = RunState(view.state)
-                if (view.state, view.attempt) != shown:
-                    shown = (view.state, view.attempt)
-                    if is_told and not as_json and not state.is_over:
-                        attempt = f", attempt {view.attempt}" if view.attempt else ""
-                        say(f"{run_id} {view.state}{attempt}" + (f": {view.reason}" if view.reason else ""))
-                if state.is_over:
-                    break
-                if time.monotonic() - agent_seen_at > FOLLOW_AGENT_SECONDS:
-                    # A run needs an agent; whoever waits for it sees to it that there is one.
-                    session.need_agent()
-                    agent_seen_at = time.monotonic()
-                time.sleep(WAIT_SECONDS)
-        except KeyboardInterrupt:
-            say(f"{run_id} goes on; gputui stop {run_id} ends it")
-            return EXIT_INTERRUPTED
-    if not is_told:
-        return EXIT_OK if state is RunState.SUCCEEDED else EXIT_RUN_FAILED
-    if as_json:
-        print_json({"id": run_id, "state": view.state})
-    else:
-        took = (
-            "" if view.started_at is None or view.ended_at is None else units.duration(view.ended_at - view.started_at)
-        )
-        say(f"{run_id} {view.state}" + (f": {view.reason}" if view.reason else f" after {took}"))
-    return EXIT_OK if state is RunState.SUCCEEDED else EXIT_RUN_FAILED

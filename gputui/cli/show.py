@@ -18,11 +18,11 @@ from gputui.store.step_times import StepTimes
 
 
 @click.command("show")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def command(session: Session, run: str, as_json: bool) -> None:
-    """One run: its parameters, its attempts, how each ended, and what its failures cost."""
+def command(session: Session, run: str | None, as_json: bool) -> None:
+    """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     from gputui.recovery import cost
     from gputui.recovery.checkpoint_ledger import candidates, refused, spans_of
     from gputui.recovery.checkpoint_words import checkpoints_shape
