@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gputui.cli.context import EXIT_USAGE, Session, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
 from gputui.redaction import Redactor
+from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
 
+GPUS_CHECK = "gpus"
 MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
 
@@ -44,9 +46,12 @@ def command(
         show_trial(chosen, log, as_json=as_json)
         return
     situation = resolving.gpu_situation(session)
-    spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+    spec, missing = resolving.resolve_without_gpus(chosen, changes, gpus, situation)
     past = resolving.earlier_peaks(session, spec)
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
+    if missing:
+        problem = "; ".join(missing).removeprefix("gpus: ")
+        results = [CheckResult(GPUS_CHECK, "fail", problem) if one.name == GPUS_CHECK else one for one in results]
     if as_json:
         print_json([result.to_json() for result in results])
     else:
@@ -56,7 +61,7 @@ def command(
             remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
             say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
     if any(result.status == "fail" for result in results):
-        raise SystemExit(EXIT_USAGE)
+        raise SystemExit(EXIT_REFUSED if missing else EXIT_USAGE)
 
 
 def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, as_json: bool) -> None:

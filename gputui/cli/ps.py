@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import click
@@ -10,7 +11,11 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
+from gputui.runs.states import RunState
 from gputui.store import json_shapes, metric_intake, queries, queue
+from gputui.store.views import RunView
+from gputui.tui.render.runs import time_left
+from gputui.tui.tracking import RunTracker
 
 
 @click.command("ps")
@@ -27,21 +32,39 @@ def command(session: Session, as_json: bool, active: bool) -> None:
     pause = None if connection is None else queue.pause(connection)
     if pause is not None:
         say(pause_line(pause, time.time()))
-    if not runs:
-        say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
+    if connection is None or not runs:
+        over = 0 if connection is None else len(queries.runs(connection, over_only=True))
+        if over:
+            say(f"no active run; gputui ps lists {over} that {'is' if over == 1 else 'are'} over")
+        else:
+            say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
-    now = time.time()
-    unread = {} if connection is None else metric_intake.without_metrics(connection)
-    rows = [
-        (
-            run.run_id,
-            run.state,
-            str(run.attempt or "–"),
-            str(len(run.gpus)) if run.gpus else "–",
-            units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
-            run.waiting_for or run.told_reason or (f"no metrics: {unread[run.run_id]}" if run.run_id in unread else ""),
-        )
-        for run in runs
-    ]
-    for line in columns(("RUN", "STATE", "ATTEMPT", "GPUS", "TIME", ""), rows):
+    unread = metric_intake.without_metrics(connection)
+    rows = [_row(connection, run, unread.get(run.run_id), time.time()) for run in runs]
+    for line in columns(("RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "LOSS", "TIME", "LEFT", ""), rows):
         say(line)
+
+
+def _row(connection: sqlite3.Connection, run: RunView, unread: str | None, now: float) -> tuple[str, ...]:
+    step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
+    loss = left = None
+    if run.state in (RunState.RUNNING, RunState.STOPPING):
+        tracker = RunTracker(run.run_id)
+        tracker.read(connection, run.attempt)
+        progress = tracker.progress(run)
+        if progress.step is not None:
+            total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
+            step = units.count(progress.step) + total
+        loss = None if progress.loss is None else units.metric_value(progress.loss)
+        left = time_left(progress).removesuffix(" left")
+    return (
+        run.run_id,
+        run.state,
+        str(run.attempt or "–"),
+        str(len(run.gpus)) if run.gpus else "–",
+        step or "–",
+        loss or "–",
+        units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
+        left or "–",
+        run.waiting_for or run.told_reason or (f"no metrics: {unread}" if unread else ""),
+    )

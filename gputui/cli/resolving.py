@@ -46,6 +46,22 @@ def resolve_spec(
         refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
 
 
+def resolve_without_gpus(
+    profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
+) -> tuple[RunSpec, list[str]]:
+    """As `resolve_spec`, but GPUs that this machine cannot give do not end the command: why not, one line each. The
+    specification then asks for them all the same."""
+    inventory = None if situation is None else situation.facts
+    try:
+        return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []
+    except ResolveError as error:
+        if not error.is_refusal:
+            refuse(list(error.problems), EXIT_USAGE)
+        return resolve_spec(profile, changes, gpus, None), list(error.problems)
+    except ParameterError as error:
+        refuse(list(error.problems), EXIT_USAGE)
+
+
 def gpu_situation(session: Session) -> GpuSituation | None:
     """The GPUs as the agent saw them last, or None where none has looked yet."""
     try:

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from gputui.cli.acting import act
-from gputui.cli.context import EXIT_USAGE, Session, fail
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.redaction import redact_params
 from gputui.runs.spec import Scalar
+from gputui.runs.states import RunState
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 
@@ -20,14 +21,21 @@ from gputui.store.checkpoints import CheckpointRow
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to go on from, of whatever training it is.")
+@click.option("--force", is_flag=True, help="Also a run that succeeded, with nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def command(session: Session, run: str, changes: tuple[str, ...], named: str | None, as_json: bool) -> None:
+def command(
+    session: Session, run: str, changes: tuple[str, ...], named: str | None, force: bool, as_json: bool
+) -> None:
     """Continue a run that is over from the newest checkpoint of its training that validates."""
     from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
+        if view.state == RunState.SUCCEEDED and not (changes or named or force):
+            fail(
+                f"{view.run_id} is complete; --set changes what it trains to, --force resumes it as it is", EXIT_REFUSED
+            )
         rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
     path = None if named is None else named_path(named, rows)
     try:

@@ -1,0 +1,92 @@
+"""`gputui run --wait`, and the words that mean the newest run or a command typed wrongly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gputui.cli.wait import event_line, status_words
+from gputui.store.views import EventView, RunView
+from gputui.tui.snapshot import Progress
+from tests.machine import Machine
+
+NOW = 1_700_000_000.0
+RUN = RunView(
+    "demo-1", 1, "demo", "demo.yaml", "running", 1, {}, NOW, NOW, None, NOW, None, None, None, None, "running",
+    NOW, None, None, (), "{}",
+)  # fmt: skip
+NOTHING = Progress()
+
+
+@pytest.mark.parametrize(
+    ("changes", "progress", "words"),
+    [
+        ({"state": "queued", "waiting_for": "GPU 1"}, {}, "demo-1 queued · GPU 1"),
+        ({"state": "starting", "attempt": 2}, {}, "demo-1 starting · attempt 2 · 14 s"),
+        ({}, {}, "demo-1 running"),
+        ({}, {"step": 140}, "demo-1 running · step 140"),
+        (
+            {},
+            {"step": 140, "total_steps": 300, "loss": 0.02, "seconds_left": 40.0},
+            "demo-1 running · step 140/300 · loss 0.02000 · 40 s left",
+        ),
+    ],
+)
+def test_the_line_at_the_bottom(changes: dict[str, Any], progress: dict[str, Any], words: str) -> None:
+    run, shown = replace(RUN, **changes), replace(NOTHING, **progress)
+    assert status_words(run, shown, NOW + 14) == words
+
+
+@pytest.mark.parametrize(("severity", "mark"), [("error", "✗"), ("warning", "▲"), ("info", " ")])
+def test_an_event_is_a_line_with_its_time(severity: str, mark: str) -> None:
+    event = EventView(1, NOW, severity, None, "demo-1", 1, "rank 0 failed")
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {mark} rank 0 failed", event_line(event))
+
+
+def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine) -> None:
+    shown = machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
+    lines = shown.splitlines()
+    stored = [row[0] for row in machine.rows("SELECT message FROM events WHERE run_id = 'steps-1' ORDER BY event_id")]
+    printed = [line[11:] for line in lines if re.match(r"\d\d:\d\d:\d\d ", line)]
+    assert printed == stored
+    assert next(line[9] for line in lines if re.match(r"\d\d:\d\d:\d\d [✗▲]", line)) == "✗"
+    assert "\x1b" not in shown, "no terminal, no rewritten line"
+    story = machine.gputui("explain").split("\n\n")
+    assert story[1] in shown, "the attempt's paragraph"
+    assert machine.gputui("explain") == machine.gputui("explain", "steps-1")
+
+
+def test_commands_without_a_run_take_the_newest(machine: Machine) -> None:
+    for verb in ("show", "logs", "explain"):
+        assert "no run yet" in machine.gputui(verb, code=3) or "nothing has been recorded" in machine.gputui(
+            verb, code=3
+        )
+    assert "no runs yet" in machine.gputui("ps", "--active")
+    machine.gputui("run", machine.profile(), "--wait")
+    machine.gputui("run", machine.profile(), "--wait")
+    assert machine.json("show")["id"] == "steps-2"
+    assert "2 that are over" in machine.gputui("ps", "--active")
+    assert machine.json("ps", "--active") == []
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(machine: Machine) -> None:
+    assert "did you mean run?" in machine.gputui("rnu", code=2)
+    assert "did you mean" not in machine.gputui("xyzzy", code=2)
+
+
+def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--wait")
+    machine.gputui("resume", "steps-1", code=3)
+    assert machine.json("show", "steps-1")["attempt"] == 1
+    machine.gputui("resume", "steps-1", "--force")
+    assert machine.wait_for("steps-1", "succeeded") and machine.json("show", "steps-1")["attempt"] == 2
+
+
+def test_check_shows_the_plan_also_where_gpus_are_missing(machine: Machine) -> None:
+    profile = machine.profile("two", "name: two\nlauncher: python\nscript: steps.py\ngpus: 2\n")
+    machine.gputui("run", machine.profile(), "--wait")  # the agent knows by now that there is no GPU
+    shown = machine.gputui("check", profile, "--gpus", "99", code=3)
+    assert "✗ gpus" in shown and "command" in shown
