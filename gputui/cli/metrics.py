@@ -19,6 +19,7 @@ from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.intake_words import intake_words
 from gputui.profiles.nearest import nearest
 from gputui.store import metric_intake, metric_queries
+from gputui.tui.layout.panels import by_interest
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
@@ -52,7 +53,7 @@ def command(
     """What a run measured: the newest value of each metric, or every point of those named."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        known = metric_queries.metric_names(connection, view.run_id)
+        known = by_interest(metric_queries.metric_names(connection, view.run_id))
         for name in names:
             if name not in known:
                 meant = nearest(name, known)
@@ -77,7 +78,7 @@ def command(
             trouble = intake_words(metric_intake.intake(connection, view.run_id))
             say(f"{view.run_id} has no metrics" + (f": {trouble}" if trouble else " yet"))
             return
-        rows = [(name, units.metric_value(value)) for name, value in latest.items() if not names or name in names]
+        rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
         for line in columns(("METRIC", "NEWEST"), rows):
             say(line)
 

@@ -14,8 +14,8 @@ from gputui.cli.table import columns
 from gputui.runs.states import RunState
 from gputui.store import json_shapes, metric_intake, queries, queue
 from gputui.store.views import RunView
-from gputui.tui.render.runs import time_left
-from gputui.tui.tracking import RunTracker
+from gputui.tui.data.progress import RunTracker
+from gputui.tui.pages.overview.runs import time_left
 
 
 @click.command("ps")

@@ -17,9 +17,9 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Sessi
 from gputui.runs.states import RunState
 from gputui.store import queries
 from gputui.store.views import EventView, RunView
-from gputui.tui.render.runs import time_left
-from gputui.tui.snapshot import Progress
-from gputui.tui.tracking import RunTracker
+from gputui.tui.data.progress import RunTracker
+from gputui.tui.data.snapshot import Progress
+from gputui.tui.pages.overview.runs import time_left
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.cli.wait import event_line, status_words
 from gputui.store.views import EventView, RunView
-from gputui.tui.snapshot import Progress
+from gputui.tui.data.snapshot import Progress
 from tests.machine import Machine
 
 NOW = 1_700_000_000.0

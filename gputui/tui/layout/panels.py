@@ -75,7 +75,7 @@ def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> 
     """Pinned charts first, then what matters most for any training, then the run's own metrics, then the hardware;
     totals and counters last."""
     hardware = [key for key in HARDWARE if has_gpus or key.startswith("host/")]
-    keys = _ordered([*names, *hardware])
+    keys = by_interest([*names, *hardware])
     every = {
         key: Panel(key, _title(key), number % 4, HARDWARE[key][0] if key in HARDWARE else None, key in settings.pins)
         for number, key in enumerate(keys)
@@ -86,7 +86,8 @@ def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> 
     return Panels(tuple(every[key] for key in chosen), len(keys), found.problem)
 
 
-def _ordered(keys: Sequence[str]) -> list[str]:
+def by_interest(keys: Sequence[str]) -> list[str]:
+    """Names of metrics and of `HARDWARE`, what matters most for any training first, totals and counters last."""
     known = dict.fromkeys(keys)
     first = [key for key in _FIRST if key in known]
     rest = [key for key in known if key not in first]
