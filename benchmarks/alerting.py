@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
 from gputui.agent.alerts.evaluation import Alerting
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.host.model import HostSample
@@ -50,10 +50,11 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     facts = tuple(GpuFacts(f"GPU-{number}", number, "x", memory_total_bytes=80 * GIB) for number in range(gpus))
     began = time.time()
     at = 0.0
-    recorder = Recorder(connection, workspace.runs, lambda: began + at)
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: began + at, monotonic=lambda: at)
+    recorder = context.recorder
     recorder.take([Inventory(began, "nvml", None, facts)])
     record = _train(connection, [gpu.uuid for gpu in facts], began)
-    alerting = Alerting(connection, workspace, recorder, lambda: began + at, lambda: at, lambda: [record])
+    alerting = Alerting(context, lambda: [record])
     alerting.begin()
     spent: list[float] = []
     for step in range(looks):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from gputui.agent.context import AgentContext
 from gputui.runs import repository
 from gputui.store.database import is_locked
 
@@ -33,17 +34,15 @@ _OF_ONE_ROW = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 @dataclass(slots=True)
 class Guard:
     """Remembers which runs and which parts of a turn met something unforeseen; each is left alone for a while, then
-    tried again. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+    tried again."""
 
-    connection: sqlite3.Connection
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     until: dict[str, float] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
 
     def is_resting(self, run_id: str) -> bool:
         """Whether the run (or the part) is left alone for now."""
-        return self.clock() < self.until.get(run_id, 0.0)
+        return self.context.monotonic() < self.until.get(run_id, 0.0)
 
     @contextmanager
     def around(self, run_id: str) -> Iterator[None]:
@@ -73,15 +72,15 @@ class Guard:
 
     def _note(self, key: str, what: str, rest_seconds: float, run_id: str | None, error: Exception) -> None:
         log.error("%s: %s", key, what, exc_info=error)
-        roll_back(self.connection)
-        self.until[key] = self.clock() + rest_seconds
+        roll_back(self.context.connection)
+        self.until[key] = self.context.monotonic() + rest_seconds
         text = f"{error}" or type(error).__name__
         if self.told.get(key) == text:
             return
         repository.add_event(
-            self.connection,
+            self.context.connection,
             f"{what}: {text}; trying again every {rest_seconds:.0f} s, see agent.log",
-            now=self.wall(),
+            now=self.context.now(),
             severity="error",
             run_id=run_id,
         )
@@ -110,17 +109,17 @@ class Parts:
         if self.guard.is_resting(name):
             self.is_one_resting = True
             return None
-        began = self.guard.clock()
+        began = self.guard.context.monotonic()
         try:
             with self.guard.around_part(name):
                 return act()
         except sqlite3.OperationalError as error:
-            roll_back(self.guard.connection)
+            roll_back(self.guard.context.connection)
             if is_locked(error):
                 raise
             self.unwritable = str(error)
         finally:
-            self._took[name] = self._took.get(name, 0.0) + self.guard.clock() - began
+            self._took[name] = self._took.get(name, 0.0) + self.guard.context.monotonic() - began
         return None
 
     def begin_turn(self) -> None:
@@ -138,7 +137,7 @@ class Parts:
         is_longest = total > self.longest_seconds
         if is_longest:
             self.longest_seconds, self.longest_part = total, name
-        now = self.guard.clock()
+        now = self.guard.context.monotonic()
         if total > LONG_TURN_SECONDS and (is_longest or now >= self._logged_at):
             self._logged_at = now + _LOGGED_SECONDS
             # Where the processor worked for much less, it was the disk, or other processes.

@@ -4,16 +4,14 @@ months, orphans, and what a logout would do."""
 from __future__ import annotations
 
 import logging
-import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gputui.agent import agent_log
+from gputui.agent.context import AgentContext
 from gputui.agent.health.log_bounds import LogBounds, Place
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.agent.recording.history_retention import RecordKeeping
-from gputui.agent.recording.recorder import Recorder
-from gputui.config import Workspace
 from gputui.host.logout import what_a_logout_does
 from gputui.runs import repository
 
@@ -24,12 +22,9 @@ LOG_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Upkeep:
-    """``wall`` gives UTC unix seconds."""
+    """The upkeep of one state directory."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    recorder: Recorder
-    wall: Callable[[], float]
+    context: AgentContext
     interval_seconds: float
     log_at: float = 0.0
     log_is_stuck: bool = False
@@ -38,18 +33,22 @@ class Upkeep:
     record: RecordKeeping = field(init=False)
 
     def __post_init__(self) -> None:
-        self.orphans = OrphanWatch(self.connection, self.workspace.runs, self.recorder, self.wall)
-        self.log_bounds = LogBounds(self.connection, self.wall)
+        self.orphans = OrphanWatch(self.context)
+        self.log_bounds = LogBounds(self.context)
         self.record = RecordKeeping(
-            self.connection, self.workspace.record, self.recorder, self.wall, self.interval_seconds
+            self.context.connection,
+            self.context.workspace.record,
+            self.context.recorder,
+            self.context.now,
+            self.interval_seconds,
         )
 
     def begin(self) -> None:
         """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
         text = what_a_logout_does()
-        told = self.connection.execute("SELECT 1 FROM events WHERE message = ?", (text,)).fetchone()
+        told = self.context.connection.execute("SELECT 1 FROM events WHERE message = ?", (text,)).fetchone()
         if text is not None and told is None:
-            repository.add_event(self.connection, text, now=self.wall(), severity="warning")
+            repository.add_event(self.context.connection, text, now=self.context.now(), severity="warning")
 
     def turn(self, now: float, living: Iterable[Place]) -> None:
         """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
@@ -62,10 +61,10 @@ class Upkeep:
 
     def _bound_log(self) -> None:
         try:
-            agent_log.rotate(self.workspace.agent_log)
+            agent_log.rotate(self.context.workspace.agent_log)
             self.log_is_stuck = False
         except OSError as error:
             # Said once: saying it again and again would make the log grow faster.
             if not self.log_is_stuck:
-                log.warning("%s cannot be begun anew: %s", self.workspace.agent_log, error)
+                log.warning("%s cannot be begun anew: %s", self.context.workspace.agent_log, error)
             self.log_is_stuck = True

@@ -17,10 +17,11 @@ from functools import partial
 
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.commands import dispatch
+from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
-from gputui.agent.hiding import HidingFormatter, redactor_of
+from gputui.agent.hiding import HidingFormatter
 from gputui.agent.housekeeping import Upkeep
 from gputui.agent.lifecycle.postmortem import note_first_steps
 from gputui.agent.lifecycle.rebuild import rebuild
@@ -29,13 +30,11 @@ from gputui.agent.lock import AgentLock
 from gputui.agent.predecessor import note_predecessor
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
-from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.agent.slices import SliceSize
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
-from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
@@ -90,44 +89,24 @@ class Agent:
         self.options = options
         self.lock = lock
         self.on_second = on_second
-        self.wall = time.time
-        self.clock = time.monotonic
-        self.started_at = self.wall()
+        self.started_at = time.time()
         self.stopping = False
         self.replaced = False
-        self.connection = self._open_store()
+        connection = self._open_store()
         self._store_inode = workspace.database.stat().st_ino
-        forget_old_tickets(workspace, self.wall())
+        forget_old_tickets(workspace, self.started_at)
         self.selector = selectors.DefaultSelector()
-        self.recorder = Recorder(self.connection, workspace.runs, self.wall)
-        self.ingest = MetricsIngest(self.connection, redactor_of=partial(redactor_of, workspace))
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.context = context = AgentContext.of(connection, workspace, wake=self._wake)
         self.doorbell = Doorbell(workspace.runs, self._wake)
-        self.supervisor = Supervisor(
-            self.connection,
-            workspace,
-            self.ingest,
-            self.recorder,
-            self.selector,
-            self.wall,
-            self.clock,
-            wake=self._wake,
-        )
-        self.alerting = Alerting(
-            self.connection,
-            workspace,
-            self.recorder,
-            self.wall,
-            self.clock,
-            self.supervisor.running,
-            options.interval_seconds,
-        )
+        self.supervisor = Supervisor(context, self.selector)
+        self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
         self.supervisor.outbox.alerts_by = self.alerting.told_by
-        self.upkeep = Upkeep(self.connection, workspace, self.recorder, self.wall, options.interval_seconds)
-        self.free_pages = FreePages(self.connection, self.clock)
-        self.log = WriteAheadLog(self.connection, workspace.database, self.supervisor.jobs, self.clock)
-        self.sinks = Sinks(self.connection, workspace, self.wall, self.clock)
-        self._began_at = self._needed_at = self.clock()
+        self.upkeep = Upkeep(context, options.interval_seconds)
+        self.free_pages = FreePages(connection, context.monotonic)
+        self.log = WriteAheadLog(connection, workspace.database, context.jobs, context.monotonic)
+        self.sinks = Sinks(context)
+        self._began_at = self._needed_at = self.context.monotonic()
         # When each part is due, in monotonic seconds.
         self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "reducing", "removal"), self._began_at)
         # A scenario among the state makes this a workspace of simulated GPUs.
@@ -144,7 +123,7 @@ class Agent:
             workspace.agent_log,
         )
         self._unwritable: str | None = None
-        self._stretches = SliceSize(self.clock, 2, 1, 8)
+        self._stretches = SliceSize(self.context.monotonic, 2, 1, 8)
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
 
@@ -156,7 +135,7 @@ class Agent:
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
         with self.supervisor.guard.around_part("looking for a former agent"):
             # Before this agent takes its place.
-            note_predecessor(self.connection, self.wall())
+            note_predecessor(self.context.connection, self.context.now())
         self._introduce(ready=False)
         self.doorbell.start()
         self._begin()
@@ -180,7 +159,7 @@ class Agent:
 
         def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
-            rebuild(self.connection, self.workspace, self.ingest, self.wall())
+            rebuild(self.context)
             self._describe()
 
         steps: dict[str, Callable[[], object]] = {
@@ -198,19 +177,19 @@ class Agent:
 
     def _loop(self) -> None:
         parts = self.supervisor.parts
-        self._began_at = self.clock()
+        self._began_at = self.context.monotonic()
         while not self.stopping:
             due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
-            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - self.clock()))}
+            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - self.context.monotonic()))}
             if self._wake_read in ready:
                 self._drain_wake()
-                self._hasten("commands", self.clock())
+                self._hasten("commands", self.context.monotonic())
             parts.begin_turn()
             try:
                 self._turn(ready)
             except sqlite3.OperationalError as error:
                 # A lock held elsewhere: nothing was changed, everything is tried again.
-                roll_back(self.connection)
+                roll_back(self.context.connection)
                 parts.unwritable = str(error)
             parts.end_turn()
             self._pause(parts.unwritable, is_one_resting=parts.is_one_resting)
@@ -221,7 +200,7 @@ class Agent:
         parts, due = self.supervisor.parts, self._due
         parts.do("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
-        now = self.clock()
+        now = self.context.monotonic()
         # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
         soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
         if now >= due["metrics"]:
@@ -247,7 +226,7 @@ class Agent:
             is_more = self.log.is_long or (
                 parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
             )
-            due["removal"] = self.clock() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
+            due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
             if is_more:
                 self._needed_at = now
         parts.do("the log", self.log.turn)
@@ -261,7 +240,7 @@ class Agent:
 
         def act(stretches: int) -> None:
             nonlocal is_more
-            is_more = self.ingest.reduce_more(stretches)
+            is_more = self.context.ingest.reduce_more(stretches)
 
         self._stretches.run(act)
         return is_more
@@ -311,22 +290,24 @@ class Agent:
     def _read_sampler(self) -> bool:
         """Take in what the sampler has told; whether its tick is among it."""
         messages = self.sampler.read()
-        self.recorder.take(messages)
+        self.context.recorder.take(messages)
         if self.options.output is not None:
-            indices = {uuid: gpu.index for uuid, gpu in self.recorder.facts.items()}
+            indices = {uuid: gpu.index for uuid, gpu in self.context.recorder.facts.items()}
             self.options.output.take(messages, indices)
-        self.recorder.flush(heartbeat=True)
+        self.context.recorder.flush(heartbeat=True)
         self.supervisor.needs_schedule = True
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
-        report = self.ingest.pump()
-        note_first_steps(self.connection, report, self.wall())
+        report = self.context.ingest.pump()
+        note_first_steps(self.context.connection, report, self.context.now())
         self.alerting.take(report)
         for run_id, note in report.notes:
             # What holds for all of a run is noticed again by each agent.
-            if not repository.has_event(self.connection, run_id, note):
-                repository.add_event(self.connection, note, now=self.wall(), severity="warning", run_id=run_id)
+            if not repository.has_event(self.context.connection, run_id, note):
+                repository.add_event(
+                    self.context.connection, note, now=self.context.now(), severity="warning", run_id=run_id
+                )
         return report.more
 
     # --- once a second --------------------------------------------------------------------------------------------
@@ -361,7 +342,7 @@ class Agent:
         parts = self.supervisor.parts
         if parts.longest_seconds > self._shown_turn:
             self._shown_turn = parts.longest_seconds
-            self.connection.execute(
+            self.context.connection.execute(
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (parts.longest_seconds, parts.longest_part),
             )
@@ -371,9 +352,9 @@ class Agent:
         shown = (health.state, 0 if health.state == "ok" else int(health.for_seconds))
         if shown != self._shown_health:
             self._shown_health = shown
-            self.connection.execute(
+            self.context.connection.execute(
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?",
-                (health.state, None if health.state == "ok" else health.for_seconds, self.wall()),
+                (health.state, None if health.state == "ok" else health.for_seconds, self.context.now()),
             )
 
     def _store_is_ours(self) -> bool:
@@ -390,12 +371,12 @@ class Agent:
         try:
             return open_writer(path, self._describe)
         except StoreCorruptError as error:
-            aside = set_aside(path, self.wall())
+            aside = set_aside(path, self.started_at)
             connection = open_writer(path)
             repository.add_event(
                 connection,
                 f"the database was damaged and set aside as {aside.name}; a new one was begun",
-                now=self.wall(),
+                now=self.started_at,
                 severity="error",
             )
             log.error("%s; set aside as %s", error, aside)
@@ -421,7 +402,7 @@ class Agent:
     def _introduce(self, *, ready: bool) -> None:
         own = identify(os.getpid())
         assert own is not None
-        self.connection.execute(
+        self.context.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, "
             "recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -430,7 +411,7 @@ class Agent:
                 boot_id(),
                 VERSION,
                 self.started_at,
-                self.wall(),
+                self.context.now(),
                 self.options.recording,
                 self.options.interval_seconds,
             ),
@@ -440,12 +421,12 @@ class Agent:
 
     def _leave(self) -> None:
         try:
-            self.recorder.flush()
+            self.context.recorder.flush()
             self.alerting.save()
-            self.connection.execute("UPDATE agent SET ended_at = ?", (self.wall(),))
+            self.context.connection.execute("UPDATE agent SET ended_at = ?", (self.context.now(),))
         except sqlite3.OperationalError as error:
             log.warning("the last words of this agent cannot be written: %s", error)
-        self.connection.close()
+        self.context.connection.close()
         log.info("agent ended")
 
 

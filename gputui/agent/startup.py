@@ -152,10 +152,14 @@ class _Reporter:
         self._next_at = 0.0
 
     def __call__(self, agent: Agent) -> None:
-        if agent.clock() < self._next_at or agent.recorder.host is None or agent.recorder.inventory is None:
+        if (
+            agent.context.monotonic() < self._next_at
+            or agent.context.recorder.host is None
+            or agent.context.recorder.inventory is None
+        ):
             return
-        self._next_at = agent.clock() + REPORT_SECONDS
-        shape = record_shape(agent.recorder, active_runs(agent.connection), agent.wall())
+        self._next_at = agent.context.monotonic() + REPORT_SECONDS
+        shape = record_shape(agent.context.recorder, active_runs(agent.context.connection), agent.context.now())
         line = json.dumps(shape) if self._as_json else record_line(shape)
         try:
             print(line, file=self._output, flush=True)

@@ -20,7 +20,7 @@ def agent(workspace: Workspace) -> Iterator[Agent]:
     open_store(workspace.database).close()
     made = Agent(workspace, AgentOptions(), AgentLock.take(workspace.agent_lock))
     yield made
-    made.connection.close()
+    made.context.connection.close()
     made.lock.release()
 
 
@@ -44,7 +44,7 @@ def test_a_step_of_the_start_that_fails_does_not_end_the_agent(
     monkeypatch.setattr(type(supervisor), "repeat_stops", lambda _self: stand_in("repeat_stops"))
     agent._begin()
     assert done == [name for name in STEPS if name != broken]
-    assert [event.severity for event in queries.events(agent.connection) if "odd" in event.message] == ["error"]
+    assert [event.severity for event in queries.events(agent.context.connection) if "odd" in event.message] == ["error"]
 
 
 def test_commands_come_after_ends_and_metrics_and_each_part_fails_alone(
@@ -84,4 +84,4 @@ def test_what_an_agent_does_before_it_is_ready_is_told_in_its_lock(agent: Agent,
     agent._introduce(ready=True)
     identity = read_identity(workspace)
     assert identity is not None and identity.ready and identity.doing is None
-    assert commands.pending(agent.connection) == []
+    assert commands.pending(agent.context.connection) == []

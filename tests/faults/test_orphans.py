@@ -12,8 +12,8 @@ from contextlib import closing
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.orphan_watch import LOOK_SECONDS, OrphanWatch
-from gputui.agent.recording.recorder import Recorder
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.orphans import MarkedProcess, RunStanding, orphans, without_ancestors
 from gputui.runs.states import RunState
@@ -99,8 +99,7 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
             return connection.execute("SELECT severity, message FROM events WHERE message LIKE 'process %'").fetchall()
 
         for now in (0.0, 10_000.0):  # the second one is a successor
-            recorder = Recorder(connection, machine.workspace.runs, lambda: 1.0)
-            watch = OrphanWatch(connection, machine.workspace.runs, recorder, lambda: 1.0)
+            watch = OrphanWatch(AgentContext.of(connection, machine.workspace, wake=lambda: None))
             watch.turn(now)
             before = told()
             watch.turn(now + LOOK_SECONDS / 2)

@@ -17,15 +17,14 @@ from typing import Any, cast
 from gputui.agent.alerts.alert_rows import Silences, Told, write_cleared, write_raised
 from gputui.agent.alerts.rule_inputs import AlertMoments, Training, known_incidents, parse_state
 from gputui.agent.alerts.rule_settings import AlertSettings, RunRules
+from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import NcclLogs
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
-from gputui.agent.recording.recorder import Recorder
 from gputui.alerts.engine import Engine, Key
 from gputui.alerts.in_force import InForce, RuleSet
 from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
 from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
-from gputui.config import Workspace
 from gputui.metrics.report import IngestReport
 from gputui.recovery.policies import Notice
 from gputui.runs import repository
@@ -47,11 +46,7 @@ TROUBLE_SECONDS = 60.0
 class Alerting:
     """All alerts of one state directory. ``living`` gives the attempts that run."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    recorder: Recorder
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     living: Callable[[], Iterable[AttemptRecord]]
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
@@ -68,10 +63,10 @@ class Alerting:
     _by_kind: dict[int, tuple[RuleSet, dict[SubjectKind, list[InForce]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.moments = AlertMoments(self.connection, self.recorder, self.clock, self.interval_seconds)
-        self.settings = AlertSettings(self.workspace.alerts, self._complain)
-        self.delivery = AlertDelivery(self.clock)
-        self.nccl_logs = NcclLogs(self.workspace)
+        self.moments = AlertMoments(self.context, self.interval_seconds)
+        self.settings = AlertSettings(self.context.workspace.alerts, self._complain)
+        self.delivery = AlertDelivery(self.context)
+        self.nccl_logs = NcclLogs(self.context)
 
     def told_by(self) -> Notice | None:
         """How alerts are told now."""
@@ -81,16 +76,16 @@ class Alerting:
 
     def begin(self) -> None:
         """Take up what a predecessor left. Raises sqlite3.Error."""
-        stored = alerts.engine_state(self.connection)
-        self.moments.incident_id = known_incidents(self.connection)
+        stored = alerts.engine_state(self.context.connection)
+        self.moments.incident_id = known_incidents(self.context.connection)
         if stored is not None:
             at, state = stored[0], parse_state(stored[1])
             self.engine = Engine.from_json(state.get("engine"))
-            self.moments.restore(state.get("moments") or {}, self.wall() - at)
-        lasting = alerts.lasting(self.connection)
+            self.moments.restore(state.get("moments") or {}, self.context.now() - at)
+        lasting = alerts.lasting(self.context.connection)
         self.ids = {_key(one): one.alert_id for one in lasting}
         self.engine.adopt(self.ids)
-        self.saved_at = self.clock()
+        self.saved_at = self.context.monotonic()
 
     def take(self, report: IngestReport) -> None:
         """What one round of reading metrics brought."""
@@ -99,7 +94,7 @@ class Alerting:
     def turn(self) -> None:
         """Look, when it is time. Raises sqlite3.OperationalError where the database cannot be written now: what was to
         be written waits."""
-        now = self.clock()
+        now = self.context.monotonic()
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
@@ -115,8 +110,8 @@ class Alerting:
     def save(self) -> None:
         """Store what is remembered. Raises sqlite3.Error."""
         state = {"engine": self.engine.to_json(), "moments": self.moments.to_json()}
-        alerts.put_engine_state(self.connection, json.dumps(state), self.wall())
-        self.saved_at = self.clock()
+        alerts.put_engine_state(self.context.connection, json.dumps(state), self.context.now())
+        self.saved_at = self.context.monotonic()
 
     # --- one look
 
@@ -139,13 +134,13 @@ class Alerting:
             own = rules.get(gpu.training_run or "")
             found += self._judge("gpu", gpu.uuid, f"GPU {gpu.index}", gpu, own, elapsed, gpu.training_run)
         found += self._judge("host", "", "the host", self.moments.host_moment(elapsed), None, elapsed, None)
-        logged = self.nccl_logs.turn(self.clock(), [one.record for one in training])
+        logged = self.nccl_logs.turn(self.context.monotonic(), [one.record for one in training])
         runs = self.moments.run_moments(training, known, elapsed, logged)
         for run in runs:
             own = rules.get(run.run_id) or self._rules_of(run.run_id)
             found += self._judge("run", run.run_id, run.run_id, run, own, elapsed, run.run_id)
         self.engine.forget("run", rules)
-        inventory = self.recorder.inventory
+        inventory = self.context.recorder.inventory
         if inventory is not None and inventory.problem is None:
             found += self._gone({gpu.uuid for gpu in gpus})
         return found
@@ -157,7 +152,7 @@ class Alerting:
                 rule = self.settings.machine[key.rule]
                 change = self.engine.look(rule, key, IDLE, 0.0)
                 if change is not None:
-                    yield Told(change, rule, key.subject_id, None, self.wall())
+                    yield Told(change, rule, key.subject_id, None, self.context.now())
         self.engine.forget("gpu", there)
 
     def _judge(
@@ -174,7 +169,7 @@ class Alerting:
             key = Key(rule.rule.id, kind, subject_id)
             change = self.engine.look(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
             if change is not None:
-                yield Told(change, rule, name, run_id, self.wall())
+                yield Told(change, rule, name, run_id, self.context.now())
 
     def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[InForce]:
         """The rules of one kind, sorted out once for each set."""
@@ -196,7 +191,9 @@ class Alerting:
         if not living:
             return []
         running = dict(
-            self.connection.execute("SELECT run_id, attempt FROM runs WHERE state = ?", (RunState.RUNNING,)).fetchall()
+            self.context.connection.execute(
+                "SELECT run_id, attempt FROM runs WHERE state = ?", (RunState.RUNNING,)
+            ).fetchall()
         )
         found = []
         for record in living:
@@ -208,7 +205,7 @@ class Alerting:
 
     def _rules_of(self, run_id: str) -> RunRules:
         def read() -> str | Mapping[str, Any] | None:
-            run = repository.get_run(self.connection, run_id)
+            run = repository.get_run(self.context.connection, run_id)
             try:
                 return "standard" if run is None else run.spec.alerts
             except SpecError:
@@ -220,7 +217,7 @@ class Alerting:
         """The parameter that is the attempt's learning rate, where it is a number."""
         key = (record.run_id, record.number)
         if key not in self.peaks:
-            run = repository.get_run(self.connection, record.run_id)
+            run = repository.get_run(self.context.connection, record.run_id)
             try:
                 name = None if run is None else run.spec.role("lr", record.params)
             except SpecError:
@@ -236,10 +233,10 @@ class Alerting:
 
     def _write(self) -> None:
         """Rows, events, messages and the memory in one transaction; then the log."""
-        now = self.wall()
+        now = self.context.now()
         told: list[tuple[Told, alerts.AlertView]] = []
         ids = dict(self.ids)
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             silences = alerts.silences(connection, now) if self.unwritten else {}
             for one in self.unwritten:
                 view = self._row(one, ids, silences)
@@ -260,14 +257,16 @@ class Alerting:
         if one.change.kind == "raised":
             if key in ids:
                 return None
-            view = write_raised(self.connection, one, silences)
+            view = write_raised(self.context.connection, one, silences)
             ids[key] = view.alert_id
             return view
         alert_id = ids.pop(key, None)
-        return None if alert_id is None else write_cleared(self.connection, one, alert_id)
+        return None if alert_id is None else write_cleared(self.context.connection, one, alert_id)
 
     def _complain(self, text: str) -> None:
-        repository.add_event(self.connection, text, now=self.wall(), severity="warning", subject="alerts")
+        repository.add_event(
+            self.context.connection, text, now=self.context.now(), severity="warning", subject="alerts"
+        )
 
 
 def _key(view: alerts.AlertView) -> Key:

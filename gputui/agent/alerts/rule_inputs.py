@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.context import AgentContext
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
 from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
 from gputui.alerts.schedules import Schedule, expected_rate
@@ -54,9 +54,7 @@ class _Freshness:
 class AlertMoments:
     """What is remembered between two looks, and the moments made of it."""
 
-    connection: sqlite3.Connection
-    recorder: Recorder
-    clock: Callable[[], float]
+    context: AgentContext
     interval_seconds: float = 1.0
     gpus: dict[str, GpuTrend] = field(default_factory=dict)
     growth: Growth = field(default_factory=Growth)
@@ -74,7 +72,7 @@ class AlertMoments:
 
     def take(self, report: IngestReport) -> None:
         """What one round of reading metrics brought."""
-        now = self.clock()
+        now = self.context.monotonic()
         for progress in report.progress:
             if not progress.lines:
                 continue
@@ -126,7 +124,7 @@ class AlertMoments:
         return moments
 
     def _nccl_errors(self) -> dict[str, list[str]]:
-        rows = self.connection.execute(
+        rows = self.context.connection.execute(
             "SELECT incident_id, run_id, kind, summary FROM incidents WHERE incident_id > ? ORDER BY incident_id",
             (self.incident_id,),
         ).fetchall()
@@ -141,9 +139,9 @@ class AlertMoments:
 
     def gpu_moments(self, training: Iterable[Training], elapsed: float) -> list[GpuMoment]:
         """Every GPU of the inventory."""
-        recorder = self.recorder
+        recorder = self.context.recorder
         facts = recorder.facts
-        is_fresh = self._fast.is_fresh(recorder.fast_at or None, self.clock(), self.silent_seconds)
+        is_fresh = self._fast.is_fresh(recorder.fast_at or None, self.context.monotonic(), self.silent_seconds)
         claims = {uuid: one.record for one in training for uuid in one.record.gpus}
         xids: dict[str, list[int]] = {}
         while recorder.reported:
@@ -175,8 +173,8 @@ class AlertMoments:
         return moments
 
     def host_moment(self, elapsed: float) -> HostMoment:
-        host = self.recorder.host
-        is_fresh = self._host.is_fresh(None if host is None else host.at, self.clock(), self.silent_seconds)
+        host = self.context.recorder.host
+        is_fresh = self._host.is_fresh(None if host is None else host.at, self.context.monotonic(), self.silent_seconds)
         if host is None or not is_fresh:
             self.growth.add(None, elapsed)
             return HostMoment()
@@ -193,11 +191,11 @@ class AlertMoments:
 
     def _holder(self, uuid: str) -> str | None:
         """Who holds most of a GPU's memory, in words."""
-        held = self.recorder.processes.get(uuid)
+        held = self.context.recorder.processes.get(uuid)
         if not held:
             return None
         most = max(held, key=lambda process: process.memory_bytes or 0)
-        owner = self.recorder.owner(most)
+        owner = self.context.recorder.owner(most)
         if owner is not None:
             return owner[0] if owner[1] is None else f"{owner[0]} rank {owner[1]}"
         words = [word for word in (most.user, most.command) if word]

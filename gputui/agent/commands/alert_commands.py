@@ -16,9 +16,9 @@ from gputui.store.commands import PendingCommand
 
 def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
     """Note that somebody has seen alerts: those of ``ids``, or all that last."""
-    now = supervisor.wall()
+    now = supervisor.context.now()
     wanted = _wanted(supervisor, command)
-    with transaction(supervisor.connection) as connection:
+    with transaction(supervisor.context.connection) as connection:
         for alert in wanted:
             alerts.acknowledge(connection, alert.alert_id, now=now, actor=command.actor)
         said = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
@@ -33,7 +33,7 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
 def silence(supervisor: Supervisor, command: PendingCommand) -> None:
     """Tell nobody of a rule for ``seconds``: for the subject of the alert ``id``, or, with ``rule``, for every one. 0
     ends a silence."""
-    now = supervisor.wall()
+    now = supervisor.context.now()
     seconds = command.args.get("seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MOST_SECONDS:
         raise RefusedError("say for how long: seconds from 0 to 30 days")
@@ -48,7 +48,7 @@ def silence(supervisor: Supervisor, command: PendingCommand) -> None:
         rule, kind, subject_id, whose = alert.rule, alert.subject_kind, alert.subject_id, f"for {alert.subject_name}"
     title = RULES[rule].title if rule in RULES else rule
     does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
-    with transaction(supervisor.connection) as connection:
+    with transaction(supervisor.context.connection) as connection:
         count = alerts.silence(connection, rule, kind, subject_id, until=now + seconds, actor=command.actor)
         text = f"{title} {whose} is {does}"
         repository.add_event(connection, f"{text} by {command.actor}", now=now, subject="alert")
@@ -59,7 +59,7 @@ def silence(supervisor: Supervisor, command: PendingCommand) -> None:
 def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
     ids = command.args.get("ids")
     if ids is None:
-        return [one for one in alerts.lasting(supervisor.connection) if one.acknowledged_at is None]
+        return [one for one in alerts.lasting(supervisor.context.connection) if one.acknowledged_at is None]
     if not isinstance(ids, list):
         raise RefusedError("say which alerts, by their numbers")
     return [_one(supervisor, alert_id) for alert_id in ids]
@@ -67,7 +67,7 @@ def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
 
 def _one(supervisor: Supervisor, alert_id: object) -> AlertView:
     is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
-    found = alerts.one(supervisor.connection, alert_id) if is_number and isinstance(alert_id, int) else None
+    found = alerts.one(supervisor.context.connection, alert_id) if is_number and isinstance(alert_id, int) else None
     if found is None:
         raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
     return found

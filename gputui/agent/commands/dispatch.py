@@ -47,7 +47,7 @@ WRITES_TRIED = 3
 def answer_all(supervisor: Supervisor) -> int:
     """Answer what waits, oldest first, each command alone. Returns how many were answered. Raises
     sqlite3.OperationalError where the database is locked, for the others would wait as long."""
-    waiting = commands.pending(supervisor.connection)
+    waiting = commands.pending(supervisor.context.connection)
     answered = sum(_answer_one(supervisor, command) for command in waiting)
     asked = {command.command_id for command in waiting}
     supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in asked}
@@ -88,9 +88,11 @@ def _carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> bool:
-    roll_back(supervisor.connection)
+    roll_back(supervisor.context.connection)
     try:
-        commands.give_answer(supervisor.connection, command.command_id, "refused", now=supervisor.wall(), reason=reason)
+        commands.give_answer(
+            supervisor.context.connection, command.command_id, "refused", now=supervisor.context.now(), reason=reason
+        )
     except WithdrawnError:
         return False
     except sqlite3.OperationalError as error:
@@ -103,7 +105,7 @@ def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> boo
 
 
 def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sqlite3.OperationalError) -> bool:
-    roll_back(supervisor.connection)
+    roll_back(supervisor.context.connection)
     failures = supervisor.failed_writes.get(command.command_id, 0) + 1
     supervisor.failed_writes[command.command_id] = failures
     if failures == 1:
@@ -115,23 +117,25 @@ def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sql
 
 def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
     """Answer with the run's state. Belongs into the transaction of what was done."""
-    found = repository.get_run(supervisor.connection, run_id)
+    found = repository.get_run(supervisor.context.connection, run_id)
     result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state)}
-    commands.give_answer(supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result)
+    commands.give_answer(
+        supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
+    )
 
 
 def run(supervisor: Supervisor, command: PendingCommand) -> None:
     """Queue a new run."""
     try:
-        ticket, spec = read_ticket(supervisor.workspace, str(command.args.get("ticket") or ""))
+        ticket, spec = read_ticket(supervisor.context.workspace, str(command.args.get("ticket") or ""))
     except SpecError as error:
         raise RefusedError(str(error)) from error
     refuse_impossible_gpus(supervisor, spec)
     name = repository.fitting_name(str(command.args.get("name") or spec.name))
     try:
-        folders = {entry.name for entry in supervisor.workspace.runs.iterdir()}
-        run_id, sequence = repository.next_run_id(supervisor.connection, name, folders)
-        folder = supervisor.workspace.run_dir(run_id)
+        folders = {entry.name for entry in supervisor.context.workspace.runs.iterdir()}
+        run_id, sequence = repository.next_run_id(supervisor.context.connection, name, folders)
+        folder = supervisor.context.workspace.run_dir(run_id)
         folder.mkdir(mode=PRIVATE_DIR_MODE)
         (folder / SPEC_FILE).hardlink_to(ticket)
     except OSError as error:
@@ -157,8 +161,8 @@ def enter_run(
     folder: Path,
 ) -> None:
     """The rows of a new run, and the answer. Raises sqlite3.Error with nothing changed."""
-    now = supervisor.wall()
-    with transaction(supervisor.connection) as connection:
+    now = supervisor.context.now()
+    with transaction(supervisor.context.connection) as connection:
         repository.insert_run(
             connection,
             run_id=run_id,
@@ -169,7 +173,7 @@ def enter_run(
             now=now,
             actor=command.actor,
         )
-        open_metrics(supervisor.ingest, run_id, spec, folder)
+        open_metrics(supervisor.context.ingest, run_id, spec, folder)
         repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
         done(supervisor, command, run_id)
 
@@ -211,7 +215,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     target = find(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
-    folder = checkpoint_directory(target.spec, supervisor.workspace.run_dir(target.run_id))
+    folder = checkpoint_directory(target.spec, supervisor.context.workspace.run_dir(target.run_id))
     if target.spec.checkpoints is None or folder is None:
         raise RefusedError(f"{target.run_id} has no checkpoints in its profile; gputui restart begins it again")
     changes = command.args.get("set") or {}
@@ -222,11 +226,13 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
     found = supervisor.searches.get(command.command_id)
     if found is None:
-        search = search_of(supervisor.connection, supervisor.workspace, target, supervisor.wall())
+        search = search_of(
+            supervisor.context.connection, supervisor.context.workspace, target, supervisor.context.now()
+        )
         assert search is not None
         path = None if command.args.get("from") is None else Path(str(command.args["from"]))
         name = f"reading checkpoints in {folder if path is None else path.parent}"
-        job = supervisor.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
+        job = supervisor.context.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
         found = supervisor.searches[command.command_id] = (search, job)
     search, job = found
     if not job.is_over:
@@ -238,8 +244,8 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     except OSError as error:
         raise RefusedError(f"{folder}: {error.strerror or error}; see whether its file system answers") from error
     if not choice.usable:
-        with transaction(supervisor.connection) as connection:
-            write_ledger(connection, search, choice.rows, supervisor.wall())
+        with transaction(supervisor.context.connection) as connection:
+            write_ledger(connection, search, choice.rows, supervisor.context.now())
         raise RefusedError(none_usable(target.run_id, folder, choice))
     requeue(
         supervisor,
@@ -270,11 +276,11 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     if target.run_id in supervisor.draining.entries:
         raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
     try:
-        away = put_away(supervisor.workspace, target.run_id)
+        away = put_away(supervisor.context.workspace, target.run_id)
     except OSError as error:
-        raise RefusedError(f"cannot remove {supervisor.workspace.run_dir(target.run_id)}: {error}") from error
+        raise RefusedError(f"cannot remove {supervisor.context.workspace.run_dir(target.run_id)}: {error}") from error
     try:
-        with transaction(supervisor.connection) as connection:
+        with transaction(supervisor.context.connection) as connection:
             repository.release_leases(connection, target.run_id)
             connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
             connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
@@ -285,7 +291,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
         if away is not None:
             away.restore()
         raise
-    supervisor.ingest.forget(target.run_id)
+    supervisor.context.ingest.forget(target.run_id)
     if away is not None:
         supervisor.removal.delete_folder(away)
 
@@ -293,10 +299,10 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
 def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
     """Let runs have a GPU again that failed."""
     uuid = str(command.args.get("uuid") or "")
-    with transaction(supervisor.connection) as connection:
+    with transaction(supervisor.context.connection) as connection:
         if not quarantine.clear(connection, uuid):
             raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
-        now = supervisor.wall()
+        now = supervisor.context.now()
         repository.add_event(connection, f"{uuid} was cleared by {command.actor}", now=now)
         commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
     supervisor.needs_schedule = True
@@ -319,7 +325,7 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
 
 
 def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
-    found = None if command.run_id is None else repository.get_run(supervisor.connection, command.run_id)
+    found = None if command.run_id is None else repository.get_run(supervisor.context.connection, command.run_id)
     if found is None:
         raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
     return found
@@ -335,9 +341,9 @@ def requeue(
     found: tuple[Search, Choice] | None = None,
 ) -> None:
     """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found."""
-    now = supervisor.wall()
+    now = supervisor.context.now()
     skipped = ""
-    with transaction(supervisor.connection) as connection:
+    with transaction(supervisor.context.connection) as connection:
         if found is not None:
             search, choice = found
             write_ledger(connection, search, choice.rows, now)
@@ -359,7 +365,7 @@ def requeue(
 def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
     """Refuse at once what waiting could never help."""
     wanted = len(spec.gpus.uuids) or spec.gpus.count
-    inventory = supervisor.recorder.inventory
+    inventory = supervisor.context.recorder.inventory
     if not wanted or inventory is None:
         return
     known = {gpu.uuid for gpu in inventory.gpus}

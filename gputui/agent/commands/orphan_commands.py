@@ -21,8 +21,8 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
     processes = command.args.get("processes")
     if not isinstance(processes, list) or not all(isinstance(process, dict) for process in processes):
         raise RefusedError("which processes were ended is not said")
-    now = supervisor.wall()
-    with transaction(supervisor.connection) as connection:
+    now = supervisor.context.now()
+    with transaction(supervisor.context.connection) as connection:
         for process in processes:
             run_id = str(process.get("run_id"))
             known = repository.get_run(connection, run_id) is not None

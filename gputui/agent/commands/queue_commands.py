@@ -13,8 +13,8 @@ from gputui.store.commands import PendingCommand
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     """Start nothing new until it is resumed; what runs, and what recovers, goes on."""
-    now = supervisor.wall()
-    with transaction(supervisor.connection) as connection:
+    now = supervisor.context.now()
+    with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is None:
             queue.set_pause(connection, actor=command.actor, now=now)
             repository.add_event(connection, f"the queue was paused by {command.actor}", now=now, severity="warning")
@@ -24,8 +24,8 @@ def pause(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     """Open the queue again."""
-    now = supervisor.wall()
-    with transaction(supervisor.connection) as connection:
+    now = supervisor.context.now()
+    with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is not None:
             queue.clear_pause(connection)
             repository.add_event(connection, f"the queue was resumed by {command.actor}", now=now)
@@ -36,18 +36,18 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 def move(supervisor: Supervisor, command: PendingCommand) -> None:
     """Change a run's priority: to ``priority``, or to what puts it ``first`` or ``last`` among those that wait. Or move
     it one place ``up`` or ``down``, which may raise the priority of others."""
-    waiting = repository.queue(supervisor.connection)
+    waiting = repository.queue(supervisor.context.connection)
     target = next((run for run in waiting if run.run_id == command.run_id), None)
     if target is None:
-        found = None if command.run_id is None else repository.get_run(supervisor.connection, command.run_id)
+        found = None if command.run_id is None else repository.get_run(supervisor.context.connection, command.run_id)
         if found is None:
             raise RefusedError(f"no run {command.run_id!r}; gputui queue lists those that wait")
         if found.state is not RunState.RECOVERING:
             raise RefusedError(f"{found.run_id} is {found.state}; only a run that waits has a place in the queue")
         target = found
     priorities = new_priorities(supervisor, target, waiting, command.args)
-    now = supervisor.wall()
-    with transaction(supervisor.connection) as connection:
+    now = supervisor.context.now()
+    with transaction(supervisor.context.connection) as connection:
         for run_id, given in priorities.items():
             queue.set_priority(connection, run_id, given)
             repository.add_event(connection, f"{command.actor} gave it priority {given}", now=now, run_id=run_id)
@@ -67,7 +67,7 @@ def new_priorities(
         return {target.run_id: new_priority(target, waiting, args)}
     if target.state is not RunState.QUEUED:
         raise RefusedError(f"{target.run_id} is {target.state}; it goes on by itself and has no place in the queue")
-    return queue.moved(queue.entries(supervisor.connection), target.run_id, by)
+    return queue.moved(queue.entries(supervisor.context.connection), target.run_id, by)
 
 
 def new_priority(target: RunRecord, waiting: list[RunRecord], args: dict[str, object]) -> int:
@@ -85,4 +85,6 @@ def new_priority(target: RunRecord, waiting: list[RunRecord], args: dict[str, ob
 
 
 def _answer(supervisor: Supervisor, command: PendingCommand, result: dict[str, object]) -> None:
-    commands.give_answer(supervisor.connection, command.command_id, "done", now=supervisor.wall(), result=result)
+    commands.give_answer(
+        supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
+    )

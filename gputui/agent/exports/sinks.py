@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gputui.agent.context import AgentContext
 from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
-from gputui.config import Workspace
 from gputui.reports.export.kinds import Format, is_format
 from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
@@ -59,24 +58,21 @@ class _Sink:
 
 @dataclass(slots=True)
 class Sinks:
-    """The sinks of one state directory. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones."""
+    """The sinks of one state directory."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     sinks: dict[tuple[str, str], _Sink] = field(default_factory=dict)
     seen_move: int = 0
 
     def begin(self) -> None:
         """Find the sinks of runs that live or ended lately. Raises sqlite3.Error."""
-        (self.seen_move,) = self.connection.execute(
+        (self.seen_move,) = self.context.connection.execute(
             "SELECT coalesce(max(transition_id), 0) FROM transitions"
         ).fetchone()
-        rows = self.connection.execute(
+        rows = self.context.connection.execute(
             "SELECT run_id FROM runs WHERE (ended_at IS NULL OR ended_at > ?) AND attempt > 0 "
             "AND json_type(spec, '$.sinks') = 'object' AND spec ->> '$.sinks' != '{}' ORDER BY sequence",
-            (self.wall() - RECENT_SECONDS,),
+            (self.context.now() - RECENT_SECONDS,),
         ).fetchall()
         for (run_id,) in rows:
             self._enter(run_id)
@@ -86,7 +82,7 @@ class Sinks:
 
         Raises sqlite3.Error after every sink had its turn; what could not be told is told at a later one.
         """
-        moves = self.connection.execute(
+        moves = self.context.connection.execute(
             "SELECT transition_id, run_id FROM transitions WHERE transition_id > ? ORDER BY transition_id",
             (self.seen_move,),
         ).fetchall()
@@ -116,12 +112,12 @@ class Sinks:
     # --- which there are ------------------------------------------------------------------------------------------
 
     def _enter(self, run_id: str) -> None:
-        row = self.connection.execute(
+        row = self.context.connection.execute(
             "SELECT attempt, spec ->> '$.sinks' FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
         if row is None or row[0] == 0 or not (names := json.loads(row[1] or "{}")):
             return
-        run_dir = self.workspace.run_dir(run_id)
+        run_dir = self.context.workspace.run_dir(run_id)
         try:
             spec = read_spec(run_dir / SPEC_FILE)
         except SpecError as error:
@@ -142,10 +138,10 @@ class Sinks:
         remembered = sink.place.read()
         if remembered is None or remembered.ended_at is None:
             return False
-        return is_told(self.connection, sink.run_id, remembered.progress)
+        return is_told(self.context.connection, sink.run_id, remembered.progress)
 
     def _is_gone(self, sink: _Sink) -> bool:
-        row = self.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
+        row = self.context.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
         return row is None
 
     # --- one of them ----------------------------------------------------------------------------------------------
@@ -174,24 +170,24 @@ class Sinks:
             self._fail(sink, ended.words)
         elif ended is not None and ended.is_elsewhere:
             self._leave_to_other(sink)
-        elif self.clock() >= sink.again_at:
+        elif self.context.monotonic() >= sink.again_at:
             self._start(sink)
 
     def _note_end(self, sink: _Sink) -> None:
-        row = self.connection.execute("SELECT state FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
+        row = self.context.connection.execute("SELECT state FROM runs WHERE run_id = ?", (sink.run_id,)).fetchone()
         if row is not None and not RunState(row[0]).is_over:
             sink.over_since = None
         elif sink.over_since is None:
-            sink.over_since = self.clock()
+            sink.over_since = self.context.monotonic()
 
     def _start(self, sink: _Sink) -> None:
         # One that ends at once, and well, is not started over and over.
-        sink.again_at = self.clock() + AGAIN_SECONDS[0]
+        sink.again_at = self.context.monotonic() + AGAIN_SECONDS[0]
         sink.process = adopt(sink.place)
         if sink.process is not None:
             return
         try:
-            sink.process = start(self.workspace, sink.run_id, sink.name, sink.place)
+            sink.process = start(self.context.workspace, sink.run_id, sink.name, sink.place)
         except OSError as error:
             if not self._is_gone(sink):
                 self._fail(sink, f"cannot be started: {error.strerror or error}")
@@ -206,21 +202,21 @@ class Sinks:
             sink.written_at = remembered.at
             sink.failures = 0
             if sink.over_since is not None:
-                sink.over_since = self.clock()
-        elif sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
+                sink.over_since = self.context.monotonic()
+        elif sink.over_since is not None and self.context.monotonic() - sink.over_since > PATIENCE_SECONDS:
             self._give_up(sink, sink.told or "it gets nothing written")
 
     def _leave_to_other(self, sink: _Sink) -> None:
         """A process that cannot be seen from here holds the lock: whether it still does is asked less and less often,
         and no longer where it gets nothing done after the run's end."""
-        sink.again_at = self.clock() + AGAIN_SECONDS[min(sink.refusals, len(AGAIN_SECONDS)) - 1]
+        sink.again_at = self.context.monotonic() + AGAIN_SECONDS[min(sink.refusals, len(AGAIN_SECONDS)) - 1]
         if sink.over_since is None:
             return
         remembered = sink.place.read()
         if remembered is not None and remembered.at > sink.written_at:
             sink.written_at = remembered.at
-            sink.over_since = self.clock()
-        elif self.clock() - sink.over_since > PATIENCE_SECONDS:
+            sink.over_since = self.context.monotonic()
+        elif self.context.monotonic() - sink.over_since > PATIENCE_SECONDS:
             self._give_up(sink, f"a process elsewhere holds {sink.place.lock} and gets nothing written")
 
     def _well_again(self, sink: _Sink) -> None:
@@ -229,15 +225,15 @@ class Sinks:
             sink.told = None
 
     def _fail(self, sink: _Sink, words: str) -> None:
-        if sink.over_since is not None and self.clock() - sink.over_since > PATIENCE_SECONDS:
+        if sink.over_since is not None and self.context.monotonic() - sink.over_since > PATIENCE_SECONDS:
             self._give_up(sink, words)
             return
         if sink.told is None:
             self._event(sink, f"{words}; the run goes on, and this is tried again", "warning")
             sink.told = words
-        sink.told_at = self.wall()
+        sink.told_at = self.context.now()
         seconds = AGAIN_SECONDS[min(sink.failures, len(AGAIN_SECONDS) - 1)]
-        sink.again_at = self.clock() + seconds
+        sink.again_at = self.context.monotonic() + seconds
         sink.failures += 1
         log.warning("%s: sink %s: %s; again in %s", sink.run_id, sink.name, words, duration(seconds))
 
@@ -252,7 +248,7 @@ class Sinks:
     def _recall_trouble(self, sink: _Sink) -> None:
         """What an agent before this one said of the sink, so that it is not said again, and its end is."""
         begins = _begins(sink)
-        row = self.connection.execute(
+        row = self.context.connection.execute(
             "SELECT at, severity, message FROM events WHERE run_id = ? AND substr(message, 1, ?) = ? "
             "ORDER BY event_id DESC LIMIT 1",
             (sink.run_id, len(begins), begins),
@@ -262,7 +258,11 @@ class Sinks:
 
     def _event(self, sink: _Sink, text: str, severity: str) -> None:
         repository.add_event(
-            self.connection, f"{_begins(sink)}{text}", now=self.wall(), severity=severity, run_id=sink.run_id
+            self.context.connection,
+            f"{_begins(sink)}{text}",
+            now=self.context.now(),
+            severity=severity,
+            run_id=sink.run_id,
         )
 
 

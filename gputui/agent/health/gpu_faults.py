@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from gputui.agent.context import AgentContext
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
@@ -93,16 +94,14 @@ class GpuTrouble:
     """The GPUs of all living attempts. ``end`` ends an attempt at once; nothing is kept that a successor could not find
     out again."""
 
-    connection: sqlite3.Connection
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     end: Callable[[AttemptRecord], None]
     courses: dict[str, _Course] = field(default_factory=dict)
     due: float = float("-inf")
 
     def turn(self, living: Collection[AttemptRecord]) -> None:
         """Look at the GPUs of all attempts that are alive, when it is time. Raises sqlite3.Error."""
-        now = self.clock()
+        now = self.context.monotonic()
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
@@ -113,17 +112,17 @@ class GpuTrouble:
                 self._look(record)
 
     def _look(self, record: AttemptRecord) -> None:
-        fresh = repository.get_attempt(self.connection, record.run_id, record.number)
+        fresh = repository.get_attempt(self.context.connection, record.run_id, record.number)
         if fresh is None or fresh.stop_requested is not None:
             return
         course = self.courses.get(record.run_id)
         if course is None or course.step != fresh.last_step:
             before = course
-            course = _Course(record.number, fresh.last_step, self.clock())
+            course = _Course(record.number, fresh.last_step, self.context.monotonic())
             if before is not None:
                 course.ended = before.ended
             self.courses[record.run_id] = course
-        if not course.ended and self.clock() - course.moved_at >= QUIET_SECONDS:
+        if not course.ended and self.context.monotonic() - course.moved_at >= QUIET_SECONDS:
             gone = self._gone(fresh)
             if gone is not None:
                 course.ended = True
@@ -135,7 +134,7 @@ class GpuTrouble:
 
     def _may_end(self, run_id: str) -> bool:
         """Whether the run's policy does anything at all."""
-        run = repository.get_run(self.connection, run_id)
+        run = repository.get_run(self.context.connection, run_id)
         try:
             return run is not None and parse_policy(run.spec.recovery).enabled
         except (PolicyError, SpecError):
@@ -144,20 +143,20 @@ class GpuTrouble:
     def _gone(self, record: AttemptRecord) -> Observation | None:
         """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""
         began = record.started_at if record.started_at is not None else record.created_at
-        now = self.wall()
+        now = self.context.now()
         seen = [
             one
-            for one in reports(self.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
+            for one in reports(self.context.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
             if one.what in ("lost", "returned") or one.code in _GONE
         ]
         return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)
 
     def _tell(self, record: AttemptRecord, text: str) -> None:
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             repository.add_event(
                 connection,
                 text,
-                now=self.wall(),
+                now=self.context.now(),
                 severity="error",
                 run_id=record.run_id,
                 attempt=record.number,

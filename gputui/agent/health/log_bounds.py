@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import Quota, Trimmed, trim_all
 from gputui.charts.units import bytes_text
 from gputui.runs import repository
@@ -25,8 +25,7 @@ Place = tuple[str, int, Path]
 class LogBounds:
     """Looks at the logs now and then, and tells what was dropped from them."""
 
-    connection: sqlite3.Connection
-    wall: Callable[[], float]
+    context: AgentContext
     quota: Quota = field(default_factory=Quota)
     next_at: float = 0.0
     thread: threading.Thread | None = None
@@ -46,7 +45,9 @@ class LogBounds:
         if now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
             # Read here, not in the thread: how far metrics were read only grows, so that an old answer keeps too much.
-            looks = [(place, metric_intake.output_read(self.connection, place[0], place[1])) for place in places]
+            looks = [
+                (place, metric_intake.output_read(self.context.connection, place[0], place[1])) for place in places
+            ]
             self.thread = threading.Thread(target=self._look, args=(looks,), name="log-bounds", daemon=True)
             self.thread.start()
 
@@ -69,9 +70,9 @@ class LogBounds:
         else:
             what = f"so {bytes_text(one.missing_bytes)} in its middle were dropped; its beginning and its end are kept"
         repository.add_event(
-            self.connection,
+            self.context.connection,
             f"{one.path.relative_to(folder)} grew beyond {limit}, {what}",
-            now=self.wall(),
+            now=self.context.now(),
             severity="warning",
             run_id=run_id,
             attempt=attempt,

@@ -13,17 +13,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
 from gputui.agent.health.stack_dump import Conclusion, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.hiding import redactor_of
-from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.postmortem import policy_of
-from gputui.agent.recording.recorder import Recorder
 from gputui.charts import units
 from gputui.charts.safe_text import clean
-from gputui.config import Workspace
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
@@ -65,15 +63,9 @@ class Watching:
     """All living attempts of one state directory. ``end`` ends an attempt at once, ``ask`` asks it to save and end
     within its grace; ``wake`` makes the loop turn."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    recorder: Recorder
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     end: Callable[[AttemptRecord], None]
     ask: Callable[[AttemptRecord], None]
-    wake: Callable[[], None]
-    jobs: Jobs
     watched: dict[str, Watched] = field(default_factory=dict)
     troubled_until: dict[str, float] = field(default_factory=dict)
     due: float = float("-inf")
@@ -84,7 +76,7 @@ class Watching:
     def turn(self, living: Collection[AttemptRecord]) -> None:
         """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
         self._conclude()
-        now = self.clock()
+        now = self.context.monotonic()
         if now < self.due:
             return
         if now - self.due >= SLEPT_SECONDS:
@@ -106,23 +98,23 @@ class Watching:
             raise
         except Exception:
             log.exception("%s cannot be watched", record.run_id)
-            self.troubled_until[record.run_id] = self.clock() + TROUBLE_SECONDS
+            self.troubled_until[record.run_id] = self.context.monotonic() + TROUBLE_SECONDS
 
     def _look(self, record: AttemptRecord) -> None:
-        run = repository.get_run(self.connection, record.run_id)
+        run = repository.get_run(self.context.connection, record.run_id)
         if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
         one = self.watched.get(record.run_id)
         if one is None:
-            one = Watched.begin(self.connection, record, self.clock(), self.wall())
+            one = Watched.begin(self.context.connection, record, self.context.monotonic(), self.context.now())
             self.watched[record.run_id] = one
             self._remember(one)
         if one.ending is not None:
             return
         policy = policy_of(run)
-        lines, one.cursor = newest_lines(self.connection, record.run_id, one.cursor, LINES_PER_LOOK)
+        lines, one.cursor = newest_lines(self.context.connection, record.run_id, one.cursor, LINES_PER_LOOK)
         before = one.progress_at
-        found, one.pending = [*one.pending, *one.take(lines, self.clock(), self.wall())], []
+        found, one.pending = [*one.pending, *one.take(lines, self.context.monotonic(), self.context.now())], []
         for finding in found:
             self._found(one, finding, policy)
         if one.progress_at > before:
@@ -132,12 +124,12 @@ class Watching:
         self._look_for_metrics(one, run)
         # Until steps are made, data may be read into memory and caches be filled.
         settled = not run.spec.metrics or one.course.lines >= EARLY_LINES
-        if one.ending is None and settled and self.clock() - one.memory_at >= MEMORY_SECONDS:
+        if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
             self._look_for_leak(one, run, policy)
 
     def _remember(self, one: Watched) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
-        for row in observations(self.connection, one.record.run_id, one.record.number):
+        for row in observations(self.context.connection, one.record.run_id, one.record.number):
             one.told.add(row.kind)
             if row.ends:
                 one.ending = row.kind
@@ -147,11 +139,11 @@ class Watching:
     # --- what is looked for ---------------------------------------------------------------------------------------
 
     def _look_for_hang(self, one: Watched, policy: Policy) -> None:
-        quiet = silence(one.course, self.clock() - one.progress_at, policy.hang_after_seconds)
+        quiet = silence(one.course, self.context.monotonic() - one.progress_at, policy.hang_after_seconds)
         if not quiet.is_worth_a_look:
             one.last, one.stuck_since = None, None
             return
-        look = look_at(self._processes(one), self.clock(), with_connections=not quiet.is_overdue)
+        look = look_at(self._processes(one), self.context.monotonic(), with_connections=not quiet.is_overdue)
         verdict, is_certain = one.judged(look, self._gpus(), quiet, policy.hang_after_seconds)
         if verdict is not None and not verdict.is_stuck:
             self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
@@ -172,19 +164,22 @@ class Watching:
                     text = None
                 if text is not None:
                     self._tell(one, "no_metrics", None, None, text)
-        elif self.clock() >= one.metrics_searched_at + METRICS_SEARCH_SECONDS:
-            one.metrics_searched_at = self.clock()
+        elif self.context.monotonic() >= one.metrics_searched_at + METRICS_SEARCH_SECONDS:
+            one.metrics_searched_at = self.context.monotonic()
             record = one.record
             trace = trace_of(
-                run.spec, self.workspace.run_dir(record.run_id), record.number, record.started_at or record.created_at
+                run.spec,
+                self.context.workspace.run_dir(record.run_id),
+                record.number,
+                record.started_at or record.created_at,
             )
             name = f"looking for what {record.run_id} prints and saves"
-            one.metrics_search = self.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
+            one.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
     def _look_for_leak(self, one: Watched, run: RunRecord, policy: Policy) -> None:
-        one.memory_at = self.clock()
+        one.memory_at = self.context.monotonic()
         available = available_bytes()
-        look = look_at(self._processes(one), self.clock())
+        look = look_at(self._processes(one), self.context.monotonic())
         if available is None:
             return
         leak = one.note_memory(MemorySample(look.at, held_bytes(look), available))
@@ -201,12 +196,12 @@ class Watching:
 
     def _gpus(self) -> Mapping[str, GpuSample]:
         """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
-        return {} if self.workspace.scenario.exists() else self.recorder.fast
+        return {} if self.context.workspace.scenario.exists() else self.context.recorder.fast
 
     def _processes(self, one: Watched) -> list[AttemptProcess]:
         if self.scan is None:
             self.scan = self.scanner.scan()
-        found = self.scan.processes_of(self.workspace.run_dir(one.record.run_id), one.record.number)
+        found = self.scan.processes_of(self.context.workspace.run_dir(one.record.run_id), one.record.number)
         shim = one.record.shim
         return [process for process in found if shim is None or process.pid != shim.pid]
 
@@ -230,10 +225,10 @@ class Watching:
             self._write(one, kind, rank, step, text, ends=False)
 
     def _write(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool) -> None:
-        now, record = self.wall(), one.record
+        now, record = self.context.now(), one.record
         who = "" if rank is None else f", rank {rank}"
         head = f"{_HEADS[kind]}{who}: {clean(text)}"
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -253,10 +248,10 @@ class Watching:
         if one.ending in ("hang", "rank_left_early"):
             one.conclusion = Conclusion(
                 self._processes(one),
-                attempt_launch.attempt_dir(self.workspace, record.run_id, record.number),
-                incident_folder(self.workspace.run_dir(record.run_id), record.number, one.ending),
-                redactor_of(self.workspace, record.run_id),
-                self.wake,
+                attempt_launch.attempt_dir(self.context.workspace, record.run_id, record.number),
+                incident_folder(self.context.workspace.run_dir(record.run_id), record.number, one.ending),
+                redactor_of(self.context.workspace, record.run_id),
+                self.context.wake,
             )
         elif one.ending == "memory_leak":
             self.ask(record)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gputui.agent.context import AgentContext
 from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
-from gputui.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.logs import RankLog, rank_logs, read_window
 from gputui.runs.repository import AttemptRecord
@@ -26,7 +26,7 @@ LINE_CHARACTERS = 200
 class NcclLogs:
     """Reads on in each log from where it was before; ``places`` are byte offsets."""
 
-    workspace: Workspace
+    context: AgentContext
     places: dict[Path, int] = field(default_factory=dict)
     due: float = float("-inf")
 
@@ -41,11 +41,11 @@ class NcclLogs:
         for record in records:
             if len(record.gpus) < 2:
                 continue
-            for one in rank_logs(attempt_dir(self.workspace, record.run_id, record.number)):
+            for one in rank_logs(attempt_dir(self.context.workspace, record.run_id, record.number)):
                 seen.add(one.path)
                 lines = self._read(one)
                 if lines:
-                    redactor = redactor_of(self.workspace, record.run_id)
+                    redactor = redactor_of(self.context.workspace, record.run_id)
                     found.setdefault(record.run_id, []).extend(redactor.text(line)[:LINE_CHARACTERS] for line in lines)
         self.places = {path: place for path, place in self.places.items() if path in seen}
         return found

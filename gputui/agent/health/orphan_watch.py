@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.context import AgentContext
 from gputui.charts.units import bytes_text
 from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
@@ -20,10 +17,7 @@ LOOK_SECONDS = 30.0
 class OrphanWatch:
     """What was seen in the last look, and what was told already."""
 
-    connection: sqlite3.Connection
-    runs: Path
-    recorder: Recorder
-    wall: Callable[[], float]
+    context: AgentContext
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
     told: set[ProcessIdentity] = field(default_factory=set)
@@ -33,8 +27,8 @@ class OrphanWatch:
         if now < self.next_at:
             return
         self.next_at = now + LOOK_SECONDS
-        found = orphans.find_marked(self.runs)
-        found = orphans.orphans(found, repository.standings(self.connection)) if found else []
+        found = orphans.find_marked(self.context.workspace.runs)
+        found = orphans.orphans(found, repository.standings(self.context.connection)) if found else []
         for orphan in found:
             if orphan.identity in self.seen and orphan.identity not in self.told:
                 self._tell(orphan)
@@ -45,7 +39,7 @@ class OrphanWatch:
     def _tell(self, orphan: orphans.MarkedProcess) -> None:
         pid = orphan.identity.pid
         begins = f"process {pid} "
-        known = self.connection.execute(
+        known = self.context.connection.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND substr(message, 1, ?) = ?", (orphan.run_id, len(begins), begins)
         ).fetchone()
         if known is not None:
@@ -54,9 +48,9 @@ class OrphanWatch:
         held = self._gpu_bytes(orphan.identity)
         memory = f" and holds {bytes_text(held)} of GPU memory" if held else ""
         repository.add_event(
-            self.connection,
+            self.context.connection,
             f"{begins}is still alive{memory}, though its attempt is over; gputui orphans --kill ends it",
-            now=self.wall(),
+            now=self.context.now(),
             severity="warning",
             run_id=orphan.run_id,
             attempt=orphan.attempt,
@@ -65,7 +59,7 @@ class OrphanWatch:
     def _gpu_bytes(self, identity: ProcessIdentity) -> int:
         return sum(
             process.memory_bytes or 0
-            for held in self.recorder.processes.values()
+            for held in self.context.recorder.processes.values()
             for process in held or ()
             if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
         )

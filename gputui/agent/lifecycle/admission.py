@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.apply_plan import owe_notices
@@ -16,9 +17,7 @@ from gputui.agent.lifecycle.release import Draining
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuStanding, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.shim_python import PythonGoneError, ShimPython
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
-from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
@@ -40,19 +39,13 @@ class Starting:
     """The way from the queue to a prepared attempt, which ``spawn`` brings to life, given the
     descriptors of the GPUs' locks.
 
-    ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen. ``wall`` gives
-    UTC unix seconds, ``clock`` monotonic ones. ``short_since`` (monotonic) is when a run was first seen
-    to lack GPUs that only a person or a driver can bring back.
+    ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen. ``short_since``
+    (monotonic) is when a run was first seen to lack GPUs that only a person or a driver can bring back.
     """
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    ingest: MetricsIngest
-    recorder: Recorder
+    context: AgentContext
     guard: Guard
     draining: Draining
-    wall: Callable[[], float]
-    clock: Callable[[], float]
     spawn: Callable[[AttemptRecord, Sequence[int]], None]
     may_start: Callable[[RunRecord], bool]
     baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
@@ -61,33 +54,33 @@ class Starting:
     locks: GpuLocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.locks = GpuLocks.of(self.workspace, os.environ)
+        self.locks = GpuLocks.of(self.context.workspace, os.environ)
 
     def standings(self) -> list[GpuStanding] | None:
         """How each GPU stands for the scheduler, or None before the first inventory."""
         draining = self.draining
-        return standings(self.connection, self.recorder, draining.uuids(), self.locks.holder, draining.held())
+        return standings(self.context, draining.uuids(), self.locks.holder, draining.held())
 
     def turn(self) -> bool:
         """Start queued runs that may, for START_SECONDS, and write down what the others wait for; whether none is left
         that may start. Raises sqlite3.Error."""
-        waiting = [run for run in repository.queue(self.connection) if self.is_understood(run)]
+        waiting = [run for run in repository.queue(self.context.connection) if self.is_understood(run)]
         if not waiting:
             return True
-        paused = queue.pause(self.connection) is not None
-        cpu = CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(self.connection))
+        paused = queue.pause(self.context.connection) is not None
+        cpu = CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(self.context.connection))
         outcomes = schedule(waiting, self.standings(), paused=paused, cpu=cpu)
         short = {
             outcome.run.run_id for outcome in outcomes if isinstance(outcome, Wait) and outcome.in_service is not None
         }
-        self.short_since = {run_id: self.short_since.get(run_id, self.clock()) for run_id in short}
-        until = self.clock() + START_SECONDS
+        self.short_since = {run_id: self.short_since.get(run_id, self.context.monotonic()) for run_id in short}
+        until = self.context.monotonic() + START_SECONDS
         is_done = True
         reasons: list[tuple[str, str]] = []
         for outcome in outcomes:
             run_id = outcome.run.run_id
             if isinstance(outcome, Start):
-                if self.clock() >= until:
+                if self.context.monotonic() >= until:
                     is_done = False
                 elif not self.guard.is_resting(run_id):
                     with self.guard.around(run_id):
@@ -99,7 +92,7 @@ class Starting:
             elif outcome.run.waiting_for != outcome.reason:
                 reasons.append((outcome.reason, run_id))
         if reasons:
-            with transaction(self.connection) as connection:
+            with transaction(self.context.connection) as connection:
                 connection.executemany("UPDATE runs SET waiting_for = ? WHERE run_id = ?", reasons)
         return is_done
 
@@ -110,16 +103,16 @@ class Starting:
         except SpecError as error:
             with self.guard.around(run.run_id):
                 why = f"cannot be read by this gputui: {error}; update gputui and restart it, or launch it again"
-                give_up(self.connection, self.workspace, run, why, now=self.wall())
+                give_up(self.context, run, why)
             return False
 
     def _is_short_for_good(self, wait: Wait) -> bool:
         """Whether GPUs that a run held stayed away for so long that it must do without. While the driver does not
         answer at all, they are not known to be gone."""
-        since, inventory = self.short_since.get(wait.run.run_id), self.recorder.inventory
+        since, inventory = self.short_since.get(wait.run.run_id), self.context.recorder.inventory
         if since is None or inventory is None or inventory.problem is not None:
             return False
-        return self.clock() - since >= MISSING_SECONDS
+        return self.context.monotonic() - since >= MISSING_SECONDS
 
     def _do_without(self, wait: Wait) -> None:
         """Go on with fewer GPUs by the rule of exclude_gpu, where the run's policy has that; else stop."""
@@ -129,13 +122,13 @@ class Starting:
         why = f"{'; '.join(f'{gpu.name} {gpu.obstacle}' for gpu in gone)}, for {MISSING_SECONDS / 60:.0f} min"
         ladder = policy_of(run).ladder("gpu_lost")
         if not any(action.name == "exclude_gpu" for rung in ladder for action in rung):
-            give_up(self.connection, self.workspace, run, f"{why}; its policy does not exclude GPUs", now=self.wall())
+            give_up(self.context, run, f"{why}; its policy does not exclude GPUs")
             return
         result = go_on_with_fewer(run.spec, run.params, gpus_wanted(run), left, names)
         if isinstance(result, SkippedAction):
-            give_up(self.connection, self.workspace, run, f"{why}; {result.why}", now=self.wall())
+            give_up(self.context, run, f"{why}; {result.why}")
             return
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             repository.set_next_attempt(
                 connection,
                 run.run_id,
@@ -145,42 +138,46 @@ class Starting:
             )
             repository.set_gpu_count(connection, run.run_id, left)
             text = f"{why}: {result.note}"
-            repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
+            repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
 
     def _start(self, start: Start) -> None:
-        facts = self.recorder.facts
+        facts = self.context.recorder.facts
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = start.run.spec.disk_bytes
         try:
             held = self.locks.take(start.uuids)
         except GpuHeldError as error:
             # Taken since it was looked at; the next turn sees that.
-            repository.set_waiting_for(self.connection, start.run.run_id, f"waits: {error}")
+            repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")
             return
         try:
             self.python.find()
-            if disk is not None and (free := free_disk_bytes(self.workspace)) < disk:
+            if disk is not None and (free := free_disk_bytes(self.context.workspace)) < disk:
                 raise attempt_launch.LaunchError(
                     f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
                 )
             record = attempt_launch.prepare_attempt(
-                self.connection,
-                self.ingest,
-                self.workspace,
+                self.context.connection,
+                self.context.ingest,
+                self.context.workspace,
                 start.run,
                 start.uuids,
                 indices,
-                self.wall(),
+                self.context.now(),
                 replaced=start.replaced,
                 lock_files=held.paths,
             )
             self.baselines[start.run.run_id] = {
-                uuid: sample.memory_used_bytes if (sample := self.recorder.fast.get(uuid)) else None
+                uuid: sample.memory_used_bytes if (sample := self.context.recorder.fast.get(uuid)) else None
                 for uuid in start.uuids
             }
             for problem in held.problems:
                 repository.add_event(
-                    self.connection, problem, now=self.wall(), severity="warning", run_id=start.run.run_id
+                    self.context.connection,
+                    problem,
+                    now=self.context.now(),
+                    severity="warning",
+                    run_id=start.run.run_id,
                 )
             self.spawn(record, held.descriptors)
         except (attempt_launch.LaunchError, PythonGoneError) as error:
@@ -189,32 +186,32 @@ class Starting:
             held.close()
 
     def _cannot_start(self, run: RunRecord, error: Exception) -> None:
-        if not (self.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
-            give_up(self.connection, self.workspace, run, "its folder is gone; launch it again", now=self.wall())
+        if not (self.context.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
+            give_up(self.context, run, "its folder is gone; launch it again")
             return
         if isinstance(error.__cause__, ValueError):
             # What is in its files does not change by itself; a disk may.
-            give_up(self.connection, self.workspace, run, f"cannot start: {error}", now=self.wall())
+            give_up(self.context, run, f"cannot start: {error}")
             return
         text = f"cannot start: {error}; trying again"
         if run.waiting_for == text:
             return
         is_new = not (run.waiting_for or "").startswith("cannot start:")
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             repository.set_waiting_for(connection, run.run_id, text)
             if is_new:
-                repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
+                repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
 
     def baseline_of(self, run_id: str) -> dict[str, int | None]:
         """Memory in use in bytes on each GPU before the run's attempt began, by UUID; told once."""
         return self.baselines.pop(run_id, {})
 
 
-def give_up(connection: sqlite3.Connection, workspace: Workspace, run: RunRecord, why: str, *, now: float) -> None:
-    """End a run that cannot start (again) as failed, and owe its notices. ``now`` is UTC unix seconds."""
-    notice = notice_of(workspace, run.run_id)
-    kind, summary = last_incident(connection, run.run_id) or ("unknown", "it could not be started")
-    with transaction(connection):
+def give_up(context: AgentContext, run: RunRecord, why: str) -> None:
+    """End a run that cannot start (again) as failed, and owe its notices. Raises sqlite3.Error."""
+    notice, now = notice_of(context.workspace, run.run_id), context.now()
+    kind, summary = last_incident(context.connection, run.run_id) or ("unknown", "it could not be started")
+    with transaction(context.connection) as connection:
         repository.move(connection, run, RunState.FAILED, cause=why, now=now)
         repository.release_leases(connection, run.run_id)
         owe_notices(connection, notice, run, kind, summary, why, verdict="stop", now=now)

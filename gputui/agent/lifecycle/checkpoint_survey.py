@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gputui.agent.jobs import Job, Jobs
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
@@ -95,19 +96,14 @@ class _Watched:
 
 @dataclass(slots=True)
 class CheckpointSurveys:
-    """Looks into the checkpoint folders of all living attempts, one job a run. ``wall`` gives UTC unix seconds,
-    ``clock`` monotonic ones."""
+    """Looks into the checkpoint folders of all living attempts, one job a run."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    jobs: Jobs
-    wall: Callable[[], float]
-    clock: Callable[[], float]
+    context: AgentContext
     watched: dict[tuple[str, int], _Watched] = field(default_factory=dict)
 
     def turn(self, living: Collection[AttemptRecord]) -> None:
         """Enter what was found, and look again where it is time. Raises sqlite3.Error."""
-        now = self.clock()
+        now = self.context.monotonic()
         alive = {(record.run_id, record.number) for record in living}
         # What is still under way for an attempt that has ended is of no use: its end looks again.
         self.watched = {key: one for key, one in self.watched.items() if key in alive}
@@ -115,22 +111,26 @@ class CheckpointSurveys:
             one = self.watched.setdefault((run_id, number), _Watched(now + SURVEY_SECONDS))
             if one.job is not None and one.job.is_over:
                 self._take(one, one.job)
-                one.job, one.due_at = None, self.clock() + SURVEY_SECONDS
+                one.job, one.due_at = None, self.context.monotonic() + SURVEY_SECONDS
             elif one.job is None and now >= one.due_at:
                 self._begin(run_id, number, one)
 
     def _begin(self, run_id: str, number: int, one: _Watched) -> None:
-        run = repository.get_run(self.connection, run_id)
-        one.due_at = self.clock() + SURVEY_SECONDS
+        run = repository.get_run(self.context.connection, run_id)
+        one.due_at = self.context.monotonic() + SURVEY_SECONDS
         try:
-            one.search = None if run is None else search_of(self.connection, self.workspace, run, self.wall())
+            one.search = (
+                None
+                if run is None
+                else search_of(self.context.connection, self.context.workspace, run, self.context.now())
+            )
         except SpecError:
             # It fails when its attempt ends.
             one.search = None
         if one.search is not None:
-            checkpoints.note_folder(self.connection, run_id, number, str(one.search.folder))
+            checkpoints.note_folder(self.context.connection, run_id, number, str(one.search.folder))
             name = f"looking for checkpoints in {one.search.folder}"
-            one.job = self.jobs.start(name, partial(surveyed, one.search), deadline_seconds=DEADLINE_SECONDS)
+            one.job = self.context.jobs.start(name, partial(surveyed, one.search), deadline_seconds=DEADLINE_SECONDS)
 
     def _take(self, one: _Watched, job: Job[Rows]) -> None:
         search = one.search
@@ -142,9 +142,11 @@ class CheckpointSurveys:
                 one.is_told = True
                 log.warning("%s: %s cannot be looked into: %s", search.run_id, search.folder, error)
                 text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
-                repository.add_event(self.connection, text, now=self.wall(), severity="warning", run_id=search.run_id)
+                repository.add_event(
+                    self.context.connection, text, now=self.context.now(), severity="warning", run_id=search.run_id
+                )
             return
         one.is_told = False
         if rows != search.rows:
-            with transaction(self.connection) as connection:
-                write(connection, search, rows, self.wall())
+            with transaction(self.context.connection) as connection:
+                write(connection, search, rows, self.context.now())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Collection
 
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.scheduler import FOREIGN_BUSY_BYTES, GpuStanding
 from gputui.agent.recording.recorder import Recorder
 from gputui.gpu.model import GpuProcess
@@ -13,8 +13,7 @@ from gputui.store.quarantine import quarantined
 
 
 def standings(
-    connection: sqlite3.Connection,
-    recorder: Recorder,
+    context: AgentContext,
     draining: Collection[str],
     holder_of: Callable[[str], str | None] = lambda _uuid: None,
     held: Collection[str] = (),
@@ -22,6 +21,7 @@ def standings(
     """Every GPU that the driver lists, then those that are leased and not listed; None before the first inventory.
     ``draining`` are the UUIDs of those whose memory is not back yet; ``holder_of`` says who else holds the lock of one.
     ``held`` are those of ``draining`` that processes keep which nothing could end. Raises sqlite3.Error."""
+    connection, recorder = context.connection, context.recorder
     inventory = recorder.inventory
     if inventory is None:
         return None

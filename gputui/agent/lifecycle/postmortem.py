@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import Keepsake, keep
 from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle import checkpoint_survey
@@ -17,8 +18,6 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir, is_of_former_boot
 from gputui.agent.lifecycle.examination import Findings, Task
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.charts import units
-from gputui.config import Workspace
-from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.report import IngestReport
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
 from gputui.recovery.checkpoint_search import Choice, Search
@@ -40,46 +39,37 @@ log = logging.getLogger(__name__)
 class Ending:
     """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        workspace: Workspace,
-        ingest: MetricsIngest,
-        wall: Callable[[], float],
-    ) -> None:
-        self._connection = connection
-        self._workspace = workspace
-        self._ingest = ingest
-        self._wall = wall
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
 
     def has_read_rest(self, attempt: AttemptRecord, budget_seconds: float) -> bool:
         """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
         sqlite3.Error."""
-        report = self._ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
-        note_first_steps(self._connection, report, self._wall())
+        report = self.context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+        note_first_steps(self.context.connection, report, self.context.now())
         return not report.more
 
     def task(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]) -> Task:
         """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
         kill. Raises sqlite3.Error."""
         run, fresh = self._current(attempt)
-        ended_at = time_in((exit_record or {}).get("ended_at")) or self._wall()
+        ended_at = time_in((exit_record or {}).get("ended_at")) or self.context.now()
         return Task(
-            folder=attempt_dir(self._workspace, run.run_id, attempt.number),
+            folder=attempt_dir(self.context.workspace, run.run_id, attempt.number),
             attempt=fresh,
             exit_record=exit_record,
             survivors=tuple(survivors),
             launcher=run.spec.launcher,
-            rebooted=is_of_former_boot(fresh, attempt_dir(self._workspace, run.run_id, attempt.number)),
+            rebooted=is_of_former_boot(fresh, attempt_dir(self.context.workspace, run.run_id, attempt.number)),
             ended_at=ended_at,
             checkpoints=checkpoint_survey.search_of(
-                self._connection, self._workspace, run, self._wall(), ended_at=ended_at
+                self.context.connection, self.context.workspace, run, self.context.now(), ended_at=ended_at
             ),
             checkpoints_wanted=policy_of(run).checkpoints_wanted,
-            redactor=redactor_of(self._workspace, run.run_id),
+            redactor=redactor_of(self.context.workspace, run.run_id),
             observed=(
-                *observed_in(self._connection, run.run_id, attempt.number),
-                *seen_by_driver(self._connection, run, fresh, exit_record, self._wall()),
+                *observed_in(self.context.connection, run.run_id, attempt.number),
+                *seen_by_driver(self.context.connection, run, fresh, exit_record, self.context.now()),
             ),
         )
 
@@ -87,7 +77,7 @@ class Ending:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
         run, attempt = self._current(task.attempt)
         if task.survivors:
-            self._note_survivors(attempt, task.survivors, self._wall())
+            self._note_survivors(attempt, task.survivors, self.context.now())
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
             case "stopped":
                 self._stopped(run, attempt, task, findings)
@@ -97,8 +87,8 @@ class Ending:
                 self._failed(run, attempt, task, findings, around)
 
     def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
-        run = repository.get_run(self._connection, attempt.run_id)
-        fresh = repository.get_attempt(self._connection, attempt.run_id, attempt.number)
+        run = repository.get_run(self.context.connection, attempt.run_id)
+        fresh = repository.get_attempt(self.context.connection, attempt.run_id, attempt.number)
         assert run is not None and fresh is not None
         return run, fresh
 
@@ -109,7 +99,7 @@ class Ending:
         forced = bool((task.exit_record or {}).get("forced"))
         how = "stopped; it did not end in time and was killed" if forced else "stopped"
         how += self._lost_by_stop(run, attempt, task, findings)
-        with transaction(self._connection) as connection:
+        with transaction(self.context.connection) as connection:
             self._close(attempt, "stopped", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings)
             repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
@@ -126,26 +116,28 @@ class Ending:
         if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
             return ""
         first = min(
-            row.first_step for row in queries.attempts(self._connection, run.run_id) if row.first_step is not None
+            row.first_step
+            for row in queries.attempts(self.context.connection, run.run_id)
+            if row.first_step is not None
         )
         count = last - first + 1
         steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
         return f"; no checkpoint was saved, so that its {steps} lost"
 
     def _requeue_from_start(self, run: RunRecord, now: float) -> None:
-        stopped = repository.get_run(self._connection, run.run_id)
+        stopped = repository.get_run(self.context.connection, run.run_id)
         assert stopped is not None
         repository.set_next_attempt(
-            self._connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
+            self.context.connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
         )
-        repository.set_gpu_count(self._connection, run.run_id, None)
-        repository.move(self._connection, stopped, RunState.QUEUED, cause="restart", now=now)
+        repository.set_gpu_count(self.context.connection, run.run_id, None)
+        repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
     def _succeeded(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
         ended_at = task.ended_at
         took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
         tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
-        with transaction(self._connection) as connection:
+        with transaction(self.context.connection) as connection:
             self._close(attempt, "succeeded", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings)
             self._settle_last_decision(run.run_id, "succeeded")
@@ -166,9 +158,9 @@ class Ending:
         incident = findings.incident
         plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
         is_owed = plan.effect.notify or plan.verdict == "stop"
-        notice = notice_of(self._workspace, run.run_id) if is_owed else None
-        now = self._wall()
-        with transaction(self._connection) as connection:
+        notice = notice_of(self.context.workspace, run.run_id) if is_owed else None
+        now = self.context.now()
+        with transaction(self.context.connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings, plan)
             self._settle_last_decision(run.run_id, "met another incident")
@@ -208,7 +200,7 @@ class Ending:
             )
         keep(
             Keepsake(
-                run_dir=self._workspace.run_dir(run.run_id),
+                run_dir=self.context.workspace.run_dir(run.run_id),
                 run_id=run.run_id,
                 attempt=attempt.number,
                 at=ended_at,
@@ -216,7 +208,7 @@ class Ending:
                 evidence=findings.evidence,
                 incident=incident,
                 plan=plan,
-                database=self._workspace.database,
+                database=self.context.workspace.database,
             )
         )
 
@@ -238,12 +230,12 @@ class Ending:
             names = " and ".join(contradiction)
             why = f"the steps in their names do not follow the order in which they were written ({names})"
             around = replace(around, no_pruning=why)
-        attempts = queries.attempts(self._connection, run.run_id)
-        transitions = queries.transitions(self._connection, run.run_id)
+        attempts = queries.attempts(self.context.connection, run.run_id)
+        transitions = queries.transitions(self.context.connection, run.run_id)
         past = past_decisions(
             attempts,
-            queries.incidents(self._connection, run.run_id),
-            queries.decisions(self._connection, run.run_id),
+            queries.incidents(self.context.connection, run.run_id),
+            queries.decisions(self.context.connection, run.run_id),
             transitions,
             rows,
         )
@@ -267,17 +259,22 @@ class Ending:
         self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
     ) -> None:
         repository.end_attempt(
-            self._connection, attempt.run_id, attempt.number, state=state, ended_at=ended_at, exit_record=exit_record
+            self.context.connection,
+            attempt.run_id,
+            attempt.number,
+            state=state,
+            ended_at=ended_at,
+            exit_record=exit_record,
         )
 
     def _enter_checkpoints(self, task: Task, findings: Findings, plan: Plan | None = None) -> None:
         if task.checkpoints is None or findings.checkpoints is None:
             return
         rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
-        checkpoint_survey.write(self._connection, task.checkpoints, rows, self._wall())
+        checkpoint_survey.write(self.context.connection, task.checkpoints, rows, self.context.now())
 
     def _write_incident(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, at: float) -> int:
-        cursor = self._connection.execute(
+        cursor = self.context.connection.execute(
             "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -295,7 +292,7 @@ class Ending:
         return int(cursor.lastrowid or 0)
 
     def _write_decision(self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float) -> None:
-        self._connection.execute(
+        self.context.connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
             "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -314,7 +311,7 @@ class Ending:
         )
 
     def _settle_last_decision(self, run_id: str, outcome: str) -> None:
-        self._connection.execute(
+        self.context.connection.execute(
             "UPDATE decisions SET outcome = ? WHERE decision_id = "
             "(SELECT max(decision_id) FROM decisions WHERE run_id = ?) AND outcome IS NULL AND verdict = 'retry'",
             (outcome, run_id),
@@ -330,7 +327,7 @@ class Ending:
             remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
         held = "; the GPUs are held until then" if attempt.gpus else ""
         repository.add_event(
-            self._connection,
+            self.context.connection,
             f"{are} cannot be killed ({remedy}){held}",
             now=now,
             severity="error",

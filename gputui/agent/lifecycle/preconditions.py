@@ -8,18 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputui.agent.jobs import Job, Jobs
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.checkpoint_survey import search_of
-from gputui.agent.recording.recorder import Recorder
 from gputui.charts import units
-from gputui.config import Workspace
 from gputui.recovery.checkpoint_ledger import course as ledger_course
 from gputui.recovery.checkpoint_ledger import out_of_order
 from gputui.recovery.checkpoint_search import Search, surveyed
@@ -58,18 +56,14 @@ class Gates:
     """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
     system that does not answer."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    recorder: Recorder
-    wall: Callable[[], float]
-    jobs: Jobs
+    context: AgentContext
     pruning: dict[str, Job[list[Path]]] = field(default_factory=dict)
     rooms: dict[str, _DiskLook] = field(default_factory=dict)
 
     def look(self, run: RunRecord) -> Closed | None:
         """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
-        wanted = next_attempt.get(self.connection, run.run_id)
-        waited = self.wall() - wanted.since
+        wanted = next_attempt.get(self.context.connection, run.run_id)
+        waited = self.context.now() - wanted.since
         left = list(wanted.gates)
         while left:
             gate = left[0]
@@ -81,14 +75,14 @@ class Gates:
                 if gate.get("kind") == "disk":
                     return Closed(f"waited in vain {why}", is_final=True)
                 repository.add_event(
-                    self.connection,
+                    self.context.connection,
                     f"waited in vain {why}; going on",
-                    now=self.wall(),
+                    now=self.context.now(),
                     severity="warning",
                     run_id=run.run_id,
                 )
             left.pop(0)
-            next_attempt.set_gates(self.connection, run.run_id, left)
+            next_attempt.set_gates(self.context.connection, run.run_id, left)
         return None
 
     def _closed(self, run: RunRecord, gate: Mapping[str, Any]) -> str | None:
@@ -102,13 +96,13 @@ class Gates:
         return None
 
     def _hot(self, run: RunRecord, margin_celsius: float) -> str | None:
-        facts = self.recorder.facts
-        leased = [uuid for uuid, holder in repository.leases(self.connection).items() if holder == run.run_id]
+        facts = self.context.recorder.facts
+        leased = [uuid for uuid, holder in repository.leases(self.context.connection).items() if holder == run.run_id]
         for uuid in leased:
-            if self.recorder.inventory is not None and uuid not in facts:
+            if self.context.recorder.inventory is not None and uuid not in facts:
                 # It is missing; the scheduler says what becomes of that.
                 continue
-            sample, limit = self.recorder.fast.get(uuid), None
+            sample, limit = self.context.recorder.fast.get(uuid), None
             if uuid in facts:
                 limit = facts[uuid].temperature_slowdown_celsius
             if sample is None:
@@ -130,7 +124,7 @@ class Gates:
             return None
         room = self.rooms.setdefault(run.run_id, _DiskLook(f"for {folder} to answer"))
         if room.job is None:
-            room.job = self.jobs.start(
+            room.job = self.context.jobs.start(
                 f"looking at {folder}", partial(free_bytes, folder), deadline_seconds=LOOK_SECONDS
             )
         if not room.job.is_over:
@@ -153,11 +147,11 @@ class Gates:
             return None
         job = self.pruning.get(run.run_id)
         if job is None:
-            search = search_of(self.connection, self.workspace, run, self.wall())
+            search = search_of(self.context.connection, self.context.workspace, run, self.context.now())
             if search is None:
                 return None
             work = partial(prune, search, keep, run.resume_from)
-            job = self.jobs.start(f"pruning {folder}", work, deadline_seconds=PRUNE_SECONDS)
+            job = self.context.jobs.start(f"pruning {folder}", work, deadline_seconds=PRUNE_SECONDS)
             self.pruning[run.run_id] = job
         if not job.is_over:
             return "for old checkpoints to be removed"
@@ -166,11 +160,13 @@ class Gates:
             text, severity = f"removed {len(job.result())} old checkpoints", "info"
         except OSError as error:
             text, severity = f"cannot prune: {error}", "warning"
-        repository.add_event(self.connection, text, now=self.wall(), severity=severity, run_id=run.run_id)
+        repository.add_event(
+            self.context.connection, text, now=self.context.now(), severity=severity, run_id=run.run_id
+        )
         return None
 
     def _checkpoints(self, run: RunRecord) -> Path | None:
-        return checkpoint_directory(run.spec, self.workspace.run_dir(run.run_id))
+        return checkpoint_directory(run.spec, self.context.workspace.run_dir(run.run_id))
 
 
 def free_bytes(folder: Path) -> int:

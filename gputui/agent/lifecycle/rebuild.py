@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.run_files import open_metrics
-from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor, redact_params
 from gputui.runs import repository
@@ -26,19 +26,20 @@ from gputui.runs.submission import SPEC_FILE, read_spec
 log = logging.getLogger(__name__)
 
 
-def rebuild(connection: sqlite3.Connection, workspace: Workspace, ingest: MetricsIngest, now: float) -> int:
+def rebuild(context: AgentContext) -> int:
     """Enter every run folder that the database does not know. A run comes back as its newest attempt left it: one
     that has ended stays so, for what was decided then, or asked for by a person, is lost; one that has not is adopted
     like any other. Returns how many were entered."""
+    connection, now = context.connection, context.now()
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
     folders = sorted(
-        (entry for entry in workspace.runs.iterdir() if entry.is_dir() and entry.name not in known),
+        (entry for entry in context.workspace.runs.iterdir() if entry.is_dir() and entry.name not in known),
         key=lambda entry: entry.stat().st_mtime,
     )
     entered = 0
     for folder in folders:
         try:
-            _enter(connection, ingest, folder, now)
+            _enter(connection, context.ingest, folder, now)
             entered += 1
         except (SpecError, OSError, ValueError, KeyError, TypeError, AttributeError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)

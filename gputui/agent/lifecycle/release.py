@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.context import AgentContext
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
@@ -36,19 +34,17 @@ class Draining:
     """The GPUs of attempts that have ended. A run that is over gives its leases back when they are drained; one that
     recovers keeps them."""
 
-    connection: sqlite3.Connection
-    runs: Path
-    recorder: Recorder
+    context: AgentContext
     locks: GpuLocks
-    wall: Callable[[], float]
-    clock: Callable[[], float]
     entries: dict[str, _Entry] = field(default_factory=dict)
 
     def begin(self, run_id: str, attempt: int | None, baseline_bytes: Mapping[str, int | None]) -> None:
         """``baseline_bytes``: the used memory of each GPU before the attempt, None where it is not known. Without
         ``attempt`` all processes of the run count."""
         if baseline_bytes:
-            self.entries[run_id] = _Entry(attempt, baseline_bytes, self.wall(), self.clock() + DEADLINE_SECONDS)
+            self.entries[run_id] = _Entry(
+                attempt, baseline_bytes, self.context.now(), self.context.monotonic() + DEADLINE_SECONDS
+            )
 
     def uuids(self) -> set[str]:
         """The GPUs on which nothing may start yet."""
@@ -68,24 +64,24 @@ class Draining:
         """Let go of what is drained; True when something was. Raises sqlite3.Error."""
         done = False
         for run_id, entry in list(self.entries.items()):
-            late = self.clock() > entry.deadline
+            late = self.context.monotonic() > entry.deadline
             if not late and not self._memory_is_back(entry):
                 continue
-            if processes_of(self.runs / run_id, entry.attempt):
+            if processes_of(self.context.workspace.run_dir(run_id), entry.attempt):
                 # Whoever still holds a GPU keeps it, however long that takes.
-                entry.deadline = self.clock() + DEADLINE_SECONDS
-                entry.ended_at = self.wall()
+                entry.deadline = self.context.monotonic() + DEADLINE_SECONDS
+                entry.ended_at = self.context.now()
                 entry.is_held = True
                 self._lock(entry)
                 continue
-            run = repository.get_run(self.connection, run_id)
+            run = repository.get_run(self.context.connection, run_id)
             if run is None or run.state.is_over:
-                repository.release_leases(self.connection, run_id)
+                repository.release_leases(self.context.connection, run_id)
             if entry.locks is not None:
                 entry.locks.close()
             if entry.is_held and run is not None:
                 text = "the last process of the run is gone; its GPUs can be used again"
-                repository.add_event(self.connection, text, now=self.wall(), run_id=run_id)
+                repository.add_event(self.context.connection, text, now=self.context.now(), run_id=run_id)
             del self.entries[run_id]
             done = True
         return done
@@ -98,10 +94,10 @@ class Draining:
                 entry.locks = self.locks.take(list(entry.baseline_bytes))
 
     def _memory_is_back(self, entry: _Entry) -> bool:
-        if self.recorder.fast_at <= entry.ended_at:
+        if self.context.recorder.fast_at <= entry.ended_at:
             return False
         for uuid, baseline in entry.baseline_bytes.items():
-            sample = self.recorder.fast.get(uuid)
+            sample = self.context.recorder.fast.get(uuid)
             if sample is None or sample.memory_used_bytes is None or baseline is None:
                 continue
             if sample.memory_used_bytes > baseline + RELEASED_WITHIN_BYTES:

@@ -11,12 +11,11 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gputui.agent.jobs import Jobs
+from gputui.agent.context import AgentContext
 from gputui.agent.slices import TURN_SECONDS, SliceSize
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.runs.repository import transaction
@@ -62,26 +61,23 @@ def put_away(workspace: Workspace, run_id: str) -> PutAway | None:
 
 @dataclass(slots=True)
 class Removal:
-    """All removals of one state directory. ``clock`` gives monotonic seconds."""
+    """All removals of one state directory."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    jobs: Jobs
-    clock: Callable[[], float]
+    context: AgentContext
     size: SliceSize = field(init=False)
     # Nothing is deleted while the disk has no room for it.
     is_cramped: bool = False
 
     def __post_init__(self) -> None:
-        self.size = SliceSize(self.clock, 1000, _FEW_ROWS, 50_000)
+        self.size = SliceSize(self.context.monotonic, 1000, _FEW_ROWS, 50_000)
 
     def go_on(self) -> None:
         """After the start: delete the folders that a former agent did not get to. One whose run is still there was put
         away for a removal that never happened, and is put back."""
-        kept = self.workspace.state / "removed"
+        kept = self.context.workspace.state / "removed"
         for place in list(kept.iterdir()) if kept.is_dir() else []:
-            origin = self.workspace.run_dir(place.name.rpartition(".")[0])
-            known = self.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (origin.name,)).fetchone()
+            origin = self.context.workspace.run_dir(place.name.rpartition(".")[0])
+            known = self.context.connection.execute("SELECT 1 FROM runs WHERE run_id = ?", (origin.name,)).fetchone()
             away = PutAway(origin, place)
             if known is not None and not origin.exists():
                 away.restore()
@@ -90,7 +86,9 @@ class Removal:
 
     def delete_folder(self, away: PutAway) -> None:
         """Delete a folder that was put away, in a job: that may take minutes where checkpoints are large."""
-        self.jobs.start(f"remove {away.origin.name}", partial(_delete, away.place), deadline_seconds=FOLDER_SECONDS)
+        self.context.jobs.start(
+            f"remove {away.origin.name}", partial(_delete, away.place), deadline_seconds=FOLDER_SECONDS
+        )
 
     def is_owing(self) -> bool:
         """Whether lines are left to delete, and can be."""
@@ -98,23 +96,25 @@ class Removal:
 
     def turn(self) -> bool:
         """Delete lines of removed runs for a few milliseconds; whether there are more. Raises sqlite3.Error."""
-        deadline = self.clock() + TURN_SECONDS
+        deadline = self.context.monotonic() + TURN_SECONDS
         while (source_id := self._next_source()) is not None:
             if not self._has_room():
                 return False
             self.size.run(partial(self._delete_slice, source_id))
-            if self.clock() >= deadline:
+            if self.context.monotonic() >= deadline:
                 return True
         self.is_cramped = False
         return False
 
     def _next_source(self) -> int | None:
-        row = self.connection.execute("SELECT source_id FROM metric_sources WHERE run_id IS NULL LIMIT 1").fetchone()
+        row = self.context.connection.execute(
+            "SELECT source_id FROM metric_sources WHERE run_id IS NULL LIMIT 1"
+        ).fetchone()
         return None if row is None else int(row[0])
 
     def _delete_slice(self, source_id: int, count: int) -> None:
         """Delete so many rows that belong to a source, and the source itself when there are no more."""
-        with transaction(self.connection) as connection:
+        with transaction(self.context.connection) as connection:
             left = count
             for table in ("metrics", "metric_stretches", "rejected_lines"):
                 left -= _delete_lines(connection, table, source_id, left)
@@ -132,16 +132,16 @@ class Removal:
 
     def _has_room(self) -> bool:
         """Whether a slice can be written without taking what others need."""
-        log_file = self.workspace.database.with_name(self.workspace.database.name + "-wal")
+        log_file = self.context.workspace.database.with_name(self.context.workspace.database.name + "-wal")
         log_bytes = log_file.stat().st_size if log_file.exists() else 0
-        status = os.statvfs(self.workspace.state)
+        status = os.statvfs(self.context.workspace.state)
         free = status.f_bavail * status.f_frsize
         self.is_cramped = False
         if free >= ROOM_BYTES:
             return True
         # Once all of the log is in the database, the next transaction is written over what the log holds.
         self.size.count = _FEW_ROWS
-        is_busy, frames, moved = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        is_busy, frames, moved = self.context.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self.is_cramped = bool(is_busy) or frames != moved or free + log_bytes < LEAST_ROOM_BYTES
         return not self.is_cramped
 

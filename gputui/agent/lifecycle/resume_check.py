@@ -3,15 +3,14 @@ start minutes or days may pass, in which another run may have written a file of 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gputui.agent.jobs import Job, Jobs
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
-from gputui.config import Workspace
 from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed
 from gputui.recovery.checkpoints import measured
 from gputui.runs import repository
@@ -34,15 +33,10 @@ class _Check:
 
 @dataclass(slots=True)
 class ResumeChecks:
-    """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason; ``wall``
-    gives UTC unix seconds, ``clock`` monotonic ones."""
+    """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    jobs: Jobs
+    context: AgentContext
     give_up: Callable[[RunRecord, str], None]
-    wall: Callable[[], float]
-    clock: Callable[[], float]
     under_way: dict[str, _Check] = field(default_factory=dict)
     # By run: the path that was found unchanged, None where it could not be looked at, and when (monotonic).
     looked_at: dict[str, tuple[str | None, float]] = field(default_factory=dict)
@@ -59,7 +53,7 @@ class ResumeChecks:
         ends where there is none. Raises sqlite3.Error."""
         path, check = run.resume_from, self.under_way.get(run.run_id)
         found, at = self.looked_at.get(run.run_id, (None, float("-inf")))
-        is_late = self.clock() - at >= CHECKED_SECONDS
+        is_late = self.context.monotonic() - at >= CHECKED_SECONDS
         if path is None or (path == found and not is_late):
             self.looked_at.pop(run.run_id, None)
             return True
@@ -71,9 +65,9 @@ class ResumeChecks:
         try:
             choice = check.job.result()
         except OSError as error:
-            self.looked_at[run.run_id] = (None, self.clock())
+            self.looked_at[run.run_id] = (None, self.context.monotonic())
             why = f"waits until {Path(path).name} can be read: {error.strerror or error}"
-            repository.set_waiting_for(self.connection, run.run_id, why)
+            repository.set_waiting_for(self.context.connection, run.run_id, why)
             return False
         if choice is None:
             return True
@@ -81,12 +75,14 @@ class ResumeChecks:
         return False
 
     def _begin(self, run: RunRecord, path: str) -> bool:
-        search = search_of(self.connection, self.workspace, run, self.wall())
+        search = search_of(self.context.connection, self.context.workspace, run, self.context.now())
         row = None if search is None else next((row for row in search.rows if row.path == path), None)
         if search is None or row is None:
             # Chosen before there was a ledger: there is nothing to compare it with.
             return True
-        job = self.jobs.start(f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS)
+        job = self.context.jobs.start(
+            f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS
+        )
         self.under_way[run.run_id] = _Check(path, search, job)
         return False
 
@@ -94,20 +90,20 @@ class ResumeChecks:
         name = Path(check.path).name
         changed = f"{name} was removed, or written again by another, after it had been chosen"
         if not choice.usable:
-            with transaction(self.connection) as connection:
-                write(connection, check.search, choice.rows, self.wall())
+            with transaction(self.context.connection) as connection:
+                write(connection, check.search, choice.rows, self.context.now())
             hint = "gputui resume --from names another, gputui restart begins the run again"
             self.give_up(run, f"{changed}, and there is no other; {hint}")
             return
         following = choice.usable[0].path
-        with transaction(self.connection) as connection:
-            write(connection, check.search, choice.rows, self.wall())
+        with transaction(self.context.connection) as connection:
+            write(connection, check.search, choice.rows, self.context.now())
             repository.set_next_attempt(
                 connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
             )
             text = f"{changed}; going on from {following.name}"
-            repository.add_event(connection, text, now=self.wall(), severity="warning", run_id=run.run_id)
-        self.looked_at[run.run_id] = (str(following), self.clock())
+            repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
+        self.looked_at[run.run_id] = (str(following), self.context.monotonic())
 
 
 def again(search: Search, row: CheckpointRow) -> Choice | None:

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard, Parts
 from gputui.agent.health.gpu_faults import GpuTrouble
 from gputui.agent.health.monitor import Watching
-from gputui.agent.jobs import Job, Jobs, JobTimeoutError
+from gputui.agent.jobs import Job, JobTimeoutError
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import KILL, LiveAttempt
 from gputui.agent.lifecycle.admission import Starting, give_up
@@ -34,10 +35,7 @@ from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.agent.lifecycle.shim_python import PythonGoneError
 from gputui.agent.lifecycle.waiting import Waits
 from gputui.agent.notify.outbox import Outbox
-from gputui.agent.recording.recorder import Recorder
-from gputui.config import Workspace
 from gputui.gpu.model import Occupant
-from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoint_search import Choice, Search
 from gputui.runs import notices, repository
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScanner
@@ -71,19 +69,10 @@ RECORD_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory.
+    """All runs of one state directory."""
 
-    ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``wake`` makes the loop turn, from any thread.
-    """
-
-    connection: sqlite3.Connection
-    workspace: Workspace
-    ingest: MetricsIngest
-    recorder: Recorder
+    context: AgentContext
     selector: selectors.BaseSelector
-    wall: Callable[[], float]
-    clock: Callable[[], float]
-    wake: Callable[[], None]
     live: dict[str, LiveAttempt] = field(default_factory=dict)
     unadopted: list[str] = field(default_factory=list)
     needs_schedule: bool = True
@@ -93,7 +82,6 @@ class Supervisor:
     searches: dict[int, tuple[Search, Job[Choice]]] = field(default_factory=dict)
     # How often what a command does could not be written, by the command's number.
     failed_writes: dict[int, int] = field(default_factory=dict)
-    jobs: Jobs = field(init=False)
     removal: Removal = field(init=False)
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
     guard: Guard = field(init=False)
@@ -109,59 +97,32 @@ class Supervisor:
     resume_checks: ResumeChecks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.jobs = Jobs(self.wake, self.clock)
-        self.removal = Removal(self.connection, self.workspace, self.jobs, self.clock)
-        self.surveys = CheckpointSurveys(self.connection, self.workspace, self.jobs, self.wall, self.clock)
-        self.guard = Guard(self.connection, self.wall, self.clock)
+        context = self.context
+        self.removal = Removal(context)
+        self.surveys = CheckpointSurveys(context)
+        self.guard = Guard(context)
         self.parts = Parts(self.guard)
-        self.ending = Ending(self.connection, self.workspace, self.ingest, self.wall)
-        locks = GpuLocks.of(self.workspace, os.environ)
-        self.draining = Draining(self.connection, self.workspace.runs, self.recorder, locks, self.wall, self.clock)
-        self.gpu_trouble = GpuTrouble(self.connection, self.wall, self.clock, self._end_at_once)
-        self.resume_checks = ResumeChecks(
-            self.connection, self.workspace, self.jobs, self._give_up, self.wall, self.clock
-        )
-        self.starting = Starting(
-            self.connection,
-            self.workspace,
-            self.ingest,
-            self.recorder,
-            self.guard,
-            self.draining,
-            self.wall,
-            self.clock,
-            self._spawn,
-            self.resume_checks.may_start,
-        )
-        gates = Gates(self.connection, self.workspace, self.recorder, self.wall, self.jobs)
-        self.waits = Waits(
-            self.connection, self.workspace, gates, self.guard, self.starting.is_understood, self.wall, self.clock
-        )
-        self.outbox = Outbox(self.connection, self.workspace, self.wall, self.wake)
-        self.watching = Watching(
-            self.connection,
-            self.workspace,
-            self.recorder,
-            self.wall,
-            self.clock,
-            self._end_at_once,
-            self._ask_to_end,
-            self.wake,
-            self.jobs,
-        )
+        self.ending = Ending(context)
+        self.draining = Draining(context, GpuLocks.of(context.workspace, os.environ))
+        self.gpu_trouble = GpuTrouble(context, self._end_at_once)
+        self.resume_checks = ResumeChecks(context, self._give_up)
+        self.starting = Starting(context, self.guard, self.draining, self._spawn, self.resume_checks.may_start)
+        self.waits = Waits(context, Gates(context), self.guard, self.starting.is_understood)
+        self.outbox = Outbox(context)
+        self.watching = Watching(context, self._end_at_once, self._ask_to_end)
 
     # --- adoption -------------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
         """Take over what a predecessor left: every run of which processes may exist."""
         states = [state for state in RunState if state.has_attempt]
-        self.unadopted = [run.run_id for run in repository.runs_in(self.connection, states)]
+        self.unadopted = [run.run_id for run in repository.runs_in(self.context.connection, states)]
         self._adopt_more()
         leased: dict[str, list[str]] = {}
-        for uuid, run_id in repository.leases(self.connection).items():
+        for uuid, run_id in repository.leases(self.context.connection).items():
             leased.setdefault(run_id, []).append(uuid)
         for run_id, uuids in leased.items():
-            holder = repository.get_run(self.connection, run_id)
+            holder = repository.get_run(self.context.connection, run_id)
             if run_id not in self.live and (holder is None or holder.state.is_over):
                 self.draining.begin(run_id, None if holder is None else holder.attempt, dict.fromkeys(uuids))
 
@@ -174,17 +135,17 @@ class Supervisor:
                     self.unadopted.remove(run_id)
 
     def _adopt(self, run_id: str) -> None:
-        run = repository.get_run(self.connection, run_id)
+        run = repository.get_run(self.context.connection, run_id)
         if run is None or not run.state.has_attempt:
             return
-        record = repository.get_attempt(self.connection, run_id, run.attempt)
+        record = repository.get_attempt(self.context.connection, run_id, run.attempt)
         if record is None:
-            with transaction(self.connection):
+            with transaction(self.context.connection):
                 cause = "its attempt is not in the database"
-                repository.move(self.connection, run, RunState.FAILED, cause=cause, now=self.wall())
+                repository.move(self.context.connection, run, RunState.FAILED, cause=cause, now=self.context.now())
             return
-        shim = record.shim or attempt_launch.find_shim(self.workspace, run_id, record.number)
-        folder = attempt_launch.attempt_dir(self.workspace, run_id, record.number)
+        shim = record.shim or attempt_launch.find_shim(self.context.workspace, run_id, record.number)
+        folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
         if shim is None and not begun:
             # Its starter died between the row and the shim; the shim itself refuses to run twice.
@@ -192,7 +153,7 @@ class Supervisor:
             return
         self._watch(record, shim)
         if shim is not None and record.shim is None:
-            repository.set_shim(self.connection, run_id, record.number, shim)
+            repository.set_shim(self.context.connection, run_id, record.number, shim)
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
@@ -208,7 +169,7 @@ class Supervisor:
             self._adopt_more()
         first: sqlite3.OperationalError | None = None
         # However many end at once, they share what one turn may take.
-        self._read_until = self.clock() + READ_SECONDS
+        self._read_until = self.context.monotonic() + READ_SECONDS
         for run_id, live in list(self.live.items()):
             if not self.guard.is_resting(run_id):
                 try:
@@ -224,7 +185,7 @@ class Supervisor:
     def advance(self) -> None:
         """What follows from the state of all runs, part by part. Raises sqlite3.Error where nothing can be written."""
         parts = self.parts
-        self.jobs.turn()
+        self.context.jobs.turn()
         running = self.running()
         parts.do("watching", lambda: self.watching.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
@@ -243,7 +204,11 @@ class Supervisor:
         """Run, number and folder of every attempt that is alive."""
         records = [live.record for live in self.live.values()]
         return [
-            (record.run_id, record.number, attempt_launch.attempt_dir(self.workspace, record.run_id, record.number))
+            (
+                record.run_id,
+                record.number,
+                attempt_launch.attempt_dir(self.context.workspace, record.run_id, record.number),
+            )
             for record in records
         ]
 
@@ -254,21 +219,21 @@ class Supervisor:
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""
         if self.has_more_to_start or any(live.is_reading_rest for live in self.live.values()):
-            return self.clock()
+            return self.context.monotonic()
         if any(live.sweeping_since is not None for live in self.live.values()):
-            return self.clock() + LOOK_SECONDS
+            return self.context.monotonic() + LOOK_SECONDS
         pause, due = self.draining.next_look_seconds(), self.waits.next_due()
         if pause is None:
             return due
-        return self.clock() + pause if due is None else min(due, self.clock() + pause)
+        return self.context.monotonic() + pause if due is None else min(due, self.context.monotonic() + pause)
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
         states = [state for state in RunState if not state.is_over]
         marks = ", ".join("?" * len(states))
-        row = self.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
-        owing = notices.is_owing(self.connection) or self.removal.is_owing()
-        return bool(row[0] or self.live or self.draining.entries or self.jobs.is_busy or owing)
+        row = self.context.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
+        owing = notices.is_owing(self.context.connection) or self.removal.is_owing()
+        return bool(row[0] or self.live or self.draining.entries or self.context.jobs.is_busy or owing)
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 
@@ -276,23 +241,27 @@ class Supervisor:
         self, run: RunRecord, *, intent: str, actor: str, now_at_once: bool, note: Callable[[], None] = lambda: None
     ) -> None:
         """Ask a run to end; what follows is noticed like any other end. ``note`` writes within the transaction."""
-        now = self.wall()
+        now = self.context.now()
         live = self.live.get(run.run_id)
-        with transaction(self.connection):
+        with transaction(self.context.connection):
             if live is not None:
                 noted = KILL if now_at_once else intent
-                repository.request_stop(self.connection, run.run_id, live.record.number, noted)
+                repository.request_stop(self.context.connection, run.run_id, live.record.number, noted)
                 if run.state is not RunState.STOPPING:
-                    repository.move(self.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
+                    repository.move(self.context.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
                     repository.add_event(
-                        self.connection, f"{actor} asked it to stop", now=now, run_id=run.run_id, attempt=run.attempt
+                        self.context.connection,
+                        f"{actor} asked it to stop",
+                        now=now,
+                        run_id=run.run_id,
+                        attempt=run.attempt,
                     )
             else:
                 repository.move(
-                    self.connection, run, RunState.STOPPED, cause=f"stopped by {actor}", actor=actor, now=now
+                    self.context.connection, run, RunState.STOPPED, cause=f"stopped by {actor}", actor=actor, now=now
                 )
-                repository.release_leases(self.connection, run.run_id)
-                repository.add_event(self.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
+                repository.release_leases(self.context.connection, run.run_id)
+                repository.add_event(self.context.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
             note()
         if live is not None:
             live.ask_to_end(at_once=now_at_once)
@@ -300,7 +269,7 @@ class Supervisor:
 
     def repeat_stops(self) -> None:
         """After adoption: a stop whose signal may not have been sent is sent again; a shim ignores the second."""
-        for run in repository.runs_in(self.connection, [RunState.STOPPING]):
+        for run in repository.runs_in(self.context.connection, [RunState.STOPPING]):
             live = self.live.get(run.run_id)
             if live is not None:
                 live.ask_to_end(at_once=live.record.stop_requested == KILL)
@@ -314,23 +283,23 @@ class Supervisor:
         scan = self.scanner.scan()
         for live in holders:
             uuids = live.record.gpus
-            for process in scan.processes_of(self.workspace.run_dir(live.record.run_id), live.record.number):
+            for process in scan.processes_of(self.context.workspace.run_dir(live.record.run_id), live.record.number):
                 if process.rank is not None:
                     uuid = uuids[process.rank % len(uuids)]
                     found.append(Occupant(uuid, process.pid, live.record.run_id, process.rank))
         return found
 
     def _processes(self, record: AttemptRecord) -> list[AttemptProcess]:
-        return self.scanner.scan().processes_of(self.workspace.run_dir(record.run_id), record.number)
+        return self.scanner.scan().processes_of(self.context.workspace.run_dir(record.run_id), record.number)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
     def _give_up(self, run: RunRecord, why: str) -> None:
-        give_up(self.connection, self.workspace, run, why, now=self.wall())
+        give_up(self.context, run, why)
 
     def _spawn(self, record: AttemptRecord, locks: Sequence[int] = ()) -> None:
         try:
-            shim = attempt_launch.spawn_shim(self.workspace, record, self.starting.python.find(), locks)
+            shim = attempt_launch.spawn_shim(self.context.workspace, record, self.starting.python.find(), locks)
         except (OSError, PythonGoneError) as error:
             # Noticed like a shim that was lost at once: the policy tells how often that is tried again.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
@@ -338,7 +307,7 @@ class Supervisor:
         # What runs is looked after, also where that cannot be written now.
         self._watch(replace(record, shim=shim), shim)
         if shim is not None:
-            repository.set_shim(self.connection, record.run_id, record.number, shim)
+            repository.set_shim(self.context.connection, record.run_id, record.number, shim)
 
     def _watch(self, record: AttemptRecord, shim: ProcessIdentity | None) -> None:
         live = LiveAttempt(record, shim)
@@ -363,13 +332,13 @@ class Supervisor:
         if live.task is not None:
             self._finish_ending(live, live.task)
             return
-        folder = attempt_launch.attempt_dir(self.workspace, live.record.run_id, live.record.number)
+        folder = attempt_launch.attempt_dir(self.context.workspace, live.record.run_id, live.record.number)
         if live.record.started_at is None:
             self._note_start(live, folder)
         if live.shim is not None and is_alive(live.shim):
             # Whatever lies there by now: the shim's own record is its last deed.
-            if not live.is_seen_alive and self.clock() - live.looked_at >= ALIVE_LOOK_SECONDS:
-                live.looked_at = self.clock()
+            if not live.is_seen_alive and self.context.monotonic() - live.looked_at >= ALIVE_LOOK_SECONDS:
+                live.looked_at = self.context.monotonic()
                 self._note_life(live, folder)
             return
         if live.is_reading_rest and not self._has_read_rest(live):
@@ -383,7 +352,7 @@ class Supervisor:
         ]
         # The shim has tried all that can be tried on its survivors.
         given_up = (exit_record or {}).get("survivors") or ()
-        if any(process.pid not in given_up for process in left) and not live.sweep(left, self.clock()):
+        if any(process.pid not in given_up for process in left) and not live.sweep(left, self.context.monotonic()):
             return
         has_failed = exit_record is None or exit_record.get("code") != 0
         if live.record.gpus and has_failed and not self._gpus_were_read(live):
@@ -401,21 +370,24 @@ class Supervisor:
         """Whether the GPUs were read after an attempt's end that nobody asked for: one that was lost with it is why it
         ended. Not waited for long, for the driver may hang."""
         if live.ended_at is None:
-            fresh = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
+            fresh = repository.get_attempt(self.context.connection, live.record.run_id, live.record.number)
             if fresh is not None and fresh.stop_requested is not None:
                 return True
-            live.ended_at, live.ended_clock = self.wall(), self.clock()
-        return self.recorder.fast_at > live.ended_at or self.clock() - live.ended_clock >= READING_SECONDS
+            live.ended_at, live.ended_clock = self.context.now(), self.context.monotonic()
+        return (
+            self.context.recorder.fast_at > live.ended_at
+            or self.context.monotonic() - live.ended_clock >= READING_SECONDS
+        )
 
     def _has_read_rest(self, live: LiveAttempt) -> bool:
-        left_seconds = max(0.0, self._read_until - self.clock())
+        left_seconds = max(0.0, self._read_until - self.context.monotonic())
         live.is_reading_rest = not self.ending.has_read_rest(live.record, left_seconds)
         return not live.is_reading_rest
 
     def _begin_examination(self, live: LiveAttempt, task: Task) -> None:
         name = f"reading what {live.record.run_id} left"
         live.task = task
-        live.examination = self.jobs.start(name, partial(examine, task), deadline_seconds=EXAMINE_SECONDS)
+        live.examination = self.context.jobs.start(name, partial(examine, task), deadline_seconds=EXAMINE_SECONDS)
 
     def _finish_ending(self, live: LiveAttempt, task: Task) -> None:
         examination = live.examination
@@ -436,7 +408,9 @@ class Supervisor:
             # Looked at anew when this run's turn comes again.
             live.task = None
             raise
-        around = surroundings(self.workspace, self.connection, live.record, self.starting.standings() or ())
+        around = surroundings(
+            self.context.workspace, self.context.connection, live.record, self.starting.standings() or ()
+        )
         self.ending.attempt_ended(task, findings, around)
         del self.live[live.record.run_id]
         self._begin_draining(live.record)
@@ -444,10 +418,12 @@ class Supervisor:
 
     def _end_of_unreadable(self, live: LiveAttempt) -> None:
         """The processes of a run that this gputui cannot understand have ended: it fails, and gives its GPUs back."""
-        run = repository.get_run(self.connection, live.record.run_id)
+        run = repository.get_run(self.context.connection, live.record.run_id)
         if run is not None and not self.starting.is_understood(run):
-            number, now = live.record.number, self.wall()
-            repository.end_attempt(self.connection, run.run_id, number, state="failed", ended_at=now, exit_record=None)
+            number, now = live.record.number, self.context.now()
+            repository.end_attempt(
+                self.context.connection, run.run_id, number, state="failed", ended_at=now, exit_record=None
+            )
             del self.live[run.run_id]
             self._begin_draining(live.record)
             self.needs_schedule = True
@@ -455,9 +431,9 @@ class Supervisor:
     def _tell_of_looking(self, live: LiveAttempt, task: Task, begun_at: float | None) -> None:
         """Checkpoints are read whole, so that the look may take minutes in which the run still counts as running. One
         that is stopped meanwhile needs none of them."""
-        if begun_at is not None and self.clock() - begun_at < LOOK_TOLD_SECONDS:
+        if begun_at is not None and self.context.monotonic() - begun_at < LOOK_TOLD_SECONDS:
             return
-        run = repository.get_run(self.connection, live.record.run_id)
+        run = repository.get_run(self.context.connection, live.record.run_id)
         if run is None:
             return
         if run.state is RunState.STOPPING:
@@ -466,22 +442,22 @@ class Supervisor:
         elif not live.is_told:
             live.is_told = True
             text = "has ended; its logs and checkpoints are being read"
-            repository.set_waiting_for(self.connection, run.run_id, text)
+            repository.set_waiting_for(self.context.connection, run.run_id, text)
 
     def _note_start(self, live: LiveAttempt, folder: Path) -> None:
         started = read_record(folder / "started.json")
         if started is not None:
-            at = time_in(started.get("at")) or self.wall()
-            repository.set_attempt_started(self.connection, live.record.run_id, live.record.number, at)
-            refreshed = repository.get_attempt(self.connection, live.record.run_id, live.record.number)
+            at = time_in(started.get("at")) or self.context.now()
+            repository.set_attempt_started(self.context.connection, live.record.run_id, live.record.number, at)
+            refreshed = repository.get_attempt(self.context.connection, live.record.run_id, live.record.number)
             if refreshed is not None and refreshed.shim is None and live.shim is not None:
-                repository.set_shim(self.connection, live.record.run_id, live.record.number, live.shim)
+                repository.set_shim(self.context.connection, live.record.run_id, live.record.number, live.shim)
             if refreshed is not None:
                 live.record = replace(refreshed, shim=live.shim)
             refused = [str(name) for name in started.get("refused") or ()]
             if refused:
                 repository.add_event(
-                    self.connection,
+                    self.context.connection,
                     f"the agent may not give it {', '.join(refused)} of the shell that launched it; "
                     "gputui agent stop there lets the next one have them",
                     now=at,
@@ -494,17 +470,17 @@ class Supervisor:
         """A command that lives and writes is running, whether it reports steps or not."""
         if live.record.started_at is None:
             return
-        age = self.wall() - live.record.started_at
+        age = self.context.now() - live.record.started_at
         if age >= ALIVE_SECONDS and any(has_bytes(log.path) for log in rank_logs(folder)):
             cause = "its command has written its first output"
         elif age >= SILENT_SECONDS:
             cause = f"its command has lived for {SILENT_SECONDS:.0f} s"
         else:
             return
-        with transaction(self.connection):
-            run = repository.run_in(self.connection, live.record.run_id, RunState.STARTING)
+        with transaction(self.context.connection):
+            run = repository.run_in(self.context.connection, live.record.run_id, RunState.STARTING)
             if run is not None and run.attempt == live.record.number:
-                repository.move(self.connection, run, RunState.RUNNING, cause=cause, now=self.wall())
+                repository.move(self.context.connection, run, RunState.RUNNING, cause=cause, now=self.context.now())
         live.is_seen_alive = True
 
     def _begin_draining(self, record: AttemptRecord) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard
 from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Gates
-from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.states import RunState
@@ -17,16 +16,13 @@ from gputui.runs.states import RunState
 
 @dataclass(slots=True)
 class Waits:
-    """The waits of all runs. ``wall`` gives UTC unix seconds, ``clock`` monotonic ones; ``is_understood`` fails a run
+    """The waits of all runs. ``is_understood`` fails a run
     whose row cannot be understood."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
+    context: AgentContext
     gates: Gates
     guard: Guard
     is_understood: Callable[[RunRecord], bool]
-    wall: Callable[[], float]
-    clock: Callable[[], float]
     due_at: dict[str, float] = field(default_factory=dict)
 
     def next_due(self) -> float | None:
@@ -38,18 +34,18 @@ class Waits:
         first seen, so that a wall clock that is set back does not prolong it."""
         is_one_over = False
         waiting: dict[str, float | None] = dict(
-            self.connection.execute(
+            self.context.connection.execute(
                 "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
             ).fetchall()
         )
         self.due_at = {run_id: due for run_id, due in self.due_at.items() if run_id in waiting}
         for run_id, not_before in waiting.items():
-            left = max(0.0, (not_before or 0.0) - self.wall())
-            due = self.due_at.setdefault(run_id, self.clock() + left)
-            if min(due, self.clock() + left) > self.clock():
+            left = max(0.0, (not_before or 0.0) - self.context.now())
+            due = self.due_at.setdefault(run_id, self.context.monotonic() + left)
+            if min(due, self.context.monotonic() + left) > self.context.monotonic():
                 continue
             # Whatever keeps it now is looked at again then.
-            self.due_at[run_id] = self.clock() + POLL_SECONDS
+            self.due_at[run_id] = self.context.monotonic() + POLL_SECONDS
             if not self.guard.is_resting(run_id):
                 with self.guard.around(run_id):
                     is_one_over |= self._end_wait(run_id)
@@ -57,13 +53,15 @@ class Waits:
 
     def _end_wait(self, run_id: str) -> bool:
         """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
-        run = repository.get_run(self.connection, run_id)
+        run = repository.get_run(self.context.connection, run_id)
         if run is None or not self.is_understood(run):
             return False
         if self._is_gated(run):
             return False
-        with transaction(self.connection):
-            repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.wall())
+        with transaction(self.context.connection):
+            repository.move(
+                self.context.connection, run, RunState.QUEUED, cause="the wait is over", now=self.context.now()
+            )
         return True
 
     def _is_gated(self, run: RunRecord) -> bool:
@@ -72,7 +70,7 @@ class Waits:
         if closed is None:
             return False
         if closed.is_final:
-            give_up(self.connection, self.workspace, run, closed.why, now=self.wall())
+            give_up(self.context, run, closed.why)
         elif run.waiting_for != closed.why:
-            repository.set_waiting_for(self.connection, run.run_id, closed.why)
+            repository.set_waiting_for(self.context.connection, run.run_id, closed.why)
         return True

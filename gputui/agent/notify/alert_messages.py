@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gputui.agent.context import AgentContext
 from gputui.alerts.overrides import Delivery
 from gputui.alerts.rules import SEVERITIES
 from gputui.charts.safe_text import clean
@@ -25,9 +25,9 @@ WITHIN_SECONDS = 300.0
 
 @dataclass(slots=True)
 class AlertDelivery:
-    """``clock`` is monotonic."""
+    """Bounds how many messages are sent about alerts."""
 
-    clock: Callable[[], float]
+    context: AgentContext
     owed_at: deque[float] = field(default_factory=deque)
     left_out: int = 0
 
@@ -36,12 +36,12 @@ class AlertDelivery:
         caller's transaction."""
         if delivery is None or not is_severe_enough(alert.severity, delivery):
             return
-        while self.owed_at and self.clock() - self.owed_at[0] > WITHIN_SECONDS:
+        while self.owed_at and self.context.monotonic() - self.owed_at[0] > WITHIN_SECONDS:
             self.owed_at.popleft()
         if len(self.owed_at) >= MOST_MESSAGES:
             self.left_out += 1
             return
-        self.owed_at.append(self.clock())
+        self.owed_at.append(self.context.monotonic())
         message = alert_message(alert, now)
         if self.left_out:
             message["text"] += f" (and {self.left_out} more that were not told; gputui alerts lists them)"

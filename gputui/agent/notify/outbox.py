@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import queue
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.charts.units import duration
-from gputui.config import Workspace
 from gputui.recovery.policies import Notice
 from gputui.redaction import Redactor, secrets_in
 from gputui.runs import notices, repository
@@ -36,10 +35,7 @@ class Outbox:
     """The messages of one state directory. ``wake`` makes the loop turn, from any thread; ``alerts_by`` says how alerts
     are told now, None where nobody wants to know."""
 
-    connection: sqlite3.Connection
-    workspace: Workspace
-    wall: Callable[[], float]
-    wake: Callable[[], None]
+    context: AgentContext
     alerts_by: Callable[[], Notice | None] = lambda: None
     under_way: set[int] = field(default_factory=set)
     results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
@@ -55,7 +51,7 @@ class Outbox:
             self._settle(owed, trouble)
             self.under_way.discard(owed.notice_id)
             self.unsettled.popleft()
-        for owed in notices.due(self.connection, self.wall()):
+        for owed in notices.due(self.context.connection, self.context.now()):
             if owed.notice_id not in self.under_way:
                 self._begin(owed)
 
@@ -64,12 +60,12 @@ class Outbox:
             # The agents that tried did not live to say how it ended.
             self._give_up(owed, "no agent outlived it")
             return
-        notice = self.alerts_by() if owed.run_id is None else notice_of(self.workspace, owed.run_id)
+        notice = self.alerts_by() if owed.run_id is None else notice_of(self.context.workspace, owed.run_id)
         if notice is None or not (notice.command if owed.way == "command" else notice.webhook):
             where = "alerts.yaml" if owed.run_id is None else "the run's folder"
             self._give_up(owed, f"{where} no longer says by which {owed.way}")
             return
-        notices.note_try(self.connection, owed.notice_id)
+        notices.note_try(self.context.connection, owed.notice_id)
         self.under_way.add(owed.notice_id)
         threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.notice_id}", daemon=True).start()
 
@@ -80,13 +76,13 @@ class Outbox:
         except Exception as error:
             trouble = Redactor(_secrets_of(notice)).text(describe(error))
         self.results.put((owed, trouble))
-        self.wake()
+        self.context.wake()
 
     def _settle(self, owed: Owed, trouble: str | None) -> None:
-        now = self.wall()
+        now = self.context.now()
         if trouble is None:
-            with transaction(self.connection):
-                notices.note_sent(self.connection, owed.notice_id, now)
+            with transaction(self.context.connection):
+                notices.note_sent(self.context.connection, owed.notice_id, now)
                 if owed.alert_id is None:
                     # An alert is an event already.
                     self._event(owed, f"told by {owed.way}: {owed.message['text']}", "info")
@@ -94,19 +90,19 @@ class Outbox:
             self._give_up(owed, trouble)
         else:
             seconds = AGAIN_SECONDS[owed.tries]
-            with transaction(self.connection):
-                notices.note_delay(self.connection, owed.notice_id, now + seconds)
+            with transaction(self.context.connection):
+                notices.note_delay(self.context.connection, owed.notice_id, now + seconds)
                 if owed.tries == 0:
                     self._event(owed, f"nobody was told: {trouble}; trying again in {duration(seconds)}", "warning")
 
     def _give_up(self, owed: Owed, why: str) -> None:
-        with transaction(self.connection):
-            notices.note_given_up(self.connection, owed.notice_id, self.wall())
+        with transaction(self.context.connection):
+            notices.note_given_up(self.context.connection, owed.notice_id, self.context.now())
             self._event(owed, f"nobody was told: {why}; given up", "error")
 
     def _event(self, owed: Owed, text: str, severity: str) -> None:
         subject = None if owed.alert_id is None else f"alert {owed.alert_id}"
-        now, connection = self.wall(), self.connection
+        now, connection = self.context.now(), self.context.connection
         repository.add_event(
             connection, text, now=now, severity=severity, subject=subject, run_id=owed.run_id, attempt=owed.attempt
         )

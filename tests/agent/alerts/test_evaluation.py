@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gputui.agent.alerts.evaluation import Alerting
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.host.model import HostSample
@@ -41,10 +41,12 @@ class Bench:
 
     def start(self) -> None:
         """Another agent takes over."""
-        self.recorder = Recorder(self.connection, self.workspace.runs, self.wall)
+        context = AgentContext.of(
+            self.connection, self.workspace, wake=lambda: None, now=self.wall, monotonic=lambda: self.now
+        )
+        self.recorder = context.recorder
         self.recorder.take([Inventory(self.wall(), "nvml", "580", (FACTS,))])
-        clock, living = lambda: self.now, lambda: self.living
-        self.alerting = Alerting(self.connection, self.workspace, self.recorder, self.wall, clock, living)
+        self.alerting = Alerting(context, lambda: self.living)
         self.alerting.begin()
 
     @property

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.commands import dispatch
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
-from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.checkpoint_search import Choice, Search
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
@@ -42,16 +41,8 @@ SPEC = RunSpec(
 
 
 def make(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
-    return Supervisor(
-        connection,
-        workspace,
-        MetricsIngest(connection),
-        Recorder(connection, workspace.runs, lambda: NOW),
-        selectors.DefaultSelector(),
-        lambda: NOW,
-        lambda: 0.0,
-        wake=lambda: None,
-    )
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: 0.0)
+    return Supervisor(context, selectors.DefaultSelector())
 
 
 @pytest.fixture
@@ -62,11 +53,11 @@ def supervisor(workspace: Workspace) -> Iterator[Supervisor]:
 
 
 def launch(supervisor: Supervisor) -> int:
-    return submit_run(supervisor.workspace, supervisor.connection, SPEC, name=None, actor="me", now=NOW)
+    return submit_run(supervisor.context.workspace, supervisor.context.connection, SPEC, name=None, actor="me", now=NOW)
 
 
 def move(supervisor: Supervisor, state: str) -> None:
-    supervisor.connection.execute("UPDATE runs SET state = ?", (state,))
+    supervisor.context.connection.execute("UPDATE runs SET state = ?", (state,))
 
 
 class Killed(BaseException):
@@ -90,8 +81,8 @@ def test_an_agent_killed_around_the_answer_launches_one_run(
         dispatch.answer_all(supervisor)
     monkeypatch.undo()
     dispatch.answer_all(supervisor)
-    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
-    answer = commands.answer(supervisor.connection, command_id)
+    assert supervisor.context.connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "done"
     assert answer.result is not None and answer.result["state"] == "queued"
 
@@ -104,7 +95,7 @@ def test_a_command_is_answered_in_the_transaction_of_what_it_does(
     dispatch.answer_all(supervisor)
     if verb != "stop":
         move(supervisor, "failed")
-    command_id = commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    command_id = commands.submit(supervisor.context.connection, verb, "demo-1", {}, "me", now=NOW)
     original = commands.give_answer
     inside = []
 
@@ -115,14 +106,14 @@ def test_a_command_is_answered_in_the_transaction_of_what_it_does(
     monkeypatch.setattr(commands, "give_answer", look)
     dispatch.answer_all(supervisor)
     assert inside == [True]
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and (answer.state, answer.result) == ("done", {"id": "demo-1", "state": state})
 
 
 def test_a_folder_of_checkpoints_is_not_made_before_the_script_makes_it(supervisor: Supervisor) -> None:
     launch(supervisor)
     dispatch.answer_all(supervisor)
-    assert not (supervisor.workspace.run_dir("demo-1") / "checkpoints").exists()
+    assert not (supervisor.context.workspace.run_dir("demo-1") / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("verb", ["run", "stop", "restart", "rm", "queue_pause"])
@@ -133,9 +124,9 @@ def test_a_command_that_is_withdrawn_while_it_is_carried_out_does_nothing(
         launch(supervisor)
         dispatch.answer_all(supervisor)
         move(supervisor, "queued" if verb == "stop" else "failed")
-    before = list(supervisor.connection.iterdump())
+    before = list(supervisor.context.connection.iterdump())
     command_id = launch(supervisor) if verb == "run" else None
-    command_id = command_id or commands.submit(supervisor.connection, verb, "demo-1", {}, "me", now=NOW)
+    command_id = command_id or commands.submit(supervisor.context.connection, verb, "demo-1", {}, "me", now=NOW)
     pending = commands.pending
 
     def read_and_withdraw(connection: sqlite3.Connection) -> list[commands.PendingCommand]:
@@ -146,12 +137,12 @@ def test_a_command_that_is_withdrawn_while_it_is_carried_out_does_nothing(
 
     monkeypatch.setattr(commands, "pending", read_and_withdraw)
     assert dispatch.answer_all(supervisor) == 0
-    after = [line for line in supervisor.connection.iterdump() if "not answered in time" not in line]
+    after = [line for line in supervisor.context.connection.iterdump() if "not answered in time" not in line]
     assert after == before
     assert [folder.name for folder in workspace.runs.glob("[!.]*")] == (
         [] if verb in ("run", "queue_pause") else ["demo-1"]
     )
-    assert not supervisor.connection.in_transaction
+    assert not supervisor.context.connection.in_transaction
 
 
 @pytest.mark.parametrize("frees_room", [True, False])
@@ -174,7 +165,7 @@ def test_a_command_that_cannot_be_withdrawn_on_a_full_disk_is_not_said_to_be_ref
         else:
             with pytest.raises(commands.NotWithdrawnError):
                 commands.wait_for_answer(client, command_id, 2.0, clock=lambda: seconds, pause=pause)
-    assert len(commands.pending(supervisor.connection)) == (0 if frees_room else 1)
+    assert len(commands.pending(supervisor.context.connection)) == (0 if frees_room else 1)
 
 
 def full(*_args: object, **_options: object) -> None:
@@ -185,14 +176,14 @@ def test_a_command_whose_write_fails_holds_up_no_other_and_is_refused_in_the_end
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(dispatch.HANDLERS, "restart", full)
-    failing = commands.submit(supervisor.connection, "restart", "demo-1", {}, "me", now=NOW)
-    other = commands.submit(supervisor.connection, "queue_pause", None, {}, "me", now=NOW)
+    failing = commands.submit(supervisor.context.connection, "restart", "demo-1", {}, "me", now=NOW)
+    other = commands.submit(supervisor.context.connection, "queue_pause", None, {}, "me", now=NOW)
     assert dispatch.answer_all(supervisor) == 1
-    paused = commands.answer(supervisor.connection, other)
+    paused = commands.answer(supervisor.context.connection, other)
     assert paused is not None and paused.state == "done"
-    assert commands.answer(supervisor.connection, failing) is None
+    assert commands.answer(supervisor.context.connection, failing) is None
     wait_until(lambda: dispatch.answer_all(supervisor), what="the refusal")
-    answer = commands.answer(supervisor.connection, failing)
+    answer = commands.answer(supervisor.context.connection, failing)
     assert answer is not None and answer.state == "refused" and "disk is full" in (answer.reason or "")
     assert dispatch.answer_all(supervisor) == 0 and not supervisor.failed_writes
 
@@ -206,9 +197,9 @@ def test_a_command_that_cannot_even_be_refused_is_not_done_later(
         for _ in range(5):
             assert dispatch.answer_all(supervisor) == 0
     assert dispatch.answer_all(supervisor) == 1
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused"
-    assert supervisor.connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+    assert supervisor.context.connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("verb", [*dispatch.HANDLERS, "nonsense"])
@@ -217,7 +208,7 @@ def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: s
     launch(supervisor)
     dispatch.answer_all(supervisor)
     move(supervisor, "failed")
-    supervisor.connection.execute(
+    supervisor.context.connection.execute(
         "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, 'demo-1', ?, 'me')",
         (NOW, verb, args),
     )
@@ -228,16 +219,18 @@ def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: s
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_name_that_is_not_utf8_holds_up_no_command(supervisor: Supervisor, tmp_path: Path, is_there: bool) -> None:
     first = resumable(supervisor)
-    commands.give_answer(supervisor.connection, first, "refused", now=NOW, reason="not answered in time")
+    commands.give_answer(supervisor.context.connection, first, "refused", now=NOW, reason="not answered in time")
     path = tmp_path / os.fsdecode(b"\xff.pt")
     if is_there:
         with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr("weights", "w")
-    odd = commands.submit(supervisor.connection, "resume", "demo-1", {"from": str(path)}, "me", now=NOW)
-    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
-    wait_until(lambda: dispatch.answer_all(supervisor) and commands.answer(supervisor.connection, odd), what="it")
+    odd = commands.submit(supervisor.context.connection, "resume", "demo-1", {"from": str(path)}, "me", now=NOW)
+    other = commands.submit(supervisor.context.connection, "stop", "demo-1", {}, "me", now=NOW)
+    wait_until(
+        lambda: dispatch.answer_all(supervisor) and commands.answer(supervisor.context.connection, odd), what="it"
+    )
     for command_id in (odd, other):
-        answer = commands.answer(supervisor.connection, command_id)
+        answer = commands.answer(supervisor.context.connection, command_id)
         assert answer is not None and answer.state == "refused"
 
 
@@ -246,17 +239,17 @@ def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
     launch(supervisor)
     dispatch.answer_all(supervisor)
     move(supervisor, "failed")
-    folder = supervisor.workspace.run_dir("demo-1") / "checkpoints"
+    folder = supervisor.context.workspace.run_dir("demo-1") / "checkpoints"
     folder.mkdir()
     now = time.time()
-    supervisor.connection.execute(
+    supervisor.context.connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, last_step) "
         "VALUES ('demo-1', 1, 'failed', '{}', '[]', '{}', ?, ?, 5)",
         (now - 100, now + 100),
     )
     with zipfile.ZipFile(folder / name, "w") as archive:
         archive.writestr("weights", "w")
-    return commands.submit(supervisor.connection, "resume", "demo-1", {}, "me", now=NOW)
+    return commands.submit(supervisor.context.connection, "resume", "demo-1", {}, "me", now=NOW)
 
 
 def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
@@ -273,15 +266,15 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
     monkeypatch.setattr(dispatch, "for_person", slow)
     assert dispatch.answer_all(supervisor) == 0 and supervisor.is_busy()
     assert dispatch.answer_all(supervisor) == 0 and len(supervisor.searches) == 1
-    assert commands.answer(supervisor.connection, command_id) is None
+    assert commands.answer(supervisor.context.connection, command_id) is None
     # What else is asked meanwhile is answered.
-    other = commands.submit(supervisor.connection, "stop", "demo-1", {}, "me", now=NOW)
+    other = commands.submit(supervisor.context.connection, "stop", "demo-1", {}, "me", now=NOW)
     assert dispatch.answer_all(supervisor) == 1
-    assert (answer := commands.answer(supervisor.connection, other)) is not None and answer.state == "refused"
+    assert (answer := commands.answer(supervisor.context.connection, other)) is not None and answer.state == "refused"
     may_end.set()
     wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="the resume")
-    assert (answer := commands.answer(supervisor.connection, command_id)) is not None and answer.state == "done"
-    [resume_from] = supervisor.connection.execute("SELECT resume_from FROM runs").fetchone()
+    assert (answer := commands.answer(supervisor.context.connection, command_id)) is not None and answer.state == "done"
+    [resume_from] = supervisor.context.connection.execute("SELECT resume_from FROM runs").fetchone()
     assert resume_from.endswith("step_1.pt")
     dispatch.answer_all(supervisor)
     assert not supervisor.searches
@@ -294,11 +287,11 @@ def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
     monkeypatch.setattr(dispatch, "for_person", lambda search, path: may_end.wait(30) and None)
     command_id = resumable(supervisor)
     assert dispatch.answer_all(supervisor) == 0
-    commands.give_answer(supervisor.connection, command_id, "refused", now=NOW, reason="not answered in time")
+    commands.give_answer(supervisor.context.connection, command_id, "refused", now=NOW, reason="not answered in time")
     assert dispatch.answer_all(supervisor) == 0
     assert not supervisor.searches
     may_end.set()
-    assert supervisor.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
+    assert supervisor.context.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
 
 
 def test_a_search_that_meets_something_unforeseen_is_a_refusal(
@@ -310,7 +303,7 @@ def test_a_search_that_meets_something_unforeseen_is_a_refusal(
     monkeypatch.setattr(dispatch, "for_person", broken)
     command_id = resumable(supervisor)
     wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="an answer")
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "ValueError" in (answer.reason or "")
 
 
@@ -318,14 +311,14 @@ def test_a_resume_whose_checkpoints_cannot_be_reached_is_refused_in_the_end(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, now = threading.Event(), [0.0]
-    supervisor.jobs.clock = lambda: now[0]
+    supervisor.context.jobs.clock = lambda: now[0]
     monkeypatch.setattr(dispatch, "for_person", lambda search, path: may_end.wait(30) and None)
     command_id = resumable(supervisor)
     assert dispatch.answer_all(supervisor) == 0
     now[0] = dispatch.SEARCH_SECONDS + 1
     assert dispatch.answer_all(supervisor) == 1
     may_end.set()
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "checkpoints" in (answer.reason or "")
 
 
@@ -334,27 +327,27 @@ def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervis
     launch(supervisor)
     dispatch.answer_all(supervisor)
     move(supervisor, "failed")
-    command_id = commands.submit(supervisor.connection, "resume", "demo-1", {"set": change}, "me", now=NOW)
+    command_id = commands.submit(supervisor.context.connection, "resume", "demo-1", {"set": change}, "me", now=NOW)
     dispatch.answer_all(supervisor)
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "secret" in (answer.reason or "")
-    stored = json.dumps(supervisor.connection.execute("SELECT spec, params FROM runs").fetchall())
+    stored = json.dumps(supervisor.context.connection.execute("SELECT spec, params FROM runs").fetchall())
     assert "quite-a-secret" not in stored and "hush-hush" not in stored
 
 
 def test_a_command_counts_though_the_bell_cannot_be_rung(workspace: Workspace, supervisor: Supervisor) -> None:
     workspace.runs.rmdir()
     command_id = commands.submit(
-        supervisor.connection, "stop", "demo-1", {}, "me", now=NOW, doorbell=workspace.doorbell
+        supervisor.context.connection, "stop", "demo-1", {}, "me", now=NOW, doorbell=workspace.doorbell
     )
-    assert [command.command_id for command in commands.pending(supervisor.connection)] == [command_id]
+    assert [command.command_id for command in commands.pending(supervisor.context.connection)] == [command_id]
 
 
 def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Supervisor) -> None:
     for _ in range(3):
         launch(supervisor)
     dispatch.answer_all(supervisor)
-    connection = supervisor.connection
+    connection = supervisor.context.connection
 
     def order() -> list[str]:
         return [entry.run_id for entry in queue.entries(connection)]
@@ -393,9 +386,9 @@ def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Su
 def test_commands_about_alerts_that_are_not_there(
     supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
 ) -> None:
-    number = commands.submit(supervisor.connection, verb, None, args, "me", now=NOW)
+    number = commands.submit(supervisor.context.connection, verb, None, args, "me", now=NOW)
     dispatch.answer_all(supervisor)
-    answer = commands.answer(supervisor.connection, number)
+    answer = commands.answer(supervisor.context.connection, number)
     assert answer is not None and answer.state == "refused" and reason in str(answer.reason)
 
 
@@ -405,10 +398,10 @@ def test_all_alerts_are_noted_as_seen_at_once(supervisor: Supervisor) -> None:
         "unit": "%", "sentence": "full", "remedy": "remove runs",
     }  # fmt: skip
     for rule in ("disk", "shm"):
-        alerts.raise_alert(supervisor.connection, {**values, "rule": rule})
+        alerts.raise_alert(supervisor.context.connection, {**values, "rule": rule})
     for said in ("noted as seen: 2 alerts", "there is none that nobody has seen"):
-        number = commands.submit(supervisor.connection, "alert_ack", None, {"ids": None}, "me", now=NOW)
+        number = commands.submit(supervisor.context.connection, "alert_ack", None, {"ids": None}, "me", now=NOW)
         dispatch.answer_all(supervisor)
-        answer = commands.answer(supervisor.connection, number)
+        answer = commands.answer(supervisor.context.connection, number)
         assert answer is not None and answer.result is not None and answer.result["text"] == said
-    assert {one.acknowledged_by for one in alerts.lasting(supervisor.connection)} == {"me"}
+    assert {one.acknowledged_by for one in alerts.lasting(supervisor.context.connection)} == {"me"}

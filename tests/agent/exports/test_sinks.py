@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.exports import sinks as module
 from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt
 from gputui.agent.exports.sinks import AGAIN_SECONDS, PATIENCE_SECONDS, Sinks
@@ -51,7 +52,15 @@ class Bench:
     places: list[MemoryPlace] = field(default_factory=list)
 
     def agent(self) -> Sinks:
-        made = Sinks(self.filler.connection, self.filler.workspace, lambda: NOW + self.now, lambda: self.now)
+        made = Sinks(
+            AgentContext.of(
+                self.filler.connection,
+                self.filler.workspace,
+                wake=lambda: None,
+                now=lambda: NOW + self.now,
+                monotonic=lambda: self.now,
+            )
+        )
         made.begin()
         made.turn()
         return made

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.exports import sinks as module
 from gputui.agent.exports.sinks import Sinks
 from gputui.agent.lifecycle import rebuild
@@ -62,6 +65,10 @@ class Lost:
         self.ingest.open_source("net-1", str(self.run_dir / "metrics.jsonl"), "jsonl")
         self.ingest.begin_attempt("net-1", 1)
 
+    def context(self, monotonic: Callable[[], float] = time.monotonic) -> AgentContext:
+        made = AgentContext.of(self.connection, self.workspace, wake=lambda: None, now=lambda: NOW, monotonic=monotonic)
+        return replace(made, ingest=self.ingest)
+
     def steps(self, first: int, last: int) -> None:
         with (self.run_dir / "metrics.jsonl").open("a") as file:
             for step in range(first, last + 1):
@@ -85,7 +92,7 @@ class Lost:
             path.unlink()
         self.connection = open_writer(self.workspace.database)
         self.ingest = MetricsIngest(self.connection)
-        assert rebuild.rebuild(self.connection, self.workspace, self.ingest, NOW) == 1
+        assert rebuild.rebuild(self.context()) == 1
         self.ingest.pump()
         assert queries.run(self.connection, "net-1").created_at != before
 
@@ -160,7 +167,7 @@ def test_the_agent_finds_what_the_sinks_remember(lost: Lost, monkeypatch: pytest
         with pytest.raises(Killed):
             lost.follow(form)
     for is_before in (True, False):
-        agent = Sinks(lost.connection, lost.workspace, lambda: NOW, lambda: 0.0)
+        agent = Sinks(lost.context(lambda: 0.0))
         agent.begin()
         agent.turn()
         agent.close()

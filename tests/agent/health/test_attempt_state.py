@@ -6,14 +6,12 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import cast
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import Look, Watched
 from gputui.agent.health.monitor import Watching
-from gputui.agent.jobs import Jobs
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
@@ -168,18 +166,8 @@ def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Co
 
 def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Connection, workspace: Workspace) -> None:
     now = [1000.0]
-    recorder = cast(Recorder, None)
-    watching = Watching(
-        connection,
-        workspace,
-        recorder,
-        wall=lambda: NOW,
-        clock=lambda: now[0],
-        end=lambda record: None,
-        ask=lambda record: None,
-        wake=lambda: None,
-        jobs=Jobs(lambda: None, lambda: now[0]),
-    )
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: now[0])
+    watching = Watching(context, end=lambda record: None, ask=lambda record: None)
     watching.turn([])
     watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)
     watching.watched["r"] = watched

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.log_bounds import LOOK_SECONDS, LogBounds
 from gputui.agent.health.log_quota import Quota, gap, trim, trim_all
 from gputui.config import Workspace
@@ -88,7 +89,7 @@ def test_where_it_cannot_be_done_that_is_said(tmp_path: Path, monkeypatch: pytes
 def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path, workspace: Workspace) -> None:
     connection = open_store(workspace.database)
     (tmp_path / "output.log").write_bytes(b"x" * 9 * MIB)
-    bounds = LogBounds(connection, lambda: 1.0, QUOTA)
+    bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
     place = ("job-1", 2, tmp_path)
 
     def look(now: float) -> list[tuple[str, str, int, str]]:
@@ -127,7 +128,7 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(tmp_path: Path, 
     ingest = MetricsIngest(connection)
     ingest.open_source("job-1", str(run_dir), "stdout", Reading((r"step +(?P<step>\d+)",)))
     ingest.begin_attempt("job-1", 1)
-    bounds = LogBounds(connection, lambda: 1.0, QUOTA)
+    bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
     now = 0.0
     more = True
     while more:

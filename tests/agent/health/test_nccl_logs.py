@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import WINDOW_BYTES, NcclLogs
 from gputui.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.repository import AttemptRecord
+from tests.stores import open_store
 
 TROUBLE = "box:4242:4343 [1] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer box<41234>"
 WATCHDOG = (
@@ -47,6 +51,12 @@ def test_look_alikes(line: str) -> None:
     assert nccl_trouble(line + "\n") == []
 
 
+@pytest.fixture
+def context(workspace: Workspace) -> Iterator[AgentContext]:
+    with closing(open_store(workspace.database)) as connection:
+        yield AgentContext.of(connection, workspace, wake=lambda: None)
+
+
 def attempt(run_id: str, gpus: int) -> AttemptRecord:
     return cast(AttemptRecord, SimpleNamespace(run_id=run_id, number=1, gpus=tuple(f"GPU-{i}" for i in range(gpus))))
 
@@ -59,8 +69,8 @@ def log_file(workspace: Workspace) -> Path:
     return path
 
 
-def test_only_what_is_new_is_told_and_once(workspace: Workspace, log_file: Path) -> None:
-    logs = NcclLogs(workspace)
+def test_only_what_is_new_is_told_and_once(context: AgentContext, log_file: Path) -> None:
+    logs = NcclLogs(context)
     records = [attempt("vit-1", 2)]
     assert logs.turn(0.0, records) == {}, "it stood there before this agent"
     with log_file.open("a") as file:
@@ -72,25 +82,25 @@ def test_only_what_is_new_is_told_and_once(workspace: Workspace, log_file: Path)
     assert logs.turn(30.0, records) == {} and logs.turn(40.0, []) == {} and logs.places == {}
 
 
-def test_a_flood_is_read_from_its_end(workspace: Workspace, log_file: Path) -> None:
-    logs = NcclLogs(workspace)
+def test_a_flood_is_read_from_its_end(context: AgentContext, log_file: Path) -> None:
+    logs = NcclLogs(context)
     logs.turn(0.0, [attempt("vit-1", 2)])
     with log_file.open("a") as file:
         file.write("noise\n" * WINDOW_BYTES + f"{TROUBLE}\n")
     assert logs.turn(10.0, [attempt("vit-1", 2)]) == {"vit-1": [f"rank 1: {TROUBLE}"]}
 
 
-def test_one_gpu_talks_to_nobody(workspace: Workspace, log_file: Path) -> None:
-    logs = NcclLogs(workspace)
+def test_one_gpu_talks_to_nobody(context: AgentContext, log_file: Path) -> None:
+    logs = NcclLogs(context)
     logs.turn(0.0, [attempt("vit-1", 1)])
     log_file.write_text(f"{TROUBLE}\n" * 3)
     assert logs.turn(10.0, [attempt("vit-1", 1)]) == {}
 
 
 def test_a_log_that_cannot_be_read_stops_nothing(
-    workspace: Workspace, log_file: Path, monkeypatch: pytest.MonkeyPatch
+    context: AgentContext, log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logs = NcclLogs(workspace)
+    logs = NcclLogs(context)
     logs.turn(0.0, [attempt("vit-1", 2)])
 
     def broken(*_: Any, **__: Any) -> None:

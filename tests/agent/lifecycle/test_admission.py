@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Starting
 from gputui.agent.lifecycle.release import Draining
 from gputui.agent.lifecycle.shim_python import ShimPython
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
-from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
@@ -40,16 +39,14 @@ class Bench:
         # Simulated GPUs: their locks are in this home.
         workspace.scenario.touch()
         self.started: list[AttemptRecord] = []
-        self.recorder = Recorder(connection, workspace.runs, lambda: NOW)
+        context = AgentContext.of(
+            connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: self.clock
+        )
+        self.recorder = context.recorder
         self.starting = Starting(
-            connection,
-            workspace,
-            MetricsIngest(connection),
-            self.recorder,
-            Guard(connection, lambda: NOW, lambda: self.clock),
-            Draining(connection, workspace.runs, self.recorder, GpuLocks((), None), lambda: NOW, lambda: self.clock),
-            lambda: NOW,
-            lambda: self.clock,
+            context,
+            Guard(context),
+            Draining(context, GpuLocks((), None)),
             lambda record, _locks: self.started.append(record),
             lambda _run: True,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.jobs import Jobs
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
 from gputui.agent.lifecycle.preconditions import prune
@@ -45,7 +45,7 @@ class Bench:
         self.begin = time.time() - 100 * HOUR
         self.folder = workspace.run_dir("a-1") / "checkpoints"
         self.folder.mkdir(parents=True)
-        self.jobs = Jobs(lambda: None, lambda: self.clock)
+        self.context = AgentContext.of(self.connection, workspace, wake=lambda: None, monotonic=lambda: self.clock)
         self.given_up: list[str] = []
         spec = RunSpec(
             name="a", launcher="python", program=("x.py",), python="/p", workdir="/",
@@ -124,7 +124,7 @@ def bench(workspace: Workspace) -> Iterator[Bench]:
 
 
 def surveys(bench: Bench) -> CheckpointSurveys:
-    return CheckpointSurveys(bench.connection, bench.workspace, bench.jobs, time.time, lambda: bench.clock)
+    return CheckpointSurveys(bench.context)
 
 
 def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], seconds: float) -> None:
@@ -141,7 +141,7 @@ def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], 
 def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
     record, living = bench.attempt(1, 1.0, None), surveys(bench)
     living.turn([record])
-    assert not bench.jobs.is_busy
+    assert not bench.context.jobs.is_busy
     at = bench.begin + 2.0 * HOUR
     source = bench.connection.execute(
         "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
@@ -279,10 +279,7 @@ def test_a_home_that_is_older_than_the_ledger_can_be_resumed(bench: Bench) -> No
 
 
 def checks(bench: Bench) -> ResumeChecks:
-    return ResumeChecks(
-        bench.connection, bench.workspace, bench.jobs,
-        lambda _run, why: bench.given_up.append(why), time.time, lambda: bench.clock,
-    )  # fmt: skip
+    return ResumeChecks(bench.context, lambda _run, why: bench.given_up.append(why))
 
 
 def chosen(bench: Bench, name: str) -> None:

@@ -6,8 +6,8 @@ import json
 import sqlite3
 import subprocess
 
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, Draining
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
@@ -35,10 +35,10 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
     connection = open_store(workspace.database)
     ended_run(connection)
     clock = [0.0]
-    recorder = Recorder(connection, workspace.runs, lambda: NOW)
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
     (workspace.state / "locks").mkdir()
     here = GpuLocks((workspace.state / "locks",), None)
-    draining = Draining(connection, workspace.runs, recorder, here, lambda: NOW, lambda: clock[0])
+    draining = Draining(context, here)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as process:

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.commands import dispatch
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.removal import put_away
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.recording.free_pages import KEPT_FREE_PAGES, FreePages
-from gputui.agent.recording.recorder import Recorder
 from gputui.agent.slices import SliceSize
 from gputui.config import Workspace
-from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
@@ -37,16 +36,8 @@ LINES = 40_000
 
 
 def supervise(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
-    return Supervisor(
-        connection,
-        workspace,
-        MetricsIngest(connection),
-        Recorder(connection, workspace.runs, lambda: NOW),
-        selectors.DefaultSelector(),
-        lambda: NOW,
-        time.monotonic,
-        wake=lambda: None,
-    )
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
+    return Supervisor(context, selectors.DefaultSelector())
 
 
 @pytest.fixture
@@ -58,7 +49,7 @@ def supervisor(workspace: Workspace) -> Iterator[Supervisor]:
 
 def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) -> None:
     """A run that has ended, with so many lines, as its metrics' source and some of what is made of them."""
-    connection = supervisor.connection
+    connection = supervisor.context.connection
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     with transaction(connection):
         repository.insert_run(
@@ -88,8 +79,8 @@ def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) ->
             + "SELECT ?, 1, 'loss', 0, i, zeroblob(1000) FROM n",
             (lines // 200, source),
         )
-    supervisor.workspace.run_dir(run_id).mkdir()
-    (supervisor.workspace.run_dir(run_id) / "model.pt").write_bytes(b"weights")
+    supervisor.context.workspace.run_dir(run_id).mkdir()
+    (supervisor.context.workspace.run_dir(run_id) / "model.pt").write_bytes(b"weights")
 
 
 def count(connection: sqlite3.Connection, table: str) -> int:
@@ -97,9 +88,9 @@ def count(connection: sqlite3.Connection, table: str) -> int:
 
 
 def ask_to_remove(supervisor: Supervisor, run_id: str = "a-1") -> commands.CommandAnswer | None:
-    command_id = commands.submit(supervisor.connection, "rm", run_id, {}, "me", now=NOW)
+    command_id = commands.submit(supervisor.context.connection, "rm", run_id, {}, "me", now=NOW)
     dispatch.answer_all(supervisor)
-    return commands.answer(supervisor.connection, command_id)
+    return commands.answer(supervisor.context.connection, command_id)
 
 
 def removed_folders(workspace: Workspace) -> list[str]:
@@ -108,13 +99,13 @@ def removed_folders(workspace: Workspace) -> list[str]:
 
 
 def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Supervisor) -> None:
-    connection = supervisor.connection
+    connection = supervisor.context.connection
     long_run(supervisor)
     long_run(supervisor, "a-2", lines=500)
     answer = ask_to_remove(supervisor)
     assert answer is not None and answer.state == "done"
     assert repository.get_run(connection, "a-1") is None
-    assert not supervisor.workspace.run_dir("a-1").exists()
+    assert not supervisor.context.workspace.run_dir("a-1").exists()
     # Nothing of it is waited for, and all of it is still there.
     assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
     before = count(connection, "metrics")
@@ -122,12 +113,12 @@ def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Super
     assert supervisor.removal.turn()
     assert 0 < before - count(connection, "metrics") <= 5000 * 8
     # The next agent goes on.
-    another = supervise(supervisor.workspace, connection)
+    another = supervise(supervisor.context.workspace, connection)
     while another.removal.turn():
         pass
     for table, left in (("metrics", 500), ("metric_envelopes", 2), ("metric_stretches", 2), ("metric_sources", 1)):
         assert count(connection, table) == left
-    wait_until(lambda: not removed_folders(supervisor.workspace))
+    wait_until(lambda: not removed_folders(supervisor.context.workspace))
     assert not another.removal.is_owing()
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
@@ -136,13 +127,13 @@ def test_a_new_run_of_the_same_name_has_nothing_of_the_one_that_is_being_deleted
     long_run(supervisor)
     ask_to_remove(supervisor)
     long_run(supervisor, lines=10)
-    shown = supervisor.connection.execute(
+    shown = supervisor.context.connection.execute(
         "SELECT count(*) FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = 'a-1'"
     ).fetchone()
     assert shown == (10,)
     while supervisor.removal.turn():
         pass
-    assert count(supervisor.connection, "metrics") == 10
+    assert count(supervisor.context.connection, "metrics") == 10
 
 
 def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,37 +144,37 @@ def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(repository, "release_leases", full)
-        command_id = commands.submit(supervisor.connection, "rm", "a-1", {}, "me", now=NOW)
+        command_id = commands.submit(supervisor.context.connection, "rm", "a-1", {}, "me", now=NOW)
         wait_until(lambda: dispatch.answer_all(supervisor), what="the refusal")
-    answer = commands.answer(supervisor.connection, command_id)
+    answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "\n" not in (answer.reason or "")
-    assert (supervisor.workspace.run_dir("a-1") / "model.pt").read_bytes() == b"weights"
-    assert count(supervisor.connection, "metrics") == 10 and not supervisor.removal.is_owing()
+    assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").read_bytes() == b"weights"
+    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.removal.is_owing()
 
 
 def test_a_folder_put_away_for_a_removal_that_never_happened_is_put_back(supervisor: Supervisor) -> None:
     long_run(supervisor, lines=10)
-    (supervisor.workspace.state / "removed" / "b-1.1" / "checkpoints").mkdir(parents=True)
+    (supervisor.context.workspace.state / "removed" / "b-1.1" / "checkpoints").mkdir(parents=True)
     # The agent is killed here.
-    assert put_away(supervisor.workspace, "a-1") is not None
+    assert put_away(supervisor.context.workspace, "a-1") is not None
     supervisor.removal.go_on()
-    assert (supervisor.workspace.run_dir("a-1") / "model.pt").exists()
-    wait_until(lambda: not removed_folders(supervisor.workspace))
+    assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
+    wait_until(lambda: not removed_folders(supervisor.context.workspace))
 
 
 def test_a_folder_whose_name_is_taken_again_is_deleted(supervisor: Supervisor) -> None:
     long_run(supervisor, lines=10)
-    (supervisor.workspace.state / "removed" / "a-1.1").mkdir(parents=True)
-    away = put_away(supervisor.workspace, "a-1")
+    (supervisor.context.workspace.state / "removed" / "a-1.1").mkdir(parents=True)
+    away = put_away(supervisor.context.workspace, "a-1")
     assert away is not None and away.place.name == "a-1.2"
     away.restore()
     supervisor.removal.go_on()
-    wait_until(lambda: not removed_folders(supervisor.workspace))
-    assert (supervisor.workspace.run_dir("a-1") / "model.pt").exists()
+    wait_until(lambda: not removed_folders(supervisor.context.workspace))
+    assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
 
 
 def test_free_pages_are_given_back_a_little_at_a_time(supervisor: Supervisor) -> None:
-    connection = supervisor.connection
+    connection = supervisor.context.connection
     connection.execute("CREATE TABLE big (x BLOB)")
     with transaction(connection):
         connection.executemany("INSERT INTO big VALUES (zeroblob(?))", [(1 << 20,)] * 64)
@@ -251,32 +242,32 @@ def leave_free(workspace: Workspace, wanted: int) -> None:
 
 def test_on_a_disk_that_is_nearly_full_the_lines_go_without_filling_it(cramped: Supervisor) -> None:
     long_run(cramped, lines=80_000)
-    cramped.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    cramped.context.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     answer = ask_to_remove(cramped)
     assert answer is not None and answer.state == "done"
-    leave_free(cramped.workspace, 4 << 20)
-    least, turns = free_bytes(cramped.workspace), 0
-    while count(cramped.connection, "metric_sources"):
+    leave_free(cramped.context.workspace, 4 << 20)
+    least, turns = free_bytes(cramped.context.workspace), 0
+    while count(cramped.context.connection, "metric_sources"):
         cramped.removal.turn()
-        least, turns = min(least, free_bytes(cramped.workspace)), turns + 1
+        least, turns = min(least, free_bytes(cramped.context.workspace)), turns + 1
         assert turns < 5000
     # Another run's samples and checkpoints have room all the while.
     assert least > 1 << 20
-    assert count(cramped.connection, "metrics") == 0
+    assert count(cramped.context.connection, "metrics") == 0
 
 
 def test_on_a_full_disk_nothing_is_deleted_and_nothing_lost(cramped: Supervisor) -> None:
     long_run(cramped, lines=1000)
-    cramped.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    command_id = commands.submit(cramped.connection, "rm", "a-1", {}, "me", now=NOW)
-    cramped.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    leave_free(cramped.workspace, 0)
+    cramped.context.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    command_id = commands.submit(cramped.context.connection, "rm", "a-1", {}, "me", now=NOW)
+    cramped.context.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    leave_free(cramped.context.workspace, 0)
     for _ in range(5):
         dispatch.answer_all(cramped)
-    assert (cramped.workspace.run_dir("a-1") / "model.pt").exists()
-    assert count(cramped.connection, "metrics") == 1000
-    (cramped.workspace.state / "ballast").unlink()
+    assert (cramped.context.workspace.run_dir("a-1") / "model.pt").exists()
+    assert count(cramped.context.connection, "metrics") == 1000
+    (cramped.context.workspace.state / "ballast").unlink()
     assert dispatch.answer_all(cramped) == 1
-    answer = commands.answer(cramped.connection, command_id)
+    answer = commands.answer(cramped.context.connection, command_id)
     assert answer is not None and answer.state == "refused"
-    assert repository.get_run(cramped.connection, "a-1") is not None
+    assert repository.get_run(cramped.context.connection, "a-1") is not None

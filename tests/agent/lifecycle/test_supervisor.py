@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.commands import dispatch
+from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
 from gputui.agent.lifecycle import examination
 from gputui.agent.lifecycle.active_run import LiveAttempt
@@ -24,9 +25,7 @@ from gputui.agent.lifecycle.supervisor import (
     SILENT_SECONDS,
     Supervisor,
 )
-from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
-from gputui.metrics.ingest import MetricsIngest
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.identity import identify
@@ -72,16 +71,10 @@ def supervisor(
     kind: type[Supervisor], workspace: Workspace, connection: sqlite3.Connection, clock: Clock
 ) -> Supervisor:
     with selectors.DefaultSelector() as selector:
-        return kind(
-            connection,
-            workspace,
-            MetricsIngest(connection),
-            Recorder(connection, workspace.runs, lambda: clock.wall),
-            selector,
-            lambda: clock.wall,
-            lambda: clock.monotonic,
-            wake=lambda: None,
+        context = AgentContext.of(
+            connection, workspace, wake=lambda: None, now=lambda: clock.wall, monotonic=lambda: clock.monotonic
         )
+        return kind(context, selector)
 
 
 def recovering_run(connection: sqlite3.Connection, not_before: float, now: float) -> None:
@@ -346,9 +339,9 @@ def ended_run(connection: sqlite3.Connection, workspace: Workspace, made: Superv
     with transaction(connection):
         run = repository.get_run(connection, "a-1")
         assert run is not None
-        made.ingest.open_source("a-1", str(path), "jsonl")
+        made.context.ingest.open_source("a-1", str(path), "jsonl")
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=now)
-        made.ingest.begin_attempt("a-1", 1)
+        made.context.ingest.begin_attempt("a-1", 1)
         repository.move(connection, run, RunState.STARTING, cause="test", now=now)
     made.live["a-1"] = LiveAttempt(record_of(connection), None)
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.agent.context import AgentContext
 from gputui.agent.notify.outbox import AGAIN_SECONDS, Outbox
 from gputui.config import Workspace
 from gputui.recovery.policies import Notice
@@ -41,7 +42,9 @@ class Office:
         self.outbox = self.another()
 
     def another(self) -> Outbox:
-        return Outbox(self.connection, self.workspace, lambda: self.now, lambda: self.woken.put(None))
+        return Outbox(
+            AgentContext.of(self.connection, self.workspace, wake=lambda: self.woken.put(None), now=lambda: self.now)
+        )
 
     def turn(self, *, sends: bool) -> None:
         """One turn, and where something is sent another one that sees how it ended."""

@@ -1,0 +1,46 @@
+"""What all parts of the agent share; made once by the loop and passed on whole."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from gputui.agent.hiding import redactor_of
+from gputui.agent.jobs import Jobs
+from gputui.agent.recording.recorder import Recorder
+from gputui.config import Workspace
+from gputui.metrics.ingest import MetricsIngest
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """``connection`` is the writer of the store and belongs to the loop's thread; ``now`` gives UTC unix seconds,
+    ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
+    ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics."""
+
+    connection: sqlite3.Connection
+    workspace: Workspace
+    now: Callable[[], float]
+    monotonic: Callable[[], float]
+    wake: Callable[[], None]
+    jobs: Jobs
+    recorder: Recorder
+    ingest: MetricsIngest
+
+    @classmethod
+    def of(
+        cls,
+        connection: sqlite3.Connection,
+        workspace: Workspace,
+        *,
+        wake: Callable[[], None],
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> AgentContext:
+        """The context of the agent that serves ``workspace``."""
+        jobs, recorder = Jobs(wake, monotonic), Recorder(connection, workspace.runs, now)
+        ingest = MetricsIngest(connection, redactor_of=partial(redactor_of, workspace))
+        return cls(connection, workspace, now, monotonic, wake, jobs, recorder, ingest)
