@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import shutil
 import sqlite3
 import sys
 import time
@@ -15,6 +16,7 @@ from gputui.agent.lock import AgentLock, AgentRunningError
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_failure, log_to_stderr
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.status_line import record_line, record_shape
+from gputui.charts.cells import clip
 from gputui.config import Workspace
 from gputui.runs.agent_process import anybody_looks, spawn_agent, stop_agent
 from gputui.store.database import StoreError, refuse_other_machine
@@ -61,7 +63,7 @@ def record(
     output: TextIO,
     samples: FileOutput | None = None,
 ) -> int:
-    """The agent in the foreground: records until stopped, printing a line a minute. Takes over from one that runs,
+    """The agent in the foreground: records until stopped and prints its state. Takes over from one that runs,
     and hands over to one in the background when it ends while runs are alive. ``samples`` takes what is sampled,
     besides the database.
 
@@ -144,24 +146,25 @@ def _hand_over(workspace: Workspace) -> None:
 
 
 class _Reporter:
-    """Prints the state of things once a minute, beginning with the first sample."""
+    """Prints the machine's state from the first sample on: a line a minute, or on a terminal one line that is
+    rewritten every second."""
 
     def __init__(self, as_json: bool, output: TextIO) -> None:
         self._as_json = as_json
         self._output = output
+        self._rewrites = not as_json and output.isatty()
         self._next_at = 0.0
 
     def __call__(self, agent: Agent) -> None:
-        if (
-            agent.context.monotonic() < self._next_at
-            or agent.context.recorder.host is None
-            or agent.context.recorder.inventory is None
-        ):
+        context = agent.context
+        if context.monotonic() < self._next_at or context.recorder.host is None or context.recorder.inventory is None:
             return
-        self._next_at = agent.context.monotonic() + REPORT_SECONDS
-        shape = record_shape(agent.context.recorder, active_runs(agent.context.connection), agent.context.now())
+        self._next_at = context.monotonic() + (0.0 if self._rewrites else REPORT_SECONDS)
+        shape = record_shape(context.recorder, active_runs(context.connection), context.now())
         line = json.dumps(shape) if self._as_json else record_line(shape)
+        if self._rewrites:
+            line = "\r\x1b[2K" + clip(line, max(1, shutil.get_terminal_size().columns - 1))
         try:
-            print(line, file=self._output, flush=True)
+            print(line, end="" if self._rewrites else "\n", file=self._output, flush=True)
         except BrokenPipeError:
             agent.stopping = True
