@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from trainer import config
+from trainer import commands, config
 from trainer.config import Action
 from trainer.console import show
 from trainer.environment import prepare_environment
@@ -21,9 +21,15 @@ from trainer.errors import RankError, SettingsError, TrainerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """One run of the trainer in this process. Errors other than TrainerError come out as they are."""
+    """One run of the trainer, or one of its commands, in this process. Only TrainerErrors become exit codes."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in commands.NAMES:
+        try:
+            return commands.run(given[0], given[1:])
+        except TrainerError as error:
+            return _report(error)
     try:
-        settings, action = config.from_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings, action = config.from_arguments(given, os.environ)
     except SettingsError as error:
         return _report(error)
     if action is not Action.TRAIN:

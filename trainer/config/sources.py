@@ -147,7 +147,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m trainer",
-        usage="python -m trainer [--config FILE]... [--SETTING VALUE]...",
+        usage="python -m trainer [--config FILE]... [--SETTING VALUE]...\n"
+        "       python -m trainer prepare|export|sample ...; each has a --help of its own",
         description="Trains under torchrun (one process per GPU, or CPU ranks) or as a single process. Every setting"
         " can be a flag, a key in a YAML file, or an environment variable such as TRAINER_BATCH_SIZE.",
         argument_default=argparse.SUPPRESS,

@@ -1,0 +1,268 @@
+"""Token files from documents: masks, packing, slices of files, resuming after a kill, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from tests.conftest import wait_until
+from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
+from tests.trainer.running import ROOT
+from trainer.__main__ import main
+from trainer.preparing import Plan, documents, prepare
+from trainer.preparing.packing import BEGIN, LEARN, best_fit, cut, packed
+from trainer.tokenizer import Encoded, Tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """The documents or pieces in the rows of token files: their tokens, and which of them are learnt."""
+    meta = json.loads((place / "meta.json").read_text())
+    found = []
+    for path in sorted(place.glob(f"{name}-*.bin")):
+        tokens = np.fromfile(path, dtype={"uint16": "<u2", "uint32": "<u4"}[meta["dtype"]])
+        marks = np.fromfile(path.with_suffix(".marks"), dtype=np.uint8)
+        for row, bits in zip(tokens.reshape(-1, meta["row"]), marks.reshape(-1, meta["row"]), strict=True):
+            starts = np.flatnonzero(bits & BEGIN)
+            assert starts[0] == 0
+            pieces = zip(np.split(row, starts[1:]), np.split(bits & LEARN > 0, starts[1:]), strict=True)
+            found += [(piece, learn) for piece, learn in pieces if learn.any()]
+    return found
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: Path, template: bool) -> None:
+    tokenizer = Tokenizer(write_tokenizer(tmp_path, template=template))
+    end = "<|im_end|>" if template else "<|endoftext|>"
+    for row in conversations(60):
+        encoded = tokenizer.conversation(row["messages"])
+        learnt = tokenizer._fast.decode(encoded.tokens[encoded.learn].tolist(), skip_special_tokens=False)
+        answers = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+        assert learnt == "".join(answer + end for answer in answers)
+        whole = tokenizer._fast.decode(encoded.tokens.tolist(), skip_special_tokens=False)
+        assert whole == tokenizer.rendered(row["messages"])
+        # What a model is asked with is what it was trained to answer to.
+        prompt = tokenizer.prompt(row["messages"][:-1])
+        assert encoded.tokens[: len(prompt)].tolist() == prompt and encoded.learn[len(prompt)]
+
+
+def test_the_words_that_end_an_answer_are_known(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(write_tokenizer(tmp_path / "own"))
+    assert [tokenizer._fast.id_to_token(stop) for stop in tokenizer.stops] == ["<|endoftext|>", "<|im_end|>"]
+    simple = Tokenizer(write_tokenizer(tmp_path / "simple", template=False))
+    assert [simple._fast.id_to_token(stop) for stop in simple.stops] == ["<|endoftext|>"]
+    simple.copy_to(tmp_path / "copy")
+    again = Tokenizer(tmp_path / "copy")
+    assert again.has_template and again.prompt([{"role": "user", "content": "a"}])
+
+
+def test_a_template_that_changes_an_answer_later_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    only_last = "{% for m in messages %}{{ m.role if loop.last else '' }}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(only_last)
+    with pytest.raises(ValueError, match="otherwise than what asks for it"):
+        Tokenizer(tmp_path).conversation(next(conversations(1))["messages"])
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(2, 17), max_size=60))
+def test_every_document_is_in_one_row_and_rows_are_not_too_long(lengths: list[int]) -> None:
+    rows = best_fit(lengths, 17)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    used = [sum(lengths[number] for number in row) for row in rows]
+    assert all(0 < one <= 17 for one in used)
+    # Best fit leaves no two rows of which one would fit into the other's room.
+    assert sum(1 for one in used if one <= 8) <= 1
+
+
+@given(length=st.integers(2, 60), row=st.integers(8, 20))
+def test_every_token_of_a_text_is_predicted_once(length: int, row: int) -> None:
+    document = Encoded(np.arange(length, dtype=np.uint32), np.arange(length) > 0)
+    tokens, marks = packed(cut(document, row), row, pad=99)
+    assert tokens.shape == marks.shape and tokens.shape[1] == row
+    assert sorted(tokens[(marks & LEARN) > 0].tolist()) == list(range(1, length))
+    # The token before each of them is the one that comes before it in the text.
+    places = np.argwhere((marks & LEARN) > 0)
+    assert all(tokens[at, place] == tokens[at, place - 1] + 1 for at, place in places)
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [7, 50, 1000])
+def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(documents, "SLICE_BYTES", size)
+    path = tmp_path / "rows.jsonl"
+    texts = ["x" * (number % 40) for number in range(90)]
+    path.write_text("\n".join(json.dumps({"text": text}) + "\n" * (len(text) % 3 == 0) for text in texts))
+    parts = documents.slices_of(path, held_out=None)
+    assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
+    found = [document for part in parts for document in documents.documents_in(part, "text")]
+    assert [document.content for document in found] == texts
+    lines = path.read_text().splitlines()
+    numbers = [int(document.where().rpartition(":")[2]) for document in found]
+    assert [json.loads(lines[number - 1])["text"] for number in numbers] == texts
+
+
+def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
+    """A folder with a file of each kind; the texts and the conversations in it."""
+    place.mkdir()
+    texts = [f"Text number {number}. " + "Words upon words. " * (number % 7) for number in range(30)]
+    (place / "one.txt").write_text(texts[0])
+    (place / "two.md").write_text(texts[1])
+    (place / "lines.jsonl").write_text("".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts[2:16]))
+    parquet.write_table(pa.table({"text": texts[16:], "id": list(range(14))}), place / "rows.parquet", row_group_size=4)
+    chats = [row["messages"] for row in conversations(40)]
+    (place / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats[:20]))
+    parquet.write_table(pa.table({"messages": chats[20:]}), place / "chats.parquet", row_group_size=7)
+    return place, texts, chats
+
+
+def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
+    place, texts, chats = inputs(tmp_path / "in")
+    done = prepare(Plan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
+    assert done.finished and done.documents == 70
+    tokenizer = Tokenizer(folder)
+    wanted = [one for text in tokenizer.texts(texts) for one in cut(text, 97)]
+    wanted += [tokenizer.conversation(chat) for chat in chats]
+    train, held_out = rows_of(tmp_path / "out", "train"), rows_of(tmp_path / "out", "val")
+    assert train and held_out
+
+    def count(pieces: list[tuple[Any, Any]]) -> Counter[tuple[Any, ...]]:
+        return Counter((*tokens.tolist(), *learn.tolist()) for tokens, learn in pieces)
+
+    learn = [one.learn & (np.arange(len(one.learn)) > 0) for one in wanted]
+    assert count(train + held_out) == count([(one.tokens, mask) for one, mask in zip(wanted, learn, strict=True)])
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["learnt"] == sum(int(one.sum()) for one in learn)
+    assert meta["tokens"] == sum(len(one.tokens) for one in wanted) == done.tokens
+    assert (tmp_path / "out" / "tokenizer" / "tokenizer.json").is_file()
+    # The same document is never on both sides.
+    assert not count(train).keys() & count(held_out).keys()
+
+
+def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: Path, folder: Path) -> None:
+    write_chats(tmp_path / "chats.jsonl", 60)
+    prepare(Plan((tmp_path,), folder, context=24, held_out=5), tmp_path / "out")
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    lengths = [len(Tokenizer(folder).conversation(row["messages"]).tokens) for row in conversations(60)]
+    assert meta["shortened"] == sum(length > 25 for length in lengths) > 0
+    assert meta["documents"] == 60 > meta["left_out"]
+    assert all(tokens[0] == 1 for tokens, _ in rows_of(tmp_path / "out", "train"))
+
+
+def test_files_may_be_held_out_by_their_names(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_chats(tmp_path / "in" / "train-00000-of-00001.jsonl", 30)
+    (tmp_path / "in" / "test-00000-of-00001.jsonl").write_text((CHATS.read_text().splitlines()[-1]) + "\n")
+    prepare(Plan((tmp_path / "in",), folder, context=96), tmp_path / "out")
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["documents"] == 31 and len(rows_of(tmp_path / "out", "val")) == 1
+    assert len(meta["prompts"]) == 1
+
+
+# --- after a kill -----------------------------------------------------------------------------------------------------
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.suffix in (".bin", ".marks", ".json")}
+
+
+def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(60):
+        write_chats(tmp_path / "in" / f"{number:02d}.jsonl", 30 + number)
+    plan = Plan((tmp_path / "in",), folder, context=96)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "trainer", "prepare", str(tmp_path / "in"), "--tokenizer", str(folder)]
+    command += ["--out", str(out), "--context", "96", "--processes", "2"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        journal = out / "journal.jsonl"
+        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, 60, "a few slices")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        # Its own processes end with it.
+        wait_until(lambda: not _alive(process.pid), 30, "the end of the pool")
+    finally:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    listed = [json.loads(line)["slice"] for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
+    assert 4 <= len(listed) < 60 and not (out / "meta.json").exists()
+    assert prepare(plan, out).finished
+    kept = [out / f"train-{number:05d}.bin" for number in listed]
+    assert all(path.stat().st_mtime_ns == before[path] for path in kept), "a finished slice was done again"
+    prepare(plan, tmp_path / "straight", processes=1)
+    assert files(out) == files(tmp_path / "straight")
+
+
+def _alive(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "says"),
+    [
+        (b'{"text": "a"}\n{"text": \n', "a.jsonl", "a.jsonl:2: this is not JSON"),
+        (b'{"text": "a"}\n[1]\n', "a.jsonl", "a.jsonl:2: a list"),
+        (b'{"words": "a"}\n', "a.jsonl", "a.jsonl:1: neither messages nor a text in text; it has words"),
+        (b'\n{"messages": []}\n', "a.jsonl", "a.jsonl:2: messages is not a list"),
+        (b'{"messages": [{"role": "user"}]}\n', "a.jsonl", "a.jsonl:1: message 1 has no role and content"),
+        (b"\xff\xfe\x00", "a.txt", "a.txt: this is not UTF-8"),
+        (b"PAR1", "a.parquet", "a.parquet is no Parquet file"),
+        (b"", "a.txt", "a.txt is empty"),
+        (b"words", "a.txt", "documents is "),
+    ],
+)
+def test_what_cannot_be_used_is_named_in_one_line(
+    content: bytes, name: str, says: str, tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    given = ["prepare", str(tmp_path / name), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
+    assert main([*given, "--context", "32"]) == 1
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("prepare:")]
+    assert line.startswith("trainer: ") and says in line
+    assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_a_folder_with_other_tokens_is_left_alone(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = ["prepare", str(CHATS), "--tokenizer", str(folder), "--out", str(tmp_path)]
+    assert main([*given, "--context", "64"]) == 0
+    before = files(tmp_path)
+    assert main([*given, "--context", "64"]) == 0
+    assert main([*given, "--context", "65"]) == 2
+    assert files(tmp_path) == before and "name another folder" in capfd.readouterr().err
+    assert main(["prepare", str(CHATS), "--tokenizer", str(tmp_path / "in"), "--out", "x", "--context", "64"]) == 1
+    assert main(["prepare", "--contxt", "64"]) == 2

@@ -1,0 +1,5 @@
+"""Documents to token files: `documents` finds them, `packing` makes rows of them, `prepare` does it on all cores."""
+
+from trainer.preparing.prepare import Plan, Prepared, prepare
+
+__all__ = ["Plan", "Prepared", "prepare"]

@@ -1,0 +1,343 @@
+"""Token files from documents, by several processes, to be gone on with after any end.
+
+::
+
+    train-00003.bin     rows of tokens of the 4th slice of the inputs; val-00003.bin: those held out
+    train-00003.marks   a byte per token: what is to be learnt, and where documents begin
+    journal.jsonl       what is prepared (first line), and the slices that are finished
+    tokenizer/          the tokenizer, with the chat template that was used
+    meta.json           comes last and makes the folder usable
+
+A slice is finished when its line is in the journal, which is written after its files. The files depend on the inputs
+and the plan alone, not on the number of processes nor on how often preparing was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.console import show
+from trainer.errors import RankError, SettingsError, TrainerError
+from trainer.preparing.documents import Document, Slice, documents_in, files_of, slices_of
+from trainer.preparing.packing import cut, packed
+from trainer.tokenizer import Encoded, Tokenizer
+
+JOURNAL = "journal.jsonl"
+META = "meta.json"
+
+_FORMAT = 1
+_TOGETHER = 256  # texts that are turned into tokens at a time
+_PROMPTS = 4  # held-out prompts that are kept, to see what a model answers
+_PROMPT_TOKENS = 32  # of a text
+_PROGRESS_EVERY = 5.0  # seconds
+_COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", "shortened", "left_out")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is prepared: files and folders, the tokenizer's folder, and rows for `context` tokens.
+
+    One document in `held_out` is held out, chosen by its content, unless files are named for it. `column` has the text
+    of rows that are no conversations.
+    """
+
+    inputs: tuple[Path, ...]
+    tokenizer: Path
+    context: int
+    held_out: int = 25
+    column: str = "text"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a folder holds: documents, and tokens without padding; `finished` is False where `stopping` came true."""
+
+    finished: bool
+    documents: int
+    tokens: int
+    seconds: float
+
+
+def prepare(
+    plan: Plan, folder: Path, *, processes: int | None = None, stopping: Callable[[], bool] = lambda: False
+) -> Prepared:
+    """Prepares into `folder`, going on where an earlier call with the same plan ended.
+
+    A line on stderr tells the progress and the rate. Raises TrainerError in one line naming file and line of what
+    cannot be used, and SettingsError where the folder holds something else.
+    """
+    began = time.monotonic()
+    tokenizer = Tokenizer(plan.tokenizer)
+    if plan.context < 8 or plan.held_out < 2:
+        raise SettingsError("--context must be 8 or more, and --held-out 2 or more")
+    slices = _slices(plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _journal(folder, _identity(plan, tokenizer, slices)) as (file, finished):
+            if not (folder / META).is_file():
+                tokenizer.copy_to(folder / "tokenizer")
+                work = _Work(plan, folder, slices, file, finished, stopping)
+                complete = work.run(min(processes or len(os.sched_getaffinity(0)), len(slices)))
+                if complete:
+                    _write_meta(folder, plan, tokenizer, finished)
+            else:
+                complete = True
+    except OSError as error:
+        raise RankError(f"{error.filename or folder}: {error.strerror}") from None
+    documents, tokens = (sum(one[key] for one in finished.values()) for key in ("documents", "tokens"))
+    return Prepared(complete, documents, tokens, time.monotonic() - began)
+
+
+# --- the plan and its journal -----------------------------------------------------------------------------------------
+
+
+def _slices(plan: Plan) -> list[Slice]:
+    files = files_of(plan.inputs)
+    by_name = any(held_out for _, held_out in files)
+    slices = [part for path, named in files for part in slices_of(path, held_out=named if by_name else None)]
+    if not slices:
+        raise TrainerError(f"{plan.inputs[0]} is empty")
+    return slices
+
+
+def _identity(plan: Plan, tokenizer: Tokenizer, slices: list[Slice]) -> dict[str, Any]:
+    files = {str(part.path): part.path.stat() for part in slices}
+    return {
+        "format": _FORMAT,
+        "context": plan.context,
+        "held_out": plan.held_out,
+        "column": plan.column,
+        "tokenizer": tokenizer.digest(),
+        "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in files.items()],
+        "slices": len(slices),
+    }
+
+
+@contextlib.contextmanager
+def _journal(folder: Path, identity: dict[str, Any]) -> Iterator[tuple[TextIO, dict[int, dict[str, Any]]]]:
+    """The journal, locked and open for appending, and the slices that it has as finished."""
+    with (folder / JOURNAL).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SettingsError(f"{folder} is being prepared by another process") from None
+        file.seek(0)
+        text = file.read()
+        whole = text[: text.rfind("\n") + 1]  # a line that a killed predecessor left unfinished is none
+        lines = [json.loads(line) for line in whole.splitlines()]
+        if lines and lines[0] != identity:
+            raise SettingsError(
+                f"{folder} holds tokens of other inputs, another tokenizer or another --context; name another folder"
+            )
+        file.truncate(len(whole.encode()))
+        if not lines:
+            _append(file, identity)
+        yield file, {line["slice"]: line for line in lines[1:]}
+
+
+def _append(file: TextIO, line: dict[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _write_meta(folder: Path, plan: Plan, tokenizer: Tokenizer, finished: dict[int, dict[str, Any]]) -> None:
+    parts = [finished[number] for number in sorted(finished)]
+    totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
+    for key, what in (("rows", "to train on"), ("held_out_rows", "held out")):
+        if not totals[key]:
+            raise TrainerError(
+                f"none of {totals['documents']} documents is {what}; add documents, or name files train… and val…"
+            )
+    meta = {
+        "dtype": _dtype(tokenizer),
+        "vocabulary": tokenizer.size,
+        "row": plan.context + 1,
+        "tokenizer": "tokenizer",
+        **totals,
+        "prompts": _different(prompt for part in parts for prompt in part["prompts"]),
+    }
+    _replace(folder / META, json.dumps(meta).encode() + b"\n")
+
+
+def _different(prompts: Iterable[list[int]]) -> list[list[int]]:
+    return [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))][:_PROMPTS]
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+# --- on all cores -----------------------------------------------------------------------------------------------------
+
+
+class _Work:
+    """The slices that are not finished, done by processes, of which each result goes into the journal."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        slices: list[Slice],
+        journal: TextIO,
+        finished: dict[int, dict[str, Any]],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._slices = slices
+        self._journal = journal
+        self._finished = finished
+        self._stopping = stopping
+        self._began = time.monotonic()
+        self._before = sum(one["tokens"] for one in finished.values())
+        self._shown = -_PROGRESS_EVERY
+
+    def run(self, processes: int) -> bool:
+        """Whether all slices are finished; they are not where `stopping` came true."""
+        missing = [number for number in range(len(self._slices)) if number not in self._finished]
+        if not missing:
+            return True
+        context = multiprocessing.get_context("spawn")
+        running: dict[Future[dict[str, Any]], int] = {}
+        with ProcessPoolExecutor(processes, context, _begin_process, (self._plan, self._folder)) as pool:
+            try:
+                while (missing or running) and not self._stopping():
+                    while missing and len(running) < 2 * processes:
+                        number = missing.pop(0)
+                        running[pool.submit(_prepare_slice, number, self._slices[number])] = number
+                    done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        number = running.pop(future)
+                        self._finished[number] = future.result()
+                        _append(self._journal, self._finished[number])
+                    self._progress(processes, last=not (missing or running))
+            except BrokenProcessPool:
+                if not self._stopping():
+                    raise RankError("a process that prepares tokens died; was there too little memory?") from None
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return len(self._finished) == len(self._slices)
+
+    def _progress(self, processes: int, *, last: bool) -> None:
+        elapsed = time.monotonic() - self._began
+        if not last and elapsed - self._shown < _PROGRESS_EVERY:
+            return
+        self._shown = elapsed
+        tokens = sum(one["tokens"] for one in self._finished.values())
+        rate = (tokens - self._before) / elapsed
+        share = len(self._finished) / len(self._slices)
+        show(
+            f"prepare: {share:4.0%}  {len(self._finished)} of {len(self._slices)} slices  {tokens:,} tokens"
+            f"  {rate:,.0f} tokens/s  {processes} processes",
+            error=True,
+        )
+
+
+# Of this process: what `_begin_process` was given.
+_own: tuple[Plan, Path, Tokenizer] | None = None
+
+
+def _begin_process(plan: Plan, folder: Path) -> None:
+    """In a process of the pool: ends with whoever started it, and loads the tokenizer once."""
+    global _own
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c reaches all; whoever started this one deals with it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _own = plan, folder, Tokenizer(plan.tokenizer)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
+    """Writes the files of a slice; returns its line of the journal."""
+    assert _own is not None
+    plan, folder, tokenizer = _own
+    row = plan.context + 1
+    counts = dict.fromkeys(_COUNTS, 0)
+    kept: tuple[list[Encoded], list[Encoded]] = ([], [])
+    prompts: list[list[int]] = []
+    for document, encoded in _encoded(part, plan, tokenizer):
+        counts["documents"] += 1
+        is_text = isinstance(document.content, str)
+        if not is_text and len(encoded.tokens) > row:
+            # The rest of a conversation means little without what came before.
+            counts["shortened"] += 1
+            encoded = Encoded(encoded.tokens[:row], encoded.learn[:row])
+        pieces = cut(encoded, row)
+        if not pieces:
+            counts["left_out"] += 1
+            continue
+        # By the content: what is there twice is on one side, and stays there whatever is added.
+        by_content = zlib.crc32(json.dumps(document.content).encode()) % plan.held_out == 0
+        held_out = by_content if part.held_out is None else part.held_out
+        kept[held_out].extend(pieces)
+        if held_out:
+            first = int(np.argmax(encoded.learn)) if not is_text else min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
+            prompts.append(encoded.tokens[:first].tolist())
+    for name, pieces, rows in (("train", kept[0], "rows"), ("val", kept[1], "held_out_rows")):
+        tokens, marks = packed(pieces, row, tokenizer.pad)
+        counts[rows] = len(tokens)
+        written = sum(len(piece.tokens) for piece in pieces)
+        counts["tokens"] += written
+        counts["learnt"] += sum(int(piece.learn[1:].sum()) for piece in pieces)
+        counts["padding"] += tokens.size - written
+        if len(tokens):
+            _replace(folder / f"{name}-{number:05d}.marks", marks.tobytes())
+            values: npt.NDArray[Any] = tokens.astype("<u2" if _dtype(tokenizer) == "uint16" else "<u4")
+            _replace(folder / f"{name}-{number:05d}.bin", values.tobytes())
+    return {"slice": number, **counts, "prompts": _different(prompts)}
+
+
+def _encoded(part: Slice, plan: Plan, tokenizer: Tokenizer) -> Iterator[tuple[Document, Encoded]]:
+    """The documents of a slice, texts in groups; in their order as far as they are of one kind."""
+    texts: list[Document] = []
+
+    def drained() -> Iterator[tuple[Document, Encoded]]:
+        yield from zip(texts, tokenizer.texts([str(one.content) for one in texts]), strict=True)
+        texts.clear()
+
+    for document in documents_in(part, plan.column):
+        if isinstance(document.content, str):
+            texts.append(document)
+            if len(texts) == _TOGETHER:
+                yield from drained()
+            continue
+        try:
+            encoded = tokenizer.conversation(document.content)
+        except ValueError as error:
+            raise TrainerError(f"{document.where()}: {error}") from None
+        yield document, encoded
+    yield from drained()

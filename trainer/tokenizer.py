@@ -1,0 +1,173 @@
+"""A Hugging Face tokenizer folder: texts and conversations to tokens, and back.
+
+Imports no torch: processes that only prepare tokens start fast and stay small.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.errors import TrainerError
+
+Messages = Sequence[Mapping[str, str]]
+
+# What may lie in a tokenizer's folder and belongs to it.
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
+)
+
+# For tokenizers without a template of their own: the role, its words, and the end-of-sequence token after each answer.
+SIMPLE_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}:\n{{ message['content'] | trim }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A document: uint32 tokens [n], and which of them are to be learnt, bool [n]."""
+
+    tokens: npt.NDArray[np.uint32]
+    learn: npt.NDArray[np.bool_]
+
+
+class Tokenizer:
+    """`folder` holds a tokenizer.json; its chat template, or else SIMPLE_TEMPLATE, renders conversations.
+
+    `size` is the number of tokens, `bos` and `eos` the tokens before and after a text (None: it has none), `pad` fills
+    rows and is never learnt. Raises TrainerError where the folder holds no such tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "tokenizer.json").is_file():
+            raise TrainerError(
+                f"{folder} has no tokenizer.json; give the folder of a Hugging Face tokenizer, saved as a fast one"
+            )
+        try:
+            from transformers import PreTrainedTokenizerFast
+
+            loaded: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        except ImportError as error:
+            raise TrainerError(f"tokenizers need transformers ({error}); pip install 'gputui[train]'") from None
+        except Exception as error:  # the libraries raise many types for a damaged file; all mean the same
+            raise TrainerError(f"{folder} is no tokenizer: {' '.join(str(error).split())[:300]}") from None
+        self.folder = folder
+        self.size = len(loaded)
+        self.eos: int | None = loaded.eos_token_id
+        self.bos: int | None = self.eos if loaded.bos_token_id is None else loaded.bos_token_id
+        self.pad = next((one for one in (loaded.pad_token_id, self.eos, self.bos) if one is not None), 0)
+        self.has_template = loaded.chat_template is not None
+        if not self.has_template:
+            if self.eos is None:
+                raise TrainerError(f"{folder} has neither a chat template nor an end-of-sequence token")
+            loaded.bos_token = loaded.bos_token or loaded.eos_token
+            loaded.chat_template = SIMPLE_TEMPLATE
+        self._loaded = loaded
+        self._fast = loaded.backend_tokenizer
+        self._fast.no_truncation()
+        self._fast.no_padding()
+
+    # --- to tokens ----------------------------------------------------------------------------------------------------
+
+    def texts(self, texts: Sequence[str]) -> list[Encoded]:
+        """Texts between `bos` and `eos`; all but the first token of each is to be learnt."""
+        before = [] if self.bos is None else [self.bos]
+        after = [] if self.eos is None else [self.eos]
+        encoded = []
+        for one in self._fast.encode_batch(list(texts), add_special_tokens=False):
+            tokens = np.array([*before, *one.ids, *after], dtype=np.uint32)
+            encoded.append(Encoded(tokens, np.arange(len(tokens)) > 0))
+        return encoded
+
+    def conversation(self, messages: Messages) -> Encoded:
+        """A conversation as the template renders it; to be learnt are the assistant's words and the end of its turn.
+
+        A token belongs to whom its first character belongs to. Raises ValueError where the template refuses the
+        messages, or renders an answer in another way than what a model would be given to answer.
+        """
+        text = self.rendered(messages)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self.rendered(messages[:number], answer=True)
+                until = self.rendered(messages[: number + 1])
+                if not (until.startswith(before) and text.startswith(until)):
+                    raise ValueError("the chat template renders an answer otherwise than what asks for it")
+                spans.append((len(before), len(until.rstrip())))
+        encoding = self._fast.encode(text, add_special_tokens=False)
+        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        learn = np.zeros(len(starts), dtype=np.bool_)
+        for first, end in spans:
+            learn |= (starts >= first) & (starts < end)
+        return Encoded(np.array(encoding.ids, dtype=np.uint32), learn)
+
+    def prompt(self, messages: Messages) -> list[int]:
+        """The tokens after which a model answers. Raises ValueError where the template refuses the messages."""
+        ids: list[int] = self._fast.encode(self.rendered(messages, answer=True), add_special_tokens=False).ids
+        return ids
+
+    def beginning(self, text: str) -> list[int]:
+        """The tokens of a text that is to be continued."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids if self.bos is None else [self.bos, *ids]
+
+    def rendered(self, messages: Messages, *, answer: bool = False) -> str:
+        """The text of a conversation, with `answer` up to where the assistant's words begin. Raises ValueError."""
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._loaded.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=answer
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"the chat template refuses it: {error}") from None
+        return text
+
+    # --- from tokens --------------------------------------------------------------------------------------------------
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The words of tokens, special ones left out; what is no token of this tokenizer is left out too."""
+        text: str = self._fast.decode([token for token in tokens if token < self.size], skip_special_tokens=True)
+        return text
+
+    @functools.cached_property
+    def stops(self) -> tuple[int, ...]:
+        """Tokens that end an answer: `eos`, and what the template puts after the assistant's words."""
+        found = [] if self.eos is None else [self.eos]
+        answered = self.conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
+        learnt = answered.tokens[answered.learn]
+        if len(learnt):
+            last = int(learnt[-1])
+            if last not in found and last in self._loaded.all_special_ids + list(self._loaded.added_tokens_decoder):
+                found.append(last)
+        return tuple(found)
+
+    # --- the folder ---------------------------------------------------------------------------------------------------
+
+    def digest(self) -> str:
+        """SHA-256 over all that decides the tokens."""
+        state = hashlib.sha256()
+        for name in _FILES:
+            path = self.folder / name
+            state.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
+        return state.hexdigest()
+
+    def copy_to(self, folder: Path) -> None:
+        """The tokenizer's files, and the template that is in use, into another folder. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _FILES:
+            if (self.folder / name).is_file() and self.folder.resolve() != folder.resolve():
+                shutil.copyfile(self.folder / name, folder / name)
+        if not self.has_template:
+            (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE, encoding="utf-8")
