@@ -15,6 +15,7 @@ from gputui.host.child import ChildError, run_child
 from gputui.runs.agent_process import RANK_MARKS
 from gputui.runs.checks import CheckResult
 
+TORCHRUN_MODULE = "torch.distributed.run"
 DEADLINE_SECONDS = 120.0
 # Per direction and lane, encoding deducted (PCI-SIG): generation → GB/s.
 PCIE_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -137,7 +138,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="gputui-bandwidth-") as folder:
         script = Path(folder) / "measure.py"
         script.write_text(_SCRIPT)
-        argv = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", str(script)]
+        argv = [python, "-m", TORCHRUN_MODULE, "--standalone", f"--nproc-per-node={count}", str(script)]
         argv += [str(max(1, int(deadline_seconds))), backend, _MARK]
         try:
             answered = run_child(argv, deadline_seconds=deadline_seconds, environ=clean, workdir=folder)

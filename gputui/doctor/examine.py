@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.config import Workspace
-from gputui.doctor.bandwidth import free_gpus, judge_bandwidth, measure
+from gputui.doctor.bandwidth import TORCHRUN_MODULE, free_gpus, judge_bandwidth, measure
 from gputui.doctor.environment import judge_interpreter
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
 from gputui.doctor.gpu_reading import GpuReading, read_gpus
@@ -46,7 +46,9 @@ def examine(
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
         gpus_to_come = pool.submit(read_gpus, scenario)
-        python_to_come = pool.submit(ask, interpreter.python, interpreter.environ, interpreter.workdir)
+        python_to_come = pool.submit(
+            ask, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
+        )
         home_to_come = pool.submit(read_home, workspace, now)
         host, held_back = read_host(), read_quarantine(workspace)
     gpus, answer = gpus_to_come.result(), python_to_come.result()
@@ -68,7 +70,7 @@ def examine(
 def _bandwidth(
     workspace: Workspace, interpreter: Interpreter, answer: Mapping[str, Any] | str, gpus: GpuReading
 ) -> list[CheckResult]:
-    if isinstance(answer, str) or answer["torch"] is None or not answer["elastic"]:
+    if isinstance(answer, str) or answer["torch"] is None or answer["missing"]:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
     places = free_gpus(gpus, read_leased(workspace))
     if places is not None and not places:

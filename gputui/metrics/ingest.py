@@ -34,6 +34,9 @@ _LINE_COST_BYTES = 128
 _PRINTED = "stdout"
 _ATTEMPT_OUTPUT = "output"
 
+OUTPUT = "output.log"
+"""Below an attempt's folder: what its command prints, both streams in one."""
+
 
 @dataclass(slots=True, eq=False)
 class _Source:
@@ -93,20 +96,23 @@ class MetricsIngest:
             (run_id, path, kind, reading.to_json()),
         )
 
-    def begin_attempt(self, run_id: str, attempt: int) -> None:
+    def begin_attempt(self, run_id: str, attempt: int, rank_output: str = OUTPUT) -> None:
         """Record that what is appended from now on belongs to ``attempt``. To be called before the attempt is started,
-        inside the caller's transaction.
+        inside the caller's transaction. ``rank_output`` is a glob below the attempt's folder for what its first rank
+        prints, with ``{stream}`` where stdout and stderr are kept apart.
 
         What is in a file before a run's first attempt is not the run's, and is not read. Raises OSError where the file
         is there and cannot be read, and sqlite3.Error.
         """
-        self._begin(run_id, attempt, None)
+        self._begin(run_id, attempt, None, rank_output)
 
-    def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int) -> None:
+    def readmit_attempt(
+        self, run_id: str, attempt: int, offsets: Mapping[str, int] | int, rank_output: str = OUTPUT
+    ) -> None:
         """The same for an attempt that the store has lost: its lines begin at so many bytes of each file, or at its
         start where it is shorter by now (it was rotated since). ``offsets`` are by path, or one number for a run's only
         file. To be called in the order of the attempts."""
-        self._begin(run_id, attempt, offsets)
+        self._begin(run_id, attempt, offsets, rank_output)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run's files; nothing in the store changes. The next call that names the run finds them again."""
@@ -299,14 +305,14 @@ class MetricsIngest:
         format_ = line_format(_PRINTED if is_printed else name, Reading.from_json(reading))
         return SourceTailer(source_id, path, format_, redactor, is_pattern=is_printed, known=known, clock=self._clock)
 
-    def _begin(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int | None) -> None:
+    def _begin(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int | None, rank_output: str) -> None:
         rows = self._connection.execute(
             "SELECT source_id, path, format, reading FROM metric_sources WHERE run_id = ? AND format != ?",
             (run_id, _ATTEMPT_OUTPUT),
         ).fetchall()
         for source_id, path, name, reading in rows:
             if name == _PRINTED:
-                self._begin_output(run_id, attempt, path, reading)
+                self._begin_output(run_id, attempt, f"{glob.escape(path)}/attempts/{attempt}/{rank_output}", reading)
                 continue
             known = self._sources.get(source_id)
             reader = self._reader(run_id, source_id, path, name, reading) if known is None else known.reader
@@ -324,22 +330,15 @@ class MetricsIngest:
                 reader.close()
         self._note_stale(run_id)
 
-    def _begin_output(self, run_id: str, attempt: int, run_dir: str, reading: str | None) -> None:
-        """An attempt's output is a file of its own: what torchrun keeps of rank 0, or what the shim caught, where both
-        outputs are one."""
-        folder = f"{glob.escape(run_dir)}/attempts/{attempt}"
-        row = self._connection.execute(
-            "SELECT spec ->> '$.launcher' = 'torchrun' FROM runs WHERE run_id = ?", (run_id,)
-        ).fetchone()
-        streams = Reading.from_json(reading).streams
-        files = [f"ranks/*/attempt_0/0/{stream}.log" for stream in streams] if row and row[0] else ["output.log"]
-        for file in files:
+    def _begin_output(self, run_id: str, attempt: int, output: str, reading: str | None) -> None:
+        """An attempt's output is a file of its own, or one for each stream: ``output`` with ``{stream}`` replaced."""
+        for path in dict.fromkeys(output.replace("{stream}", one) for one in Reading.from_json(reading).streams):
             self._connection.execute(
                 "INSERT OR IGNORE INTO metric_sources (run_id, path, format, reading) VALUES (?, ?, ?, ?)",
-                (run_id, f"{folder}/{file}", _ATTEMPT_OUTPUT, reading),
+                (run_id, path, _ATTEMPT_OUTPUT, reading),
             )
             (source_id,) = self._connection.execute(
-                "SELECT source_id FROM metric_sources WHERE run_id = ? AND path = ?", (run_id, f"{folder}/{file}")
+                "SELECT source_id FROM metric_sources WHERE run_id = ? AND path = ?", (run_id, path)
             ).fetchone()
             self._add_boundary(source_id, (0, 0), attempt)
 

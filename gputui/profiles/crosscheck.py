@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
 from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
+from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS, RANK_LAUNCHERS
+from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES
 
 
@@ -28,22 +30,14 @@ class Finding:
 def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
     """What is wrong between keys. Takes the raw mapping, so that it speaks even where single values are wrong."""
     programs = [key for key in ("script", "module", "command") if key in data]
-    launcher = data.get("launcher", "command" if programs == ["command"] else "torchrun")
+    name = data.get("launcher", (FOR_COMMAND if programs == ["command"] else FOR_RANKS).name)
+    launcher = LAUNCHERS.get(name) if isinstance(name, str) else None
     if not programs:
         yield Finding((), "one of script, module or command is needed")
     for extra in programs[1:]:
         yield Finding((extra,), f"give {programs[0]} or {extra}, not both")
-    if len(programs) == 1:
-        if launcher == "command" and programs != ["command"]:
-            yield Finding(("launcher",), f"launcher command takes the key command, not {programs[0]}")
-        if launcher in ("torchrun", "python") and programs == ["command"]:
-            yield Finding(
-                ("launcher",), f"launcher {launcher} takes a script or a module; for a command write launcher: command"
-            )
-    if launcher == "command" and "python" in data:
-        yield Finding(("python",), "launcher command uses no interpreter of its own; name it in command")
-    if launcher in ("python", "command") and "nproc" in data:
-        yield Finding(("nproc",), f"only torchrun starts several processes, not launcher {launcher}")
+    if launcher is not None:
+        yield from _of_launcher(launcher, programs, data)
     if (policy := recovery_mapping(data.get("recovery", "standard"))) is not None:
         try:
             parse_policy(policy)
@@ -79,6 +73,21 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
                 )
             elif isinstance(name, str) and name not in names:
                 yield Finding(("roles", role), f"{name} is not a parameter", nearest(name, names))
+
+
+def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Keys that are missing for the launcher, or mean nothing to it."""
+    if len(programs) == 1 and launcher.takes_command != (programs == ["command"]):
+        wanted = (
+            f"the key command, not {programs[0]}"
+            if launcher.takes_command
+            else f"a script or a module; for a command write launcher: {FOR_COMMAND.name}"
+        )
+        yield Finding(("launcher",), f"launcher {launcher.name} takes {wanted}")
+    if launcher.takes_command and "python" in data:
+        yield Finding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
+    if not launcher.starts_ranks and "nproc" in data:
+        yield Finding(("nproc",), f"{RANK_LAUNCHERS} can start several processes, not launcher {launcher.name}")
 
 
 def _scopes(data: Mapping[str, Any]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from gputui.profiles.sink_checks import shown_sinks
 from gputui.profiles.sizes import format_size
 from gputui.redaction import Redactor, redact_argv, redact_params
 from gputui.runs.command import Launch, build_launch, substitute, values_for
+from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
 
@@ -31,9 +32,7 @@ def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) 
         run_dir=str(runs / RUN_ID),
         attempt=1,
         params=spec.params,
-        visible_gpus=visible,
-        nproc=spec.nproc,
-        port=0,
+        placement=Placement.here(visible, spec.nproc, port=0),
         checkpoint=None,
     )
 

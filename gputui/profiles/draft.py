@@ -15,6 +15,8 @@ from typing import Literal
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
 from gputui.profiles.script_survey import Option, Survey, options_in, survey_script
 from gputui.runs.command import format_value
+from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
+from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES, Scalar
 
 Preset = Literal["hf", "lightning", "accelerate", "timm", "nanogpt", "makefile"]
@@ -38,7 +40,6 @@ _OUTPUT_OPTIONS = (
 )  # fmt: skip
 _RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
 _PARALLEL = ("init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel")
-_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
 class DraftError(Exception):
@@ -59,7 +60,7 @@ class Draft:
 class _Command:
     """What was typed, taken apart. ``words`` follow the program."""
 
-    launcher: Literal["torchrun", "python", "command"] = "torchrun"
+    launcher: Launcher = FOR_RANKS
     python: str | None = None
     script: str | None = None
     module: str | None = None
@@ -96,14 +97,14 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
     script = _script_file(command, folder)
     if script is not None:
         survey = survey_script(script)
-        if command.launcher == "command" and command.script is None:
+        if command.launcher.takes_command and command.script is None:
             # Its options are those of the file that starts it, not of what is typed.
             survey.options, survey.style = _make_variables(command, folder), None
     chosen = preset or _recognised(survey, command)
-    if chosen == "makefile" and command.launcher != "command":
+    if chosen == "makefile" and not command.launcher.takes_command:
         raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
-    if len(words) == 1 and command.launcher == "torchrun" and not _is_parallel(survey, chosen):
-        command.launcher = "python"
+    if len(words) == 1 and command.launcher is FOR_RANKS and not _is_parallel(survey, chosen):
+        command.launcher = FOR_SCRIPT
     lines = _Lines()
     if chosen is not None:
         lines.found.append(f"built on {_TITLES[chosen]}" + ("" if preset is None else ", as said"))
@@ -138,39 +139,59 @@ def _take_apart(words: Sequence[str], folder: Path) -> _Command:
         if not (folder / words[0]).is_file():
             raise DraftError(f"{words[0]}: no such file")
         return _Command(script=words[0], python=_python_beside(folder))
-    if first in _TORCHRUN:
-        return _torchrun(list(words[1:]), _Command(launcher="torchrun", python=_python_beside(folder)))
+    if (launcher := _typed_launcher([first, *words[1:]])) is not None:
+        return _behind_launcher(words, words[1:], _Command(launcher=launcher, python=_python_beside(folder)))
     if re.fullmatch(r"python[\d.]*", first):
         python = words[0] if "/" in words[0] else _python_beside(folder)
-        command = _Command(launcher="python", python=python)
+        command = _Command(launcher=FOR_SCRIPT, python=python)
         rest = list(words[1:])
         while rest[:1] and rest[0] in ("-u", "-O", "-B"):
             rest.pop(0)
         if rest[:1] == ["-m"] and len(rest) > 1:
-            if rest[1] in _TORCHRUN:
-                command.launcher = "torchrun"
-                return _torchrun(rest[2:], command)
+            if (launcher := _typed_launcher(rest[1:])) is not None:
+                command.launcher = launcher
+                return _behind_launcher(words, rest[2:], command)
             command.module, command.words = rest[1], rest[2:]
             return command
         if not rest or rest[0].startswith("-"):
             raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
         command.script, command.words = rest[0], rest[1:]
         return command
+    return _whole(words)
+
+
+def _whole(words: Sequence[str]) -> _Command:
+    """A command as it was typed, its options aside."""
+    first = Path(words[0]).name
     script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
     end = len(words) if script is None else script + 1
     if first in ("make", "bash", "sh", "just"):
         end = next((index for index, word in enumerate(words) if "=" in word), len(words))
         script = None
     return _Command(
-        launcher="command",
+        launcher=FOR_COMMAND,
         script=None if script is None else words[script],
         program=list(words[:end]),
         words=list(words[end:]),
     )
 
 
-def _torchrun(words: list[str], command: _Command) -> _Command:
-    """torchrun's own options, then the script."""
+def _typed_launcher(words: Sequence[str]) -> Launcher | None:
+    """The launcher that a command line begins with: its program, or its module behind ``python -m``."""
+    for launcher in LAUNCHERS.values():
+        typed = launcher.typed
+        if typed is not None and words[0] in typed.programs and typed.subcommand in (None, *words[1:2]):
+            return launcher
+    return None
+
+
+def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: _Command) -> _Command:
+    """The launcher's own options, then the script. ``typed`` is the whole line, which stays the command as it is where
+    it has an option that no profile can say."""
+    form, words = command.launcher.typed, list(rest)
+    assert form is not None
+    if form.subcommand is not None:
+        words.pop(0)
     while words:
         word = words.pop(0)
         option, equals, value = word.partition("=")
@@ -180,12 +201,14 @@ def _torchrun(words: list[str], command: _Command) -> _Command:
         if not word.startswith("-"):
             command.script, command.words = word, words
             return command
-        if option in ("--standalone", "--no-python", "--run-path"):
+        if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
+            return _whole(typed)
+        if option in form.flags:
             continue
         value = value if equals else words.pop(0) if words else ""
-        if option.replace("_", "-") in ("--nproc-per-node",) and value.isdigit():
+        if option in form.count and value.isdigit():
             command.nproc = int(value)
-    raise DraftError("no script is named behind torchrun")
+    raise DraftError(f"no script is named behind {command.launcher.name}")
 
 
 def _python_beside(folder: Path) -> str | None:
@@ -383,24 +406,24 @@ def _text(
     out: list[str] = [
         f"# {name}, drafted by gputui init. gputui check shows what it would start; docs/recipes.md has more.",
         f"name: {name}",
-        f"launcher: {command.launcher}",
+        f"launcher: {command.launcher.name}",
     ]
-    if command.launcher == "command":
+    if command.launcher.takes_command:
         out.append(f"command: {_quoted(_joined(command.program))}")
     elif command.module is not None:
         out.append(f"module: {command.module}")
     else:
         out.append(f"script: {_quoted(str(command.script))}")
-    if command.launcher != "command":
+    if not command.launcher.takes_command:
         if command.python is not None:
             out.append(f"python: {_quoted(command.python)}")
         else:
             out.append("# python: .venv/bin/python      # the training environment's; else the active one")
-    if command.module is not None or command.launcher == "command" or command.script is None or "/" in command.script:
+    if command.module is not None or command.launcher.takes_command or command.script is None or "/" in command.script:
         out.append("workdir: .")
-    wanted = min(gpus, command.nproc or gpus) if command.launcher == "torchrun" else min(gpus, 1)
+    wanted = min(gpus, command.nproc or gpus) if command.launcher.starts_ranks else min(gpus, 1)
     out.append(f"gpus: {wanted}" + ("                         # 0: processes on the CPU" if not wanted else ""))
-    if command.launcher == "torchrun" and not wanted and command.nproc:
+    if command.launcher.starts_ranks and not wanted and command.nproc:
         out.append(f"nproc: {command.nproc}")
     if lines.params:
         out.append("params:")
@@ -408,7 +431,7 @@ def _text(
     if lines.args:
         out.append("args: >-")
         out += [f"  {line}" for line in _wrapped(lines.args)]
-    elif command.launcher != "command":
+    elif not command.launcher.takes_command:
         out.append('args: ""')
     if lines.roles:
         out.append("roles: {" + ", ".join(f"{role}: {param}" for role, param in lines.roles.items()) + "}")

@@ -19,6 +19,7 @@ from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.translate import findings
 from gputui.profiles.yaml_file import read_text, whole_file
 from gputui.profiles.yamldoc import Document, Mark, Place, YamlError, parse
+from gputui.runs.launchers import FOR_COMMAND
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -186,7 +187,7 @@ def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
     """A profile that has only a command needs no launcher."""
     if "launcher" in data or "command" not in data or "script" in data or "module" in data:
         return data
-    return {**data, "launcher": "command"}
+    return {**data, "launcher": FOR_COMMAND.name}
 
 
 def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:

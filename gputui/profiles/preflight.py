@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.past_peaks import PastPeak
 
@@ -72,14 +72,14 @@ def quick_checks(
         check_gpus(spec, gpus),
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
-        _port(spec),
+        *LAUNCHERS[spec.launcher].checks(spec),
         check_sinks(spec, state),
     ]
 
 
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     first = spec.program[0]
-    if spec.launcher == "command":
+    if LAUNCHERS[spec.launcher].takes_command:
         path = spec.env.get("PATH") or environ.get("PATH")
         base = spec.workdir if not spec.workdir.startswith(_RUN_DIR) else "/"
         found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
@@ -104,7 +104,7 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
 
 def _interpreter(spec: RunSpec) -> CheckResult:
     if spec.python is None:
-        return CheckResult("interpreter", "skip", "launcher command names its own program")
+        return CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")
     path = Path(spec.python)
     remedy = "set python: in the profile to the training environment's interpreter"
     if not path.is_absolute() or not path.exists():
@@ -152,7 +152,7 @@ def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
     for source in spec.metrics:
         if source.path is not None:
             yield "metrics.path", source.path
-    if spec.launcher == "command":
+    if LAUNCHERS[spec.launcher].takes_command:
         for token in spec.program:
             yield "command", token
     if spec.checkpoints is not None:
@@ -170,7 +170,7 @@ def _parameters(spec: RunSpec) -> CheckResult:
     used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
     unused = [name for name in spec.params if name not in used]
     if unused:
-        key = "command" if spec.launcher == "command" else "args"
+        key = "command" if LAUNCHERS[spec.launcher].takes_command else "args"
         remedy = f"add {' '.join(f'{{{name}}}' for name in unused)} to {key}, or remove the parameter"
         return CheckResult("parameters", "warn", f"{', '.join(unused)} is not used in {key} or env", remedy)
     return CheckResult("parameters", "pass", f"{len(spec.params)} used")
@@ -247,15 +247,3 @@ def _disk(spec: RunSpec, state: Path) -> CheckResult:
     if spec.disk_bytes is None and free_bytes < _LOW_DISK_BYTES:
         return CheckResult("disk", "warn", free, "free some space, or choose another place with --home")
     return CheckResult("disk", "pass", free)
-
-
-def _port(spec: RunSpec) -> CheckResult:
-    if spec.launcher != "torchrun":
-        return CheckResult("port", "skip", f"launcher {spec.launcher} needs none")
-    try:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-    except OSError as error:
-        remedy = "torchrun's processes meet on loopback; see whether it is up and ports are left (ss -s)"
-        return CheckResult("port", "fail", f"no free TCP port on 127.0.0.1: {error.strerror}", remedy)
-    return CheckResult("port", "pass", "a free port on 127.0.0.1 for the processes to meet")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gputui.host.child import ChildError, run_child
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launch_shell import passed_on
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import RunSpec
 
 DEADLINE_SECONDS = 20.0
@@ -35,7 +36,7 @@ def find(name):
         spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), list(spec.submodule_search_locations))
     return spec
 answer = {"python": sys.version.split()[0], "module": None, "runnable": False}
-answer.update({"torch": None, "cuda": None, "nccl": None, "elastic": False})
+answer.update({"torch": None, "cuda": None, "nccl": None, "missing": []})
 if sys.argv[1]:
     spec = find(sys.argv[1])
     if spec is not None:
@@ -44,7 +45,6 @@ if sys.argv[1]:
 torch = find("torch")
 if torch is not None and torch.submodule_search_locations:
     answer["torch"] = "unknown"
-    answer["elastic"] = find("torch.distributed.run") is not None
     try:
         with open(os.path.join(list(torch.submodule_search_locations)[0], "version.py")) as file:
             text = file.read()
@@ -60,6 +60,7 @@ if torch is not None and torch.submodule_search_locations:
             answer["nccl"] = metadata.version("nvidia-nccl-cu" + cuda_major)
     except Exception:
         pass
+answer["missing"] = [name for name in sys.argv[3:] if find(name) is None]
 sys.stdout.write("\n" + sys.argv[2] + json.dumps(answer) + "\n")
 """
 
@@ -75,7 +76,7 @@ def check_interpreter(
     and waits for it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA will do: the processes
     then work on the CPU."""
     if spec.python is None:
-        return [CheckResult("interpreter", "skip", "launcher command names its own program")]
+        return [CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")]
     module = spec.program[1] if spec.program[0] == "-m" else ""
     answer = _ask(spec, module, environ, deadline_seconds)
     if isinstance(answer, str):
@@ -83,6 +84,7 @@ def check_interpreter(
         return [CheckResult("interpreter", "fail", f"{spec.python} {answer}", remedy)]
     results = [CheckResult("interpreter", "pass", f"Python {answer['python']} at {spec.python}")]
     results.append(_torch(spec, answer, simulated_gpus))
+    results += _launcher(spec, answer)
     if module:
         results.append(_module(spec, module, answer))
     return results
@@ -91,15 +93,13 @@ def check_interpreter(
 def _torch(spec: RunSpec, answer: Mapping[str, Any], simulated_gpus: bool) -> CheckResult:
     version, cuda = answer["torch"], answer["cuda"]
     if version is None:
-        if spec.launcher != "torchrun":
-            return CheckResult("torch", "skip", "not installed there, and launcher python does not need it")
+        if not LAUNCHERS[spec.launcher].modules:
+            return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
         package = "'gputui[train]'" if spec.python == sys.executable else "torch"
         return CheckResult(
-            "torch", "fail", f"{spec.python} has no torch, which launcher torchrun needs",
+            "torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs",
             f"install it there ({spec.python} -m pip install {package}), or set python: to an interpreter that has it",
         )  # fmt: skip
-    if spec.launcher == "torchrun" and not answer["elastic"]:
-        return CheckResult("torch", "fail", f"torch {version} has no torchrun", "install torch 2.6 or newer")
     built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
     if spec.gpus.count and simulated_gpus:
         return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
@@ -109,6 +109,20 @@ def _torch(spec: RunSpec, answer: Mapping[str, Any], simulated_gpus: bool) -> Ch
             "install a build of torch with CUDA there, or use --gpus 0",
         )  # fmt: skip
     return CheckResult("torch", "pass", built)
+
+
+def _launcher(spec: RunSpec, answer: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """What its launcher needs beside torch."""
+    if answer["torch"] is None:
+        return
+    for module, package in LAUNCHERS[spec.launcher].modules:
+        if module in answer["missing"]:
+            yield CheckResult(
+                "launcher", "fail", f"{spec.python} has no {module}, which launcher {spec.launcher} needs",
+                f"install {package} there ({spec.python} -m pip install '{package}')",
+            )  # fmt: skip
+        else:
+            yield CheckResult("launcher", "pass", f"{module} is there")
 
 
 def _module(spec: RunSpec, module: str, answer: Mapping[str, Any]) -> CheckResult:
@@ -128,7 +142,8 @@ def _module(spec: RunSpec, module: str, answer: Mapping[str, Any]) -> CheckResul
 
 def _ask(spec: RunSpec, module: str, environ: Mapping[str, str], deadline_seconds: float) -> dict[str, Any] | str:
     """The answer, or what went wrong as the end of a sentence."""
-    return ask(str(spec.python), environment_of(spec, environ), spec.workdir, module, deadline_seconds)
+    needed = [name for name, _ in LAUNCHERS[spec.launcher].modules]
+    return ask(str(spec.python), environment_of(spec, environ), spec.workdir, module, deadline_seconds, needed)
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
@@ -143,14 +158,18 @@ def ask(
     workdir: str,
     module: str = "",
     deadline_seconds: float = DEADLINE_SECONDS,
+    needed: Sequence[str] = (),
 ) -> dict[str, Any] | str:
     """What an interpreter has: ``python``, ``torch``, ``cuda`` and ``nccl`` versions (None where it has none),
-    ``elastic`` whether torchrun is there, ``module`` and ``runnable`` about the one asked for. Or what went wrong, as
-    the end of a sentence."""
+    ``missing`` which of the modules ``needed`` are not there, ``module`` and ``runnable`` about the one asked for. Or
+    what went wrong, as the end of a sentence."""
     folder = workdir if Path(workdir).is_dir() else "/"
     try:
         answered = run_child(
-            [python, "-c", _SCRIPT, module, _MARK], deadline_seconds=deadline_seconds, environ=environ, workdir=folder
+            [python, "-c", _SCRIPT, module, _MARK, *needed],
+            deadline_seconds=deadline_seconds,
+            environ=environ,
+            workdir=folder,
         )
     except ChildError as error:
         return str(error)

@@ -21,6 +21,7 @@ from gputui.profiles.params import ParameterError, apply
 from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.kinds import FORMATS, is_format, is_uri
 from gputui.runs.command import substitute, values_for
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
 RUN_DIR = "{run_dir}"
@@ -80,7 +81,9 @@ def resolve(
         launcher=form.launcher,
         program=_program(profile, env),
         workdir=workdir,
-        python=None if form.launcher == "command" else interpreter(form.python, workdir, profile.folder, env),
+        python=None
+        if LAUNCHERS[form.launcher].takes_command
+        else interpreter(form.python, workdir, profile.folder, env),
         profile_path=str(profile.folder / profile.path.resolve().name),
         nproc=_processes(form, request, is_overridden=gpus_override is not None),
         gpus=request,
@@ -184,7 +187,7 @@ def _with_minimum(request: GpuRequest, form: ProfileForm) -> GpuRequest:
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
     """One process per GPU, or as many as the profile says. With GPUs given at the launch there is one for each, and a
     CPU run that names no number is one process."""
-    if form.launcher != "torchrun":
+    if not LAUNCHERS[form.launcher].starts_ranks:
         return 1
     if form.nproc == "gpus" or (is_overridden and request.count):
         return request.count or 1

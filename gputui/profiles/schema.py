@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +41,12 @@ from gputui.profiles.values import (
     problem,
 )
 from gputui.profiles.yamldoc import Place
+from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
+
+if TYPE_CHECKING:
+    LauncherName = str
+else:
+    LauncherName = Literal[tuple(LAUNCHERS)]
 
 
 class Model(BaseModel):
@@ -161,9 +167,7 @@ class ProfileForm(Model):
         None, description="what runs are called after; the file's name when left out"
     )
     description: str | None = Field(None, description="one sentence for lists and the launch page")
-    launcher: Literal["torchrun", "python", "command"] = Field(
-        "torchrun", description="torchrun, python, or command for anything else"
-    )
+    launcher: LauncherName = Field(FOR_RANKS.name, description="what starts the processes; command for anything else")
     script: Text | None = Field(None, description="the script, relative to the profile's folder")
     module: ModuleName | None = Field(None, description="a module instead of a script, as with python -m")
     command: Annotated[Arguments, Field(min_length=1)] | None = Field(
@@ -179,7 +183,7 @@ class ProfileForm(Model):
     min_gpus: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="with how few GPUs recovery may go on when others fail; not fewer if left out"
     )
-    nproc: Processes = Field("gpus", description='processes of torchrun; "gpus" is one for each GPU')
+    nproc: Processes = Field("gpus", description='processes that the launcher starts; "gpus" is one for each GPU')
     visible: Literal["uuid", "index"] = Field("uuid", description="what CUDA_VISIBLE_DEVICES holds")
     requires: Requires = Field(
         default_factory=lambda: Requires(gpu_memory=None, disk=None), description="memory and disk that must be free"

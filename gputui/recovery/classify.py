@@ -16,7 +16,8 @@ from gputui.recovery.findings import Finding, gather, last_message, reports_of, 
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.redaction import redact_text
-from gputui.runs.launchers.reports import TorchrunReport
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.reports import LauncherReport
 
 MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400
@@ -146,7 +147,7 @@ def _who(finding: Finding, evidence: Evidence) -> str:
         return f"rank {finding.rank}"
     if finding.kind in ("hang", "nan_loss", "memory_leak", "unkillable", "stopped_outside"):
         return "the run" if finding.kind != "unkillable" else "a process of the run"
-    return "torchrun" if evidence.launcher == "torchrun" else "the run"
+    return LAUNCHERS[evidence.launcher].title or "the run"
 
 
 def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
@@ -162,19 +163,19 @@ def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
 
 
-def _evidence(evidence: Evidence, reports: list[TorchrunReport], primary: Finding, found: list[Finding]) -> list[str]:
+def _evidence(evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]) -> list[str]:
     return [
         *_exit_lines(evidence),
         *(line for report in reports for line in _report_lines(report)),
         *_finding_lines(primary, evidence),
-        *(line for other in found if other is not primary for line in _other_lines(other, primary)),
+        *(line for other in found if other is not primary for line in _other_lines(other, primary, evidence)),
         *_context_lines(evidence, primary),
     ]
 
 
 def _exit_lines(evidence: Evidence) -> Iterator[str]:
     record = evidence.exit
-    name = "torchrun" if evidence.launcher == "torchrun" else "the command"
+    name = LAUNCHERS[evidence.launcher].title or "the command"
     if record is None:
         yield "exit: no exit record was left"
     elif record.signal is not None:
@@ -199,14 +200,14 @@ def _exit_lines(evidence: Evidence) -> Iterator[str]:
         yield f"kernel: the OOM killer struck shortly before: {', '.join(counts)}"
 
 
-def _report_lines(report: TorchrunReport) -> Iterator[str]:
+def _report_lines(report: LauncherReport) -> Iterator[str]:
     if report.root is not None:
         code = report.root.exit_code
         how = signal_name(-code) if code < 0 else f"code {code}"
         yield f"{report.launcher}: saw rank {report.root.rank} fail first, with {how}"
     for failure in report.failures:
         if failure.pid in report.forced:
-            yield f"torchrun: rank {failure.rank} did not react when it was asked to end, and was killed"
+            yield f"{report.launcher}: rank {failure.rank} did not react when it was asked to end, and was killed"
 
 
 def _finding_lines(finding: Finding, evidence: Evidence) -> Iterator[str]:
@@ -220,8 +221,8 @@ def _finding_lines(finding: Finding, evidence: Evidence) -> Iterator[str]:
         yield f"{who}: raised at {finding.where}"
 
 
-def _other_lines(finding: Finding, primary: Finding) -> Iterator[str]:
-    who = "torchrun" if finding.rank is None else f"rank {finding.rank}"
+def _other_lines(finding: Finding, primary: Finding, evidence: Evidence) -> Iterator[str]:
+    who = _who(finding, evidence)
     text = next((line.strip() for line in finding.text.splitlines() if line.strip()), "")
     if finding.tier > primary.tier:
         yield f"{who}, as a consequence: {text}"

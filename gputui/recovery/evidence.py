@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.logs import Stream, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
@@ -185,7 +186,7 @@ def collect(
     *,
     exit: ExitRecord | None,  # noqa: A002 - the name that everybody gives it
     ended_at: float | None,
-    launcher: str = "torchrun",
+    launcher: str = FOR_RANKS.name,
     started_at: float | None = None,
     last_step: int | None = None,
     rebooted: bool = False,

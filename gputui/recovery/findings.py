@@ -12,7 +12,8 @@ from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
 from gputui.recovery.tracebacks import Chain, Raised, by_rank, fatal_where, last_chain, parse_message
 from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands, wrapped_code
-from gputui.runs.launchers.reports import RankFailure, TorchrunReport, parse_reports
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.reports import LauncherReport, RankFailure
 from gputui.runs.logs import lines_of
 
 # Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.
@@ -77,12 +78,12 @@ class _Process:
     pid: int | None = None
 
 
-def reports_of(evidence: Evidence) -> list[TorchrunReport]:
+def reports_of(evidence: Evidence) -> list[LauncherReport]:
     """What the launchers of an attempt say of the end, in their order; the last is of what ended it."""
-    return parse_reports(_text(evidence, None, "output")) or [TorchrunReport(None)]
+    return LAUNCHERS[evidence.launcher].read_report(_text(evidence, None, "output"))
 
 
-def gather(evidence: Evidence, reports: Sequence[TorchrunReport]) -> list[Finding]:
+def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
     """Everything that explains the end, in no particular order."""
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
     found = list(_supervision(evidence, got_signal))
@@ -91,7 +92,7 @@ def gather(evidence: Evidence, reports: Sequence[TorchrunReport]) -> list[Findin
         for process in _ranks_processes(evidence, report, is_last=report is reports[-1]):
             of_ranks += _of_process(process, evidence)
     found += of_ranks
-    if evidence.launcher == "torchrun":
+    if LAUNCHERS[evidence.launcher].only_relays:
         for report in reports:
             found += _of_launcher(evidence, report)
     else:
@@ -171,7 +172,7 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
         yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", None, detail=signal_name(number))
 
 
-def _ranks_processes(evidence: Evidence, report: TorchrunReport, *, is_last: bool) -> Iterator[_Process]:
+def _ranks_processes(evidence: Evidence, report: LauncherReport, *, is_last: bool) -> Iterator[_Process]:
     """The ranks that a report is about, by its table, their prefixes in the output, and, for the last of them, their
     own logs and error files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
@@ -191,7 +192,7 @@ def _ranks_processes(evidence: Evidence, report: TorchrunReport, *, is_last: boo
             if rank not in logged and (failure.exit_code > 0 or -failure.exit_code in _CRASHES):
                 # It had no group of ranks yet, whose messages carry the rank.
                 stderr += rest
-            if failure is report.root and failure.traceback is None and evidence.launcher != "torchrun":
+            if failure is report.root and failure.traceback is None and not LAUNCHERS[evidence.launcher].only_relays:
                 error = copy
         yield _Process(
             rank=rank,
@@ -210,14 +211,14 @@ def _newer(one: ErrorFile, other: ErrorFile) -> bool:
     return one.at is not None and (other.at is None or one.at >= other.at)
 
 
-def _of_command(evidence: Evidence, report: TorchrunReport, of_ranks: Sequence[Finding]) -> list[Finding]:
+def _of_command(evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding]) -> list[Finding]:
     """What the command itself says, where what its ranks say does not explain the end: it may be their launcher."""
     rest, _ = by_rank(report.rest)
     code = pid = None
     if evidence.exit is not None:
         pid = evidence.exit.pid
         code = -evidence.exit.signal if evidence.exit.signal is not None else evidence.exit.code
-        if evidence.launcher == "command" and code is not None and code > _SHELL_SIGNAL_BASE:
+        if LAUNCHERS[evidence.launcher].takes_command and code is not None and code > _SHELL_SIGNAL_BASE:
             code, pid = (-(code - _SHELL_SIGNAL_BASE), None) if code - _SHELL_SIGNAL_BASE < signal.NSIG else (code, pid)
         if code is not None and code > 0 and (wrapped := wrapped_code(rest)) is not None:
             code, pid = wrapped, None
@@ -334,7 +335,7 @@ def _of_chain(chain: Chain, process: _Process, record: ExitRecord | None) -> Fin
     return Finding(kind, process.rank, signature.rank, raised.text, at, raised.where, specific, detail)
 
 
-def _of_launcher(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding]:
+def _of_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:
     """What torchrun says about itself, and how it ended."""
     chain = last_chain(report.rest, is_wrapper)
     if chain is not None:
@@ -359,7 +360,7 @@ def _of_launcher(evidence: Evidence, report: TorchrunReport) -> Iterator[Finding
         yield Finding("config_error", None, Tier.CAUSE, message or "code 2", detail=message)
 
 
-def _left_early(evidence: Evidence, report: TorchrunReport, found: Sequence[Finding]) -> Iterator[Finding]:
+def _left_early(evidence: Evidence, report: LauncherReport, found: Sequence[Finding]) -> Iterator[Finding]:
     """Ranks that torchrun does not call failed although the others lost them: they had ended with code 0."""
     if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in found):
         return
@@ -371,7 +372,7 @@ def _left_early(evidence: Evidence, report: TorchrunReport, found: Sequence[Find
         yield Finding("rank_left_early", missing[0], Tier.CAUSE, "ended with code 0", detail="code 0")
 
 
-def _ended_by_launcher(failure: RankFailure, report: TorchrunReport) -> bool:
+def _ended_by_launcher(failure: RankFailure, report: LauncherReport) -> bool:
     if failure.exit_code == -signal.SIGKILL:
         return failure.pid in report.forced
     return failure.exit_code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT) and (

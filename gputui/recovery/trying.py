@@ -18,6 +18,7 @@ from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policies import STOP, Action, Policy
 from gputui.recovery.policy import UNDO, PastDecision, Plan, Progress, decide
+from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
 
@@ -30,7 +31,7 @@ CHECKPOINT_BYTES = 1 << 30
 
 EXAMPLE = RunSpec(
     name="example",
-    launcher="torchrun",
+    launcher=FOR_RANKS.name,
     program=("train.py",),
     python="python",
     workdir="/",

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.base import Invocation, Placement
 from gputui.runs.spec import RunSpec, Scalar
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -138,44 +140,26 @@ def build_launch(
     run_dir: str,
     attempt: int,
     params: Mapping[str, Scalar],
-    visible_gpus: tuple[str, ...],
-    nproc: int,
-    port: int,
+    placement: Placement,
     checkpoint: str | None,
 ) -> Launch:
-    """The command of one attempt.
-
-    ``visible_gpus`` are UUIDs or indices as the profile asks, empty for a CPU run (which then sees no GPU at all);
-    ``nproc`` the ranks on this machine; ``port`` a free TCP port on loopback for the rendezvous.
-    """
+    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile asks."""
     values = values_for(params, run_dir, checkpoint)
     attempt_dir = str(PurePath(run_dir) / "attempts" / str(attempt))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
     if checkpoint is not None and spec.checkpoints is not None:
         arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
     program = expand(spec.program, params, run_dir, checkpoint)
-    if spec.launcher == "torchrun":
-        argv = (
-            str(spec.python), "-m", "torch.distributed.run",
-            "--nnodes=1", f"--nproc-per-node={nproc}", "--max-restarts=0",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={run_id}.{attempt}",
-            "--local-addr=127.0.0.1",
-            f"--shutdown-timeout={max(1, round(spec.grace_seconds))}",
-            f"--log-dir={attempt_dir}/ranks", "--redirects=3",
-            *program,
-            *arguments,
-        )  # fmt: skip
-    elif spec.launcher == "python":
-        argv = (str(spec.python), *program, *arguments)
-    else:
-        argv = (*program, *arguments)
+    launcher = LAUNCHERS[spec.launcher]
+    invocation = Invocation((*program, *arguments), attempt_dir, f"{run_id}.{attempt}")
+    argv = launcher.argv(spec, placement, invocation)
     env = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "TORCHELASTIC_ERROR_FILE": f"{attempt_dir}/error.json",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(placement.nodes[0].gpus),
         "GPUTUI_RUN_ID": run_id,
         "GPUTUI_RUN_DIR": run_dir,
         "GPUTUI_ATTEMPT": str(attempt),
@@ -183,10 +167,8 @@ def build_launch(
             (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
             f"{run_dir}/metrics.jsonl",
         ),
+        **launcher.environment(placement, invocation),
     }
-    if spec.launcher != "torchrun":
-        # The default of --log-dir of every torchrun that the program starts: the error files of its ranks lie there.
-        env["PET_LOG_DIR"] = f"{attempt_dir}/ranks"
     if checkpoint is not None:
         env["GPUTUI_CHECKPOINT"] = checkpoint
     env |= {name: substitute(text, values) for name, text in spec.env.items()}

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from gputui.runs.launch_shell import LaunchShell
+from gputui.runs.launchers import LAUNCHERS
 
-Launcher = Literal["torchrun", "python", "command"]
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
 MetricsKind = Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
@@ -75,13 +75,14 @@ class CheckpointSpec:
 class RunSpec:
     """Everything needed to start an attempt but its parameters, GPUs and checkpoint.
 
-    ``program`` is what follows the interpreter (``("train.py",)`` or ``("-m", "trainer")``), or the whole command of
-    launcher ``command``. ``args`` are tokens, split once as a shell would; None means ``--key value`` for each
-    parameter. Placeholders are substituted inside tokens, so that a value can never become two arguments.
+    ``launcher`` is a name in LAUNCHERS. ``program`` is what follows the interpreter (``("train.py",)`` or
+    ``("-m", "trainer")``), or a whole command. ``args`` are tokens, split once as a shell would; None means
+    ``--key value`` for each parameter. Placeholders are substituted inside tokens, so that a value can never become two
+    arguments.
     """
 
     name: str
-    launcher: Launcher
+    launcher: str
     program: tuple[str, ...]
     workdir: str
     python: str | None = None
@@ -143,9 +144,9 @@ class RunSpec:
             spec = cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpecError(f"not a run specification: {error}") from error
-        if spec.launcher not in ("torchrun", "python", "command") or not spec.program:
+        if spec.launcher not in LAUNCHERS or not spec.program:
             raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
-        if spec.launcher != "command" and not spec.python:
+        if not LAUNCHERS[spec.launcher].takes_command and not spec.python:
             raise SpecError("not a run specification: no interpreter")
         return spec
 

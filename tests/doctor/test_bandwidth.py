@@ -92,11 +92,11 @@ def test_what_cannot_be_measured_is_skipped_and_says_why(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpreter = Interpreter("/env/python", {}, str(tmp_path))
-    answer = {"python": "3.11.7", "torch": None, "cuda": None, "nccl": None, "elastic": False}
+    answer = {"python": "3.11.7", "torch": None, "cuda": None, "nccl": None, "missing": []}
     busy = replace(FREE, samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=90.0) for gpu in FACTS})
     monkeypatch.setattr(examine, "read_gpus", lambda _scenario: busy)
-    for python, words in ((answer, "has no torch"), ({**answer, "torch": "2.9.0", "elastic": True}, "no GPU is free")):
-        monkeypatch.setattr(examine, "ask", lambda *_, python=python: python)
+    for python, words in ((answer, "has no torch"), ({**answer, "torch": "2.9.0"}, "no GPU is free")):
+        monkeypatch.setattr(examine, "ask", lambda *_, needed, python=python: python)
         last = examine.examine(workspace, interpreter, 0.0, bandwidth=True)[-1]
         assert (last.name, last.status) == ("bandwidth", "skip") and words in last.detail
 

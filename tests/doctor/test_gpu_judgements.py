@@ -103,7 +103,7 @@ def test_topologies() -> None:
     assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
 
-ANSWER = {"python": "3.12.1", "torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "elastic": True}
+ANSWER = {"python": "3.12.1", "torch": "2.8.0", "cuda": "12.8", "nccl": "2.27.3", "missing": []}
 
 
 @pytest.mark.parametrize(

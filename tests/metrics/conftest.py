@@ -13,6 +13,7 @@ import pytest
 from gputui.metrics import files
 from gputui.metrics.formats import PRINTED_STREAMS, Reading
 from gputui.metrics.ingest import MetricsIngest
+from gputui.runs.launchers import FOR_SCRIPT, LAUNCHERS
 from gputui.store.database import migrations
 from tests.stores import open_store
 
@@ -29,6 +30,7 @@ class Bench:
         self.folder = folder
         self.connection = _in_memory() if in_memory else open_store(folder / "gputui.db")
         self.add_run(RUN, spec)
+        self.rank_output = LAUNCHERS[spec.get("launcher", FOR_SCRIPT.name)].rank_output(2)
         self.file = folder / name
         self.ingest = MetricsIngest(self.connection, clock=lambda: NOW)
         path = str(folder) if kind in PRINTED_STREAMS else str(self.file)
@@ -43,7 +45,7 @@ class Bench:
 
     def begin(self, attempt: int = 1) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
-        self.ingest.begin_attempt(RUN, attempt)
+        self.ingest.begin_attempt(RUN, attempt, self.rank_output)
         self.connection.execute("COMMIT")
 
     def restart(self) -> None:

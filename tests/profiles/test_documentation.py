@@ -18,6 +18,7 @@ from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import resolve
 from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires, json_schema
 from gputui.runs.command import build_launch
+from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import ROLE_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text("utf-8")
@@ -85,8 +86,8 @@ def test_the_names_of_the_checks(tmp_path: Path) -> None:
 def test_the_environment_that_gputui_sets_is_documented_and_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("script: a.py\ngpus: 0")
     launch = build_launch(
-        resolve(load(tmp_path / "x.yaml")), run_id="r", run_dir="/r", attempt=1, params={}, visible_gpus=(), nproc=1,
-        port=1, checkpoint="/c",
+        resolve(load(tmp_path / "x.yaml")), run_id="r", run_dir="/r", attempt=1, params={},
+        placement=Placement.here((), 1, 1), checkpoint="/c",
     )  # fmt: skip
     changeable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
     for name in launch.env:

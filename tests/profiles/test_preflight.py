@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections import namedtuple
 from dataclasses import replace
@@ -55,7 +56,7 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     assert {result.name: result.status for result in results} == {
         "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
         "checkpoints": "pass", "resume": "pass", "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass",
-        "interpreter": "pass", "torch": "pass", "sinks": "skip",
+        "interpreter": "pass", "torch": "pass", "launcher": "pass", "sinks": "skip",
     }  # fmt: skip
     assert not has_failed(results)
     assert results[0].to_json() == {
@@ -194,7 +195,7 @@ def test_a_port_that_cannot_be_had(spec: RunSpec, monkeypatch: pytest.MonkeyPatc
         def bind(self, _: object) -> None:
             raise OSError(98, "Address already in use")
 
-    monkeypatch.setattr(preflight.socket, "socket", Exhausted)
+    monkeypatch.setattr(socket, "socket", Exhausted)
     assert quick(spec, "port").detail == "no free TCP port on 127.0.0.1: Address already in use"
     assert quick(replace(spec, launcher="python"), "port").status == "skip"
 
@@ -275,8 +276,8 @@ def _alive_in_group(group: int) -> list[int]:
 
 class TestProbe:
     def test_this_environment(self, spec: RunSpec) -> None:
-        interpreter, torch = check_interpreter(spec, os.environ)
-        assert (interpreter.status, torch.status) == ("pass", "pass")
+        interpreter, torch, launcher = check_interpreter(spec, os.environ)
+        assert (interpreter.status, torch.status, launcher.status) == ("pass", "pass", "pass")
         assert torch.detail.startswith("torch 2.")
 
     @pytest.mark.parametrize(
@@ -296,7 +297,8 @@ class TestProbe:
         (package / "version.py").write_text(f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda}\n")
         (package / "distributed" / "__init__.py").write_text("")
         spec = replace(spec, gpus=GpuRequest(gpus), env={"PYTHONPATH": str(tmp_path / "lib")})
-        assert check_interpreter(spec, os.environ)[1].detail == "torch 2.99.0 has no torchrun"
+        launcher = check_interpreter(spec, os.environ)[2]
+        assert (launcher.name, launcher.status) == ("launcher", "fail")
         (package / "distributed" / "run.py").write_text("")
         torch = check_interpreter(spec, os.environ)[1]
         assert (torch.status, torch.detail) == (status, detail)

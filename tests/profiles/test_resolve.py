@@ -15,6 +15,7 @@ from gputui.profiles.describe import preview_launch
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.command import build_launch
+from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
 
 UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-dddddddddddd" for index in range(4)]
@@ -86,8 +87,8 @@ recovery: standard
     assert spec.checkpoints is not None
     assert spec.checkpoints.resume == ("--resume", "{checkpoint}")
     launch = build_launch(
-        spec, run_id="r-1", run_dir="/runs/r-1", attempt=2, params=spec.params, visible_gpus=tuple(UUIDS[:2]),
-        nproc=2, port=1234, checkpoint="/runs/r-1/checkpoints/step_5.pt",
+        spec, run_id="r-1", run_dir="/runs/r-1", attempt=2, params=spec.params,
+        placement=Placement.here(tuple(UUIDS[:2]), 2, 1234), checkpoint="/runs/r-1/checkpoints/step_5.pt",
     )  # fmt: skip
     assert launch.argv[-6:] == (
         "--batch-size", "128", "--lr", "0.05", "--resume", "/runs/r-1/checkpoints/step_5.pt",

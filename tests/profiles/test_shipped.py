@@ -14,6 +14,7 @@ from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
 from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import Case
 from gputui.runs.command import build_launch
+from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import RunSpec, Scalar
 from trainer.config import Settings, from_arguments, unfold
 
@@ -31,7 +32,7 @@ def resolved(path: Path) -> RunSpec:
 def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None = None) -> Settings:
     """What the trainer makes of the command line that gputui starts it with."""
     launch = build_launch(
-        spec, run_id="r", run_dir="/r", attempt=1, params=params, visible_gpus=(), nproc=2, port=1,
+        spec, run_id="r", run_dir="/r", attempt=1, params=params, placement=Placement.here((), 2, 1),
         checkpoint=checkpoint,
     )  # fmt: skip
     words = launch.argv[launch.argv.index("trainer") + 1 :]

@@ -17,6 +17,7 @@ from gputui.runs.command import (
     format_value,
     substitute,
 )
+from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
 SPEC = RunSpec(
@@ -38,9 +39,7 @@ def launch(spec: RunSpec = SPEC, **changes: object) -> Launch:
         "run_dir": "/state/runs/demo-1",
         "attempt": 3,
         "params": spec.params,
-        "visible_gpus": ("GPU-a", "GPU-b"),
-        "nproc": 2,
-        "port": 29501,
+        "placement": Placement.here(("GPU-a", "GPU-b"), 2, 29501),
         "checkpoint": None,
         **changes,
     }
@@ -71,7 +70,7 @@ def test_the_environment_of_an_attempt() -> None:
 
 
 def test_a_cpu_run_sees_no_gpu() -> None:
-    assert launch(visible_gpus=()).env["CUDA_VISIBLE_DEVICES"] == ""
+    assert launch(placement=Placement.here((), 2, 1)).env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:

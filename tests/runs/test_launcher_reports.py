@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gputui.recovery.tracebacks import fatal_where, last_chain, parse_message
-from gputui.runs.launchers.reports import RankFailure, TorchrunReport, parse_reports
+from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_reports
 from tests.recovery.attempts import recorded, report, traceback
 
 OUTPUT = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
@@ -79,7 +79,7 @@ def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, co
     assert found.root is not None and (found.root.rank, found.root.exit_code) == (rank, code)
 
 
-def one(text: str) -> TorchrunReport:
+def one(text: str) -> LauncherReport:
     found, *behind = parse_reports(text)
     assert not behind
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.places import checkpoint_directory, in_run
 from gputui.runs.spec import RunSpec
 
@@ -29,9 +30,7 @@ class TrainingTrace:
 
 def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> TrainingTrace:
     folder = run_dir / "attempts" / str(attempt)
-    outputs = [folder / "output.log"]
-    if spec.launcher == "torchrun":
-        outputs = [*folder.glob("ranks/*/attempt_0/0/std*.log")]
+    outputs = LAUNCHERS[spec.launcher].log_files(folder, spec.nproc)
     printed = next((source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS), None)
     files = [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None]
     unread = [f"no metrics line is in {' or '.join(files)}"] if files else []

@@ -21,9 +21,12 @@ from gputui.runs.agent_process import AGENT_MARK, agent_of_shim
 from gputui.runs.command import build_launch
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import ProcessIdentity, boot_id, identify, is_alive, marked_processes
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.base import Placement
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 
@@ -75,15 +78,18 @@ def prepare_attempt(
         extra = next_attempt.get(connection, run.run_id).env
         spec = replace(spec, env={**spec.env, **extra})
         real = restore(run.params, spec.params)
+        placement = Placement.here(
+            tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
+            ranks=ranks_for(spec, len(uuids)),
+            port=free_port(),
+        )
         launch = build_launch(
             spec,
             run_id=run.run_id,
             run_dir=str(workspace.run_dir(run.run_id)),
             attempt=number,
             params=real,
-            visible_gpus=tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
-            nproc=ranks_for(spec.nproc, len(spec.gpus.uuids) or spec.gpus.count, len(uuids)),
-            port=free_port(),
+            placement=placement,
             checkpoint=run.resume_from,
         )
         (folder / str(number)).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
@@ -116,7 +122,7 @@ def prepare_attempt(
         next_attempt.take_away(connection, run.run_id)
         folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
         checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
-        ingest.begin_attempt(run.run_id, number)
+        ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids)))
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
         resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
@@ -128,11 +134,15 @@ def prepare_attempt(
     return attempt
 
 
-def ranks_for(nproc: int, gpus_asked: int, gpus_given: int) -> int:
+def ranks_for(spec: RunSpec, gpus_given: int) -> int:
     """Ranks on this machine: as many per GPU as the profile has, on as many GPUs as there are."""
-    if not gpus_asked or not gpus_given:
-        return nproc
-    return max(1, nproc * gpus_given // gpus_asked)
+    asked = len(spec.gpus.uuids) or spec.gpus.count
+    return max(1, spec.nproc * gpus_given // asked) if asked and gpus_given else spec.nproc
+
+
+def rank_output(spec: RunSpec, gpus_given: int) -> str:
+    """Where the first rank's output is, as `MetricsIngest.begin_attempt` takes it."""
+    return LAUNCHERS[spec.launcher].rank_output(ranks_for(spec, gpus_given))
 
 
 def spawn_shim(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.attempt_launch import rank_output
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor, redact_params
@@ -85,7 +86,12 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
                 launch=redact_launch(Launch.from_json(record), own),
                 now=float(record["created_at"]),
             )
-            ingest.readmit_attempt(folder.name, int(record["attempt"]), record.get("metrics_bytes") or 0)
+            ingest.readmit_attempt(
+                folder.name,
+                int(record["attempt"]),
+                record.get("metrics_bytes") or 0,
+                rank_output(spec, len(record["gpus"])),
+            )
             if record is not newest:
                 repository.end_attempt(
                     connection,

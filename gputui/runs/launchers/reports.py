@@ -67,7 +67,7 @@ class RankFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchrunReport:
+class LauncherReport:
     """What a launcher's output tells. ``root`` is its own guess at the cause, which a lost peer can mislead.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Entry:
     traceback: list[str] = field(default_factory=list)
 
 
-def parse_reports(text: str) -> list[TorchrunReport]:
+def parse_reports(text: str) -> list[LauncherReport]:
     """Read a command's output: a report for each table of torchrun, in their order, and one for what stands behind the
     last of them, where that is not blank. What is not there is None or empty; no text gives no report."""
     lines = lines_of(text)
@@ -122,12 +122,12 @@ def parse_reports(text: str) -> list[TorchrunReport]:
     return [report for report in reports if not _survived(report, last)]
 
 
-def _survived(report: TorchrunReport, last: float | None) -> bool:
+def _survived(report: LauncherReport, last: float | None) -> bool:
     at = None if report.root is None else report.root.at
     return at is not None and last is not None and at < last - SURVIVED_SECONDS
 
 
-def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailure, ...] = ()) -> TorchrunReport:
+def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailure, ...] = ()) -> LauncherReport:
     asked: set[int] = set()
     forced: set[int] = set()
     got_signal: int | None = None
@@ -143,10 +143,10 @@ def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailur
         elif (match := _GOT_SIGNAL.match(message)) and got_signal is None:
             got_signal = int(match[1])
     rest = "".join(f"{line}\n" for line in lines)
-    return TorchrunReport(root, others, frozenset(asked), frozenset(forced), got_signal, rest)
+    return LauncherReport(root, others, frozenset(asked), frozenset(forced), got_signal, rest)
 
 
-def _of_other_launcher(lines: list[str]) -> TorchrunReport:
+def _of_other_launcher(lines: list[str]) -> LauncherReport:
     """What is left without a table: the report of another launcher, where one wrote it, else only text."""
     report = _report(lines, None)
     for line in lines:

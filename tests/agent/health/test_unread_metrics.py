@@ -12,7 +12,7 @@ import pytest
 
 from gputui.agent.health.unread_metrics import PRINTED_LINES, missing_metrics, trace_of
 from gputui.metrics.intake_words import intake_words
-from gputui.runs.spec import CheckpointSpec, Launcher, MetricsSpec, RunSpec
+from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store.metric_intake import intake
 from tests.conftest import wait_until
 from tests.machine import Machine
@@ -20,7 +20,7 @@ from tests.machine import Machine
 BEGAN = 1_000.0
 
 
-def spec(launcher: Launcher, *sources: MetricsSpec) -> RunSpec:
+def spec(launcher: str, *sources: MetricsSpec) -> RunSpec:
     return RunSpec(
         name="a",
         launcher=launcher,
@@ -36,7 +36,7 @@ def spec(launcher: Launcher, *sources: MetricsSpec) -> RunSpec:
     ("launcher", "name"), [("python", "output.log"), ("torchrun", "ranks/r_1/attempt_0/0/stderr.log")]
 )
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-def test_so_many_printed_lines(tmp_path: Path, launcher: Launcher, name: str, end: str) -> None:
+def test_so_many_printed_lines(tmp_path: Path, launcher: str, name: str, end: str) -> None:
     path = tmp_path / "attempts" / "1" / name
     path.parent.mkdir(parents=True)
     described = spec(launcher, MetricsSpec("output", None, ("step (?P<step>x)",)))
