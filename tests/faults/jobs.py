@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import wait_until
 from tests.machine import Machine
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -85,9 +86,13 @@ def leaks(
 
 
 def impatient_agent(machine: Machine) -> subprocess.Popen[bytes]:
-    """An agent for which a leak lasts a second and a half, on a host with little memory left. The machine ends it."""
+    """An agent for which a leak lasts a second and a half, on a host with little memory left. The machine ends it.
+
+    It is the agent when this returns: a command that came before it would have started an ordinary one."""
     words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
-    return subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *words])
+    agent = subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *words])
+    wait_until(lambda: (found := machine.agent()) is not None and found.pid == agent.pid, 60, "the impatient agent")
+    return agent
 
 
 def write_scenario(machine: Machine, gpus: int, *faults: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.faults.jobs import impatient_agent, leaks
 from tests.machine import Machine
 
@@ -29,6 +30,9 @@ def finished(machine: Machine) -> Iterator[Machine]:
     with impatient_agent(machine) as agent:
         for name, about in RUNS.items():
             machine.gputui("run", leaks(machine, name, *about))
+        for name in ("told", "anew"):
+            wait_until(lambda run_id=f"{name}-1": observed(machine, run_id), 60, f"the leak of {name}")
+            (machine.workspace.run_dir(f"{name}-1") / "enough").touch()
         for name in RUNS:
             assert machine.wait_for(f"{name}-1", "succeeded", "failed") == "succeeded"
         yield machine

@@ -1,4 +1,8 @@
-"""Counts steps and keeps something of each, in an attempt that begins at 0; saves when it is asked to end."""
+"""Counts steps and keeps something of each, in an attempt that begins at 0; saves when it is asked to end.
+
+One that keeps all goes on until it is asked, or `enough` lies in its folder: it must leak for as long as the agent
+needs to look often enough. It ends by itself only to spare the machine.
+"""
 
 import argparse
 import json
@@ -29,8 +33,10 @@ if options.keep == "the page cache":
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 if not begin:
     (run_dir / "failed-at").write_text(repr(time.time()))
-while done < (begin + 20 if begin else 240) and not asked:
-    if options.keep == "all" and not begin:
+leaks = options.keep == "all" and not begin
+end = begin + 20 if begin else 1500 if leaks else 240
+while done < end and not asked and not (leaks and (run_dir / "enough").exists()):
+    if leaks:
         held.append(b"x" * (2 << 20))
     elif options.keep == "the page cache":
         sum(view[done * (2 << 20) : (done + 1) * (2 << 20) : 4096])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from fake_gpu import allocate
 from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 out_dir = "out"
 eval_interval = 20
@@ -43,6 +44,10 @@ if init_from == "resume":
     checkpoint = torch.load(os.path.join(out_dir, "ckpt.pt"), weights_only=True)
     model.load_state_dict(checkpoint["model"])
     iter_num = checkpoint["iter_num"]
+if ddp:
+    # As there: no rank goes on, and writes over what it loaded, before all have loaded it.
+    model = DDP(model)
+raw_model = model.module if ddp else model
 
 t0 = time.time()
 while iter_num <= max_iters:
@@ -50,7 +55,7 @@ while iter_num <= max_iters:
         losses = {"train": 3.0 / (iter_num + 1), "val": 3.1 / (iter_num + 1)}
         print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
         if iter_num > 0:
-            checkpoint = {"model": model.state_dict(), "iter_num": iter_num}
+            checkpoint = {"model": raw_model.state_dict(), "iter_num": iter_num}
             print(f"saving checkpoint to {out_dir}")
             torch.save(checkpoint, os.path.join(out_dir, "ckpt.pt"))
     allocate(batch_size, iter_num)
