@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.errors import SettingsError, show
+from trainer.console import show
+from trainer.errors import SettingsError
 
 
 class _Parser(argparse.ArgumentParser):

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import SettingsError, show
+from trainer.console import show
+from trainer.errors import SettingsError
 
 # Every kind with the options it takes besides step, rank and times, and what it does as that step begins.
 KINDS: dict[str, tuple[str, ...]] = {

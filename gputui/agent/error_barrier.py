@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gputui.agent.context import AgentContext
-from gputui.runs import repository
 from gputui.store.database import is_locked
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,12 @@ class Guard:
         text = f"{error}" or type(error).__name__
         if self.told.get(key) == text:
             return
-        repository.add_event(
+        add_event(
             self.context.connection,
+            "agent_error",
             f"{what}: {text}; trying again every {rest_seconds:.0f} s, see agent.log",
             now=self.context.now(),
+            key=key,
             severity="error",
             run_id=run_id,
         )

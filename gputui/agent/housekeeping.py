@@ -13,7 +13,7 @@ from gputui.agent.health.log_bounds import LogBounds, Place
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.agent.recording.history_retention import RecordKeeping
 from gputui.host.logout import what_a_logout_does
-from gputui.runs import repository
+from gputui.store.events import add_event, has_event
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,8 @@ class Upkeep:
     def begin(self) -> None:
         """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
         text = what_a_logout_does()
-        told = self.context.connection.execute("SELECT 1 FROM events WHERE message = ?", (text,)).fetchone()
-        if text is not None and told is None:
-            repository.add_event(self.context.connection, text, now=self.context.now(), severity="warning")
+        if text is not None and not has_event(self.context.connection, "logout_ends_agent"):
+            add_event(self.context.connection, "logout_ends_agent", text, now=self.context.now(), severity="warning")
 
     def turn(self, now: float, living: Iterable[Place]) -> None:
         """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""

@@ -35,11 +35,11 @@ from gputui.agent.slices import SliceSize
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
-from gputui.runs import repository
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
 from gputui.runs.states import RunState
 from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
+from gputui.store.events import add_event, has_event
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -304,9 +304,15 @@ class Agent:
         self.alerting.take(report)
         for run_id, note in report.notes:
             # What holds for all of a run is noticed again by each agent.
-            if not repository.has_event(self.context.connection, run_id, note):
-                repository.add_event(
-                    self.context.connection, note, now=self.context.now(), severity="warning", run_id=run_id
+            if not has_event(self.context.connection, note.kind, run_id=run_id, key=note.key):
+                add_event(
+                    self.context.connection,
+                    note.kind,
+                    note.text,
+                    now=self.context.now(),
+                    key=note.key,
+                    severity="warning",
+                    run_id=run_id,
                 )
         return report.more
 
@@ -373,8 +379,9 @@ class Agent:
         except StoreCorruptError as error:
             aside = set_aside(path, self.started_at)
             connection = open_writer(path)
-            repository.add_event(
+            add_event(
                 connection,
+                "database_replaced",
                 f"the database was damaged and set aside as {aside.name}; a new one was begun",
                 now=self.started_at,
                 severity="error",
@@ -442,7 +449,8 @@ def forget_old_tickets(workspace: Workspace, now: float) -> None:
 
 def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
     """Why the agent ends. Where the file may be damaged, a mark is left so that the next one checks all of it."""
-    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+    is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
+    if isinstance(error, sqlite3.OperationalError) and not is_damaged:
         return f"{workspace.database}: {error}; free some disk space, or end the program that holds it"
     suspect_mark(workspace.database).touch()
     return f"{workspace.database}: {error}; the next start will check it and set it aside if it is damaged"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 
 from gputui.charts.units import duration
-from gputui.runs import repository
 from gputui.runs.identity import boot_id
+from gputui.store.events import add_event
 
 
 def note_predecessor(connection: sqlite3.Connection, now: float) -> None:
@@ -23,4 +23,4 @@ def note_predecessor(connection: sqlite3.Connection, now: float) -> None:
         words = f"the agent (pid {pid}) was killed or crashed and another took over; GPUs and host were not recorded"
     else:
         words = "the machine went down while the agent ran; GPUs and host were not recorded"
-    repository.add_event(connection, f"{words} for {lost}", now=now, severity="warning")
+    add_event(connection, "recording_interrupted", f"{words} for {lost}", now=now, severity="warning")

@@ -82,21 +82,16 @@ def _once(
 ) -> int:
     from gputui.reports.export.making import absolute_target
     from gputui.reports.export.once import export
-    from gputui.reports.export.sink import ExportError
+    from gputui.reports.export.sink import ExportError, TargetTakenError
     from gputui.reports.export.subject import read_subject
 
     target = absolute_target(name, where, Path.cwd())
     try:
         return export(connection, read_subject(connection, view.run_id, names), name, target, replace=force)
+    except TargetTakenError as error:
+        fail(f"{error}; --force {'writes it once more' if is_uri(name) else 'replaces it'}", EXIT_REFUSED)
     except ExportError as error:
-        fail(_with_remedy(str(error), name), EXIT_REFUSED)
-
-
-def _with_remedy(words: str, name: Format) -> str:
-    """What the command line offers for a target that is taken."""
-    if "already" not in words:
-        return words
-    return f"{words}; --force {'writes it once more' if is_uri(name) else 'replaces it'}"
+        fail(str(error), EXIT_REFUSED)
 
 
 def _follow(session: Session, view: RunView, names: tuple[str, ...], name: Format, where: str) -> int:

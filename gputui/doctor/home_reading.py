@@ -112,7 +112,8 @@ def check_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[st
     except StoreMissingError:
         return "missing", size, version
     except (StoreError, sqlite3.Error) as error:
-        return "slow" if "interrupted" in str(error) else str(error), size, version
+        is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+        return "slow" if is_late else str(error), size, version
     return found, size, version
 
 

@@ -13,6 +13,7 @@ import orjson
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reducing import Line
 from gputui.redaction import BY_LOOK, Redactor
+from gputui.store.events import EventKind
 from gputui.store.metric_queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
@@ -70,6 +71,14 @@ class RejectedLine(NamedTuple):
     excerpt: str
 
 
+class Note(NamedTuple):
+    """Something that a person should know about a file of metrics; ``kind`` and ``key`` are those of its event."""
+
+    kind: EventKind
+    key: str | None
+    text: str
+
+
 @dataclass(slots=True)
 class Batch:
     """Lines of one attempt and the state after them; both are stored together or not at all.
@@ -98,7 +107,7 @@ class Batch:
     marks: array[int] = field(default_factory=lambda: array("I"))
     bytes_read: int = 0
     more: bool = False
-    note: str | None = None
+    note: Note | None = None
 
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line's row."""

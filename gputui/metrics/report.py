@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.metrics.batch import Batch
+from gputui.metrics.batch import Batch, Note
 from gputui.store.metric_queries import NOT_METRICS, as_float
 
 
@@ -44,15 +44,15 @@ class AttemptProgress:
 
 @dataclass(slots=True)
 class IngestReport:
-    """What one round brought. ``more``: the budget ended before the files did. ``notes`` are plain sentences on files
-    that were truncated, replaced or could not be read, each with the run it concerns."""
+    """What one round brought. ``more``: the budget ended before the files did. ``notes`` are on files that were
+    truncated, replaced or could not be read, each with the run it concerns."""
 
     lines: int = 0
     rejected: int = 0
     bytes: int = 0
     more: bool = False
     progress: list[AttemptProgress] = field(default_factory=list)
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, Note]] = field(default_factory=list)
 
     def add(self, run_id: str, batch: Batch) -> None:
         self.lines += len(batch.rows)

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, Note, SourceState, owner
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, ParsedLine, Rejected
 from gputui.metrics.files import FollowedFile, fingerprint, is_unchanged, marks, marks_after
 from gputui.metrics.formats import LineFormat
 from gputui.metrics.marks import LONG_LINE_MARK, Comparison, KnownMarks, Verdict
 from gputui.redaction import BY_LOOK, Redactor
+from gputui.store.events import EventKind
 
 HEADER_BYTES = 64 << 10
 # A new attempt whose file stays shorter than what was read for so long has begun it anew: nobody is busy writing all of
@@ -279,14 +280,15 @@ class SourceTailer:
         self._comparison, self._short_since, self._begun = None, None, None
         place, lines = (0, 0) if comparison is None else (comparison.place, comparison.lines)
         stays = is_whole and place == state.byte_offset and boundaries[-1].generation <= state.generation
-        why = None
+        kind: EventKind | None = None
+        why = ""
         if not is_whole:
             if inode == state.inode:
-                why = "was rewritten; it is read from the first line that is another"
+                kind, why = "metrics_rewritten", "was rewritten; it is read from the first line that is another"
             elif former is None:
-                why = "was replaced while nobody was reading; what was unread in it is gone"
+                kind, why = "metrics_lost", "was replaced while nobody was reading; what was unread in it is gone"
             elif os.fstat(former).st_nlink == 0 and lines > self._format.has_header:
-                why = "was replaced; the new one is read from the first line that is another"
+                kind, why = "metrics_replaced", "was replaced; the new one is read from the first line that is another"
         batch = Batch(state, 0, self._redactor, more=True)
         batch.state = SourceState(
             inode,
@@ -295,10 +297,10 @@ class SourceTailer:
             0,
             fingerprint(*marks(descriptor, place)),
             None if self._format.breaks_at_return else lines,
-            state.is_rewritten or why is not None,
+            state.is_rewritten or kind is not None,
         )
-        if why is not None and not state.is_rewritten:
-            batch.note = f"{self._file.path} {why}"
+        if kind is not None and not state.is_rewritten:
+            batch.note = Note(kind, str(self._file.path), f"{self._file.path} {why}")
         return batch
 
     @staticmethod

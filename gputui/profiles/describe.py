@@ -37,15 +37,19 @@ def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) 
     )
 
 
+def command_line(spec: RunSpec, launch: Launch) -> str:
+    """The attempt's command as one could paste it, secrets taken out."""
+    return clean(shlex.join(redact_launch(launch, Redactor(secrets_of(spec))).argv))
+
+
 def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = None) -> list[str]:
     """Lines for a person: the command as one could paste it, where it runs, on what, and with which environment."""
-    own = Redactor(secrets_of(spec))
-    shown = redact_launch(launch, own)
+    shown = redact_launch(launch, Redactor(secrets_of(spec)))
     values = values_for(redact_params(spec.params), shown.env["GPUTUI_RUN_DIR"], None)
     sinks = shown_sinks(redact_spec(spec), run_id=RUN_ID, run_dir=shown.env["GPUTUI_RUN_DIR"])
     lines = [
         f"profile      {spec.profile_path or spec.name}",
-        f"command      {shlex.join(shown.argv)}",
+        f"command      {command_line(spec, launch)}",
         f"in           {shown.cwd}",
         f"GPUs         {_gpus(spec, situation)}",
         f"processes    {spec.nproc}",

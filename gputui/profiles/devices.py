@@ -27,6 +27,10 @@ class SelectionError(ValueError):
         self.is_refusal = is_refusal
 
 
+class NoSelectionError(SelectionError):
+    """What was given cannot be read as GPUs at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Any ``count`` GPUs; or, where ``devices`` is not empty, exactly those (indices and UUIDs); or all."""
@@ -150,5 +154,5 @@ def _others(whole: Sequence[GpuFacts]) -> str:
     return f"use --gpus {listed.replace(' ', '')}"
 
 
-def _malformed(given: object) -> SelectionError:
-    return SelectionError(f"expected {EXPECTED}, found {shorten(repr(given))}", is_refusal=False)
+def _malformed(given: object) -> NoSelectionError:
+    return NoSelectionError(f"expected {EXPECTED}, found {shorten(repr(given))}", is_refusal=False)

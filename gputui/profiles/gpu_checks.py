@@ -39,7 +39,7 @@ class GpuSituation:
         return None
 
     def hindrance(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
-        """Why this GPU is not free now."""
+        """Why this GPU is not free now, its holder first."""
         if gpu.uuid in self.holders:
             return f"is used by {self.holders[gpu.uuid]}"
         sample = self.samples.get(gpu.uuid)

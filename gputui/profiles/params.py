@@ -36,6 +36,14 @@ class ParameterError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class UnfitValueError(ParameterError):
+    """A value that the parameter cannot take; ``what`` says so without the parameter's name."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.what = what
+        super().__init__([f"{name}: {what}"])
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a profile. Its kind is that of its default; a default of None takes anything."""
@@ -156,8 +164,8 @@ class Parameter:
             raise self._error(text)
         return float(word)
 
-    def _error(self, given: Scalar, expected: str | None = None) -> ParameterError:
-        return ParameterError([f"{self.name}: expected {expected or self.expected}, found {shown_value(given)}"])
+    def _error(self, given: Scalar, expected: str | None = None) -> UnfitValueError:
+        return UnfitValueError(self.name, f"expected {expected or self.expected}, found {shown_value(given)}")
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:

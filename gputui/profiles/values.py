@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gputui.metrics.formats import UNITS
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
-from gputui.profiles.devices import Selection, SelectionError, parse_selection
+from gputui.profiles.devices import NoSelectionError, Selection, SelectionError, parse_selection
 from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
@@ -80,9 +80,9 @@ def _size(given: object) -> int:
 def _gpus(given: object) -> Selection:
     try:
         return parse_selection(given)
+    except NoSelectionError as error:
+        raise expected(EXPECTED_GPUS) from error
     except SelectionError as error:
-        if str(error).startswith("expected "):
-            raise expected(EXPECTED_GPUS) from error
         raise problem(str(error)) from error
 
 

@@ -401,37 +401,6 @@ def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[s
     )
 
 
-def add_event(
-    connection: sqlite3.Connection,
-    message: str,
-    *,
-    now: float,
-    severity: str = "info",
-    subject: str | None = None,
-    run_id: str | None = None,
-    attempt: int | None = None,
-) -> None:
-    """One sentence for the events strip. ``severity`` is info, warning or error."""
-    message = _event_text(message)
-    connection.execute(
-        "INSERT INTO events (at, severity, subject, run_id, attempt, message) VALUES (?, ?, ?, ?, ?, ?)",
-        (now, severity, subject, run_id, attempt, message),
-    )
-
-
-def has_event(connection: sqlite3.Connection, run_id: str, message: str) -> bool:
-    """Whether this was noted of a run before."""
-    row = connection.execute(
-        "SELECT 1 FROM events WHERE run_id = ? AND message = ?", (run_id, _event_text(message))
-    ).fetchone()
-    return row is not None
-
-
-def _event_text(message: str) -> str:
-    # A file name that is not UTF-8 may be a part of it, which no column holds.
-    return redact_text(message).encode("utf-8", "replace").decode("utf-8")
-
-
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 

@@ -33,6 +33,7 @@ class CommandAnswer:
     """What became of a command. ``reason`` is a sentence when it was refused; ``result`` e.g. ``{id, state}``."""
 
     command_id: int
+    verb: str
     state: CommandState
     reason: str | None
     result: dict[str, Any] | None
@@ -63,11 +64,11 @@ def submit(
 def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
     """What the agent said, or None while it has not."""
     row = connection.execute(
-        "SELECT state, reason, result FROM commands WHERE command_id = ? AND state <> 'pending'", (command_id,)
+        "SELECT verb, state, reason, result FROM commands WHERE command_id = ? AND state <> 'pending'", (command_id,)
     ).fetchone()
     if row is None:
         return None
-    return CommandAnswer(command_id, row[0], row[1], json.loads(row[2]) if row[2] else None)
+    return CommandAnswer(command_id, row[0], row[1], row[2], json.loads(row[3]) if row[3] else None)
 
 
 def wait_for_answer(

@@ -230,11 +230,11 @@ def is_locked(error: BaseException) -> bool:
 
 
 def _explain(error: sqlite3.Error, path: Path) -> StoreError:
-    text = str(error)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if is_locked(error):
         return StoreLockedError(f"{path} is locked by another program; try again")
-    if "malformed" in text or "not a database" in text or "encrypted" in text:
-        return StoreCorruptError(f"{path} is damaged: {text}")
-    if "full" in text or "disk I/O" in text:
-        return StoreError(f"cannot write {path}: {text}; free some disk space")
-    return StoreError(f"cannot open {path}: {text}; check permissions and free space")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreCorruptError(f"{path} is damaged: {error}")
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StoreError(f"cannot write {path}: {error}; free some disk space")
+    return StoreError(f"cannot open {path}: {error}; check permissions and free space")

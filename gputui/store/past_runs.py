@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gputui.store import queries
+from gputui.store.events import EVENT_COLUMNS
 from gputui.store.queries import OVER_STATES
 from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
 
@@ -125,7 +126,7 @@ def sink_events(connection: sqlite3.Connection, run_id: str, at: float) -> list[
 def events(connection: sqlite3.Connection, at: float, limit: int) -> list[EventView]:
     """The newest sentences about what had happened, oldest first."""
     rows = connection.execute(
-        "SELECT event_id, at, severity, subject, run_id, attempt, message FROM events WHERE at <= ? "
+        f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE at <= ? "  # noqa: S608 - fixed words
         "ORDER BY at DESC, event_id DESC LIMIT ?",
         (at, limit),
     ).fetchall()

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gputui.store import json_columns, rollups, sample_means, samples, series
+from gputui.store.events import EVENT_COLUMNS, SINK_KINDS
 from gputui.store.summaries import HOUR
 from gputui.store.views import (
     AgentView,
@@ -365,8 +366,7 @@ def events(
     connection: sqlite3.Connection, run_id: str | None = None, *, limit: int | None = None, after_id: int = 0
 ) -> list[EventView]:
     """Sentences about what happened, in the same manner."""
-    columns = "event_id, at, severity, subject, run_id, attempt, message"
-    rows = _newest(connection, "events", "event_id", columns, run_id, limit, after_id)
+    rows = _newest(connection, "events", "event_id", ", ".join(EVENT_COLUMNS), run_id, limit, after_id)
     return [EventView(*row) for row in rows]
 
 
@@ -380,9 +380,9 @@ def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
 def sink_events(connection: sqlite3.Connection, run_id: str, *, after_id: int = 0) -> list[EventView]:
     """What was said of a run's sinks, oldest first, or what was since an event."""
     rows = connection.execute(
-        "SELECT event_id, at, severity, subject, run_id, attempt, message FROM events WHERE run_id = ? "
-        "AND event_id > ? AND substr(message, 1, 5) = 'sink ' ORDER BY event_id",
-        (run_id, after_id),
+        f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE run_id = ? AND event_id > ? "  # noqa: S608 - fixed words
+        f"AND kind IN ({', '.join('?' for _ in SINK_KINDS)}) ORDER BY event_id",
+        (run_id, after_id, *SINK_KINDS),
     ).fetchall()
     return [EventView(*row) for row in rows]
 

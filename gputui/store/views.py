@@ -215,7 +215,7 @@ class TransitionView:
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """One plain sentence about something that happened."""
+    """Something that happened. ``kind`` and ``key`` are of `events.EventKind`, None for a sentence of an old gputui."""
 
     event_id: int
     at: float
@@ -223,6 +223,8 @@ class EventView:
     subject: str | None
     run_id: str | None
     attempt: int | None
+    kind: str | None
+    key: str | None
     message: str
 
 

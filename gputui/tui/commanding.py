@@ -83,7 +83,7 @@ class CommandingApp(PagesApp, inherit_bindings=False):
             return
         result = answer.result or {}
         self.say(answer_text(words, result))
-        if words.startswith("Launch") and isinstance(self.screen_stack[0], OverviewScreen):
+        if answer.verb == "run" and isinstance(self.screen_stack[0], OverviewScreen):
             self.screen_stack[0].point_at(str(result.get("id", "")))
 
     # --- what is asked for

@@ -31,6 +31,6 @@ def test_a_stop_after_which_no_checkpoint_lies_there_says_what_is_lost(machine: 
     machine.gputui("stop", "steps-1")
     machine.wait_for("steps-1", "stopped")
     steps = len(machine.steps("steps-1"))
-    ((message,),) = machine.rows("SELECT message FROM events WHERE message LIKE 'stopped%'")
+    ((message,),) = machine.rows("SELECT message FROM events WHERE kind = 'stopped'")
     assert f"its {steps} steps are lost" in message
     assert f"{steps} steps are lost" in machine.gputui("explain", "steps-1").replace("\n", " ")

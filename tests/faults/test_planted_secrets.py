@@ -208,7 +208,9 @@ def test_planted_secrets_come_out_nowhere(
     (run_dir / "go").touch()
     machine.wait_for("blabs-1", "failed")
     wait_until(lambda: not machine.rows("SELECT 1 FROM notices WHERE sent_at IS NULL"), what="the messages")
-    wait_until(lambda: machine.rows("SELECT 1 FROM events WHERE message LIKE 'sink mlflow: %'"), what="its refusal")
+    wait_until(
+        lambda: machine.rows("SELECT 1 FROM events WHERE kind = 'sink_failed' AND key = 'mlflow'"), what="its refusal"
+    )
     wait_until(lambda: b"gputui.end" in (run_dir / "sinks/metrics.jsonl").read_bytes(), what="the sinks")
     for words in ("show blabs-1 --json", "explain blabs-1"):
         say(*words.split(), code=None)

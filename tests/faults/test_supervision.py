@@ -207,7 +207,9 @@ def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machi
     assert is_alive(shim)
     aside = list(machine.workspace.state.glob("gputui.db.corrupt-*"))
     assert len(aside) == 1
-    assert any(aside[0].name in row[0] for row in machine.rows("SELECT message FROM events"))
+    assert any(
+        aside[0].name in row[0] for row in machine.rows("SELECT message FROM events WHERE kind = 'database_replaced'")
+    )
     assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
     assert len(machine.json("show", "steps-1")["attempts"]) == 1
 

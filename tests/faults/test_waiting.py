@@ -47,7 +47,7 @@ def test_a_run_waits_until_its_gpu_has_cooled_down(machine: Machine) -> None:
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["wait_cool"]
     assert second["gpus"] == first["gpus"] and second["params"] == first["params"]
     assert second["resumed_from"].endswith("step_000010.pt")
-    assert not machine.rows("SELECT message FROM events WHERE message LIKE 'waited in vain%'")
+    assert not machine.rows("SELECT 1 FROM events WHERE kind = 'wait_timed_out'")
 
 
 # --- a disk that is full ----------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_a_run_on_a_full_disk_goes_on_without_old_checkpoints(machine: Machine, 
     assert "No space left on device" in " ".join([first["incident"]["summary"], *first["incident"]["evidence"]])
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["prune_checkpoints"]
     newest = int(Path(attempts[1]["resumed_from"]).stem.split("_")[1])
-    (removed,) = machine.rows("SELECT message FROM events WHERE message LIKE 'removed % old checkpoints' LIMIT 1")
+    (removed,) = machine.rows("SELECT message FROM events WHERE kind = 'checkpoints_pruned' LIMIT 1")
     assert removed == (f"removed {newest // 10 - 2} old checkpoints",)
     assert {step for _, step in machine.steps("saves-1")} == set(range(80))
 
@@ -124,7 +124,9 @@ def test_somebody_is_told_of_a_disk_that_never_had_room(
     message = wait_until(lambda: RECEIVED[0] if RECEIVED else None, what="the message")
     assert (message["kind"], message["verdict"], message["run_id"]) == ("disk_full", "stop", "saves-1")
     assert message["reason"].startswith("waited in vain for ") and "on the disk of" in message["text"]
-    wait_until(lambda: machine.rows("SELECT 1 FROM events WHERE message LIKE 'told by webhook%'"), what="the event")
+    wait_until(
+        lambda: machine.rows("SELECT 1 FROM events WHERE kind = 'notice_sent' AND key = 'webhook'"), what="the event"
+    )
     assert not machine.rows(
         "SELECT * FROM next_attempts WHERE gates != '[]' AND run_id NOT IN (SELECT run_id FROM runs)"
     )

@@ -25,10 +25,10 @@ class Script:
 
     def look(self) -> list[str]:
         report = self.bench.ingest.pump()
-        notes = [text for _, text in report.notes]
+        notes = [note.text for _, note in report.notes]
         while report.more:
             report = self.bench.ingest.pump()
-            notes += [text for _, text in report.notes]
+            notes += [note.text for _, note in report.notes]
         if self.restarted:
             self.bench.restart()
         return notes

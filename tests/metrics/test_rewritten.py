@@ -49,7 +49,7 @@ def notes(bench: Bench) -> list[str]:
     found = []
     while True:
         report = bench.ingest.pump()
-        found += [text for _, text in report.notes]
+        found += [note.text for _, note in report.notes]
         if not report.more:
             return found
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gputui.metrics.reducing import Line
-from gputui.metrics.step_order import STARTS_AGAIN, StepOrder
+from gputui.metrics.step_order import StepOrder
 
 from .conftest import Bench, line
 
@@ -49,4 +49,4 @@ def test_the_report_tells_it_once(bench: Bench) -> None:
         for step in range(4):
             bench.append(line(step))
             notes += bench.ingest.pump().notes
-    assert [text for _, text in notes] == [STARTS_AGAIN]
+    assert [note.kind for _, note in notes] == ["steps_restarted"]

@@ -34,7 +34,8 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from trainer.errors import RankError, SettingsError, TrainerError, show
+from trainer.console import show
+from trainer.errors import RankError, SettingsError, TrainerError
 from trainer.preparing.documents import Document, Slice, documents_in, files_of, slices_of
 from trainer.preparing.packing import cut, packed
 from trainer.tokenizer import Encoded, Tokenizer

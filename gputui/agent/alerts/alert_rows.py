@@ -12,9 +12,9 @@ from gputui.alerts.in_force import InForce
 from gputui.alerts.rules import RULES
 from gputui.alerts.sentences import sentence
 from gputui.charts import units
-from gputui.runs import repository
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
+from gputui.store.events import add_event
 
 Silences = Mapping[tuple[str, str, str], tuple[float, str]]
 """(rule, kind of subject, subject) → (until when, by whom)."""
@@ -57,7 +57,16 @@ def write_raised(connection: sqlite3.Connection, told: Told, silences: Silences)
         },
     )
     if silenced is None and not rule.rule.is_reported:
-        repository.add_event(connection, text, now=told.at, severity=rule.severity, subject="alert", run_id=told.run_id)
+        add_event(
+            connection,
+            "alert_raised",
+            text,
+            now=told.at,
+            key=key.rule,
+            severity=rule.severity,
+            subject="alert",
+            run_id=told.run_id,
+        )
     view = alerts.one(connection, alert_id)
     assert view is not None
     return view
@@ -69,10 +78,12 @@ def write_cleared(connection: sqlite3.Connection, told: Told, alert_id: int) -> 
     view = alerts.one(connection, alert_id)
     if view is not None and not view.is_silenced(told.at) and not told.rule.rule.is_reported:
         lasted = units.duration(max(0.0, told.at - view.raised_at))
-        repository.add_event(
+        add_event(
             connection,
+            "alert_cleared",
             f"{RULES[view.rule].title} ({view.subject_name}): over after {lasted}, {told.change.why}",
             now=told.at,
+            key=view.rule,
             subject="alert",
             run_id=view.run_id,
         )

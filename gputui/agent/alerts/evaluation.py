@@ -32,6 +32,7 @@ from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.store import alerts
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -264,8 +265,13 @@ class Alerting:
         return None if alert_id is None else write_cleared(self.context.connection, one, alert_id)
 
     def _complain(self, text: str) -> None:
-        repository.add_event(
-            self.context.connection, text, now=self.context.now(), severity="warning", subject="alerts"
+        add_event(
+            self.context.connection,
+            "alert_rules_unusable",
+            text,
+            now=self.context.now(),
+            severity="warning",
+            subject="alerts",
         )
 
 

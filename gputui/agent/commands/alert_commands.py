@@ -7,11 +7,11 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.alerts.overrides import MOST_SECONDS
 from gputui.alerts.rules import RULES
 from gputui.charts import units
-from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store import alerts, commands
 from gputui.store.alerts import ANY_SUBJECT, AlertView
 from gputui.store.commands import PendingCommand
+from gputui.store.events import add_event
 
 
 def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -24,7 +24,7 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
         said = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
         if wanted:
             message = f"{command.actor} has seen: {said}"
-            repository.add_event(connection, message, now=now, subject="alert", run_id=_run_of(wanted))
+            add_event(connection, "alert_acknowledged", message, now=now, subject="alert", run_id=_run_of(wanted))
         text = f"noted as seen: {said}" if wanted else "there is none that nobody has seen"
         result = {"ids": [alert.alert_id for alert in wanted], "text": text}
         commands.give_answer(connection, command.command_id, "done", now=now, result=result)
@@ -51,7 +51,7 @@ def silence(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         count = alerts.silence(connection, rule, kind, subject_id, until=now + seconds, actor=command.actor)
         text = f"{title} {whose} is {does}"
-        repository.add_event(connection, f"{text} by {command.actor}", now=now, subject="alert")
+        add_event(connection, "alert_silenced", f"{text} by {command.actor}", now=now, key=rule, subject="alert")
         result = {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
         commands.give_answer(connection, command.command_id, "done", now=now, result=result)
 

@@ -35,6 +35,7 @@ from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands, quarantine
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.database import is_locked
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def enter_run(
             actor=command.actor,
         )
         open_metrics(supervisor.context.ingest, run_id, spec, folder)
-        repository.add_event(connection, f"launched by {command.actor}", now=now, run_id=run_id)
+        add_event(connection, "launched", f"launched by {command.actor}", now=now, run_id=run_id)
         done(supervisor, command, run_id)
 
 
@@ -303,7 +304,7 @@ def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
         if not quarantine.clear(connection, uuid):
             raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
         now = supervisor.context.now()
-        repository.add_event(connection, f"{uuid} was cleared by {command.actor}", now=now)
+        add_event(connection, "gpu_cleared", f"{uuid} was cleared by {command.actor}", now=now, key=uuid)
         commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
     supervisor.needs_schedule = True
 
@@ -355,8 +356,13 @@ def requeue(
             repository.set_gpu_count(connection, target.run_id, None)
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
         where = f" from {Path(resume_from).name}" if resume_from else " from the start"
-        repository.add_event(
-            connection, f"{command.verb} by {command.actor}{where}{skipped}", now=now, run_id=target.run_id
+        add_event(
+            connection,
+            "requeued",
+            f"{command.verb} by {command.actor}{where}{skipped}",
+            now=now,
+            key=command.verb,
+            run_id=target.run_id,
         )
         done(supervisor, command, target.run_id)
     supervisor.needs_schedule = True

@@ -12,6 +12,7 @@ from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.commands import PendingCommand
+from gputui.store.events import add_event
 
 COMMAND_CHARACTERS = 200
 
@@ -26,10 +27,12 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
         for process in processes:
             run_id = str(process.get("run_id"))
             known = repository.get_run(connection, run_id) is not None
-            repository.add_event(
+            add_event(
                 connection,
+                "orphan_killed" if process.get("killed") else "orphan_unkillable",
                 sentence(process, run_id, command.actor),
                 now=now,
+                key=str(process.get("pid")),
                 severity="info" if process.get("killed") else "error",
                 run_id=run_id if known else None,
                 attempt=process.get("attempt") if known else None,

@@ -9,6 +9,7 @@ from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store import commands, queue
 from gputui.store.commands import PendingCommand
+from gputui.store.events import add_event
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -17,7 +18,9 @@ def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is None:
             queue.set_pause(connection, actor=command.actor, now=now)
-            repository.add_event(connection, f"the queue was paused by {command.actor}", now=now, severity="warning")
+            add_event(
+                connection, "queue_paused", f"the queue was paused by {command.actor}", now=now, severity="warning"
+            )
         _answer(supervisor, command, {"paused": True})
     supervisor.needs_schedule = True
 
@@ -28,7 +31,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is not None:
             queue.clear_pause(connection)
-            repository.add_event(connection, f"the queue was resumed by {command.actor}", now=now)
+            add_event(connection, "queue_resumed", f"the queue was resumed by {command.actor}", now=now)
         _answer(supervisor, command, {"paused": False})
     supervisor.needs_schedule = True
 
@@ -50,7 +53,7 @@ def move(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         for run_id, given in priorities.items():
             queue.set_priority(connection, run_id, given)
-            repository.add_event(connection, f"{command.actor} gave it priority {given}", now=now, run_id=run_id)
+            add_event(connection, "priority_set", f"{command.actor} gave it priority {given}", now=now, run_id=run_id)
         priority = priorities.get(target.run_id, target.priority)
         position = next((e.position for e in queue.entries(connection) if e.run_id == target.run_id), None)
         result = {"id": target.run_id, "state": target.state, "priority": priority, "position": position}

@@ -18,11 +18,11 @@ from gputui.charts.units import duration
 from gputui.reports.export.kinds import Format, is_format
 from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
-from gputui.runs import repository
 from gputui.runs.places import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.events import SINK_KINDS, EventKind, add_event, last_kind
 from gputui.store.export_queries import is_told
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ RECENT_SECONDS = 7 * 86400.0
 
 @dataclass(slots=True)
 class _Sink:
-    """One sink of one run. Times are monotonic but ``told_at`` and ``written_at``, which are UTC unix seconds; ``told``
-    is the trouble that the run's page speaks of, None where there is none. ``ended`` is how its process ended, until
-    all that follows from it is told. ``failures`` and ``refusals`` are in a row: of the latter, a process that cannot
-    be seen from here held its lock."""
+    """One sink of one run. Times are monotonic but ``reported_at`` and ``written_at``, which are UTC unix seconds.
+    ``reported`` is the kind of its newest event, None where that is no trouble; ``problem`` is what this agent met.
+    ``ended`` is how its process ended, until all that follows from it is recorded. ``failures`` and ``refusals`` are in
+    a row: of the latter, a process that cannot be seen from here held its lock."""
 
     run_id: str
     name: Format
@@ -50,8 +50,9 @@ class _Sink:
     failures: int = 0
     refusals: int = 0
     again_at: float = 0.0
-    told: str | None = None
-    told_at: float = 0.0
+    reported: str | None = None
+    reported_at: float = 0.0
+    problem: str = ""
     over_since: float | None = None
     written_at: float = 0.0
 
@@ -194,17 +195,17 @@ class Sinks:
 
     def _note_writing(self, sink: _Sink) -> None:
         """What its process has got done; one that gets nothing done after the run's end is given up."""
-        if sink.told is None and sink.over_since is None:
+        if sink.reported is None and sink.over_since is None:
             return
         remembered = sink.place.read()
-        if remembered is not None and remembered.at > max(sink.written_at, sink.told_at):
+        if remembered is not None and remembered.at > max(sink.written_at, sink.reported_at):
             self._well_again(sink)
             sink.written_at = remembered.at
             sink.failures = 0
             if sink.over_since is not None:
                 sink.over_since = self.context.monotonic()
         elif sink.over_since is not None and self.context.monotonic() - sink.over_since > PATIENCE_SECONDS:
-            self._give_up(sink, sink.told or "it gets nothing written")
+            self._give_up(sink, sink.problem or "it gets nothing written")
 
     def _leave_to_other(self, sink: _Sink) -> None:
         """A process that cannot be seen from here holds the lock: whether it still does is asked less and less often,
@@ -220,51 +221,44 @@ class Sinks:
             self._give_up(sink, f"a process elsewhere holds {sink.place.lock} and gets nothing written")
 
     def _well_again(self, sink: _Sink) -> None:
-        if sink.told is not None:
-            self._event(sink, "is written again; nothing is missing", "info")
-            sink.told = None
+        if sink.reported is not None:
+            self._event(sink, "sink_recovered", "is written again; nothing is missing", "info")
+            sink.reported, sink.problem = None, ""
 
     def _fail(self, sink: _Sink, words: str) -> None:
         if sink.over_since is not None and self.context.monotonic() - sink.over_since > PATIENCE_SECONDS:
             self._give_up(sink, words)
             return
-        if sink.told is None:
-            self._event(sink, f"{words}; the run goes on, and this is tried again", "warning")
-            sink.told = words
-        sink.told_at = self.context.now()
+        if sink.reported is None:
+            self._event(sink, "sink_failed", f"{words}; the run goes on, and this is tried again", "warning")
+            sink.reported = "sink_failed"
+        sink.problem, sink.reported_at = words, self.context.now()
         seconds = AGAIN_SECONDS[min(sink.failures, len(AGAIN_SECONDS) - 1)]
         sink.again_at = self.context.monotonic() + seconds
         sink.failures += 1
         log.warning("%s: sink %s: %s; again in %s", sink.run_id, sink.name, words, duration(seconds))
 
     def _give_up(self, sink: _Sink, words: str) -> None:
-        text = f"is not complete: {words}; given up until the next agent, or gputui export {sink.run_id}"
-        if text != sink.told:
-            self._event(sink, text, "error")
+        if sink.reported != "sink_incomplete":
+            text = f"is not complete: {words}; given up until the next agent, or gputui export {sink.run_id}"
+            self._event(sink, "sink_incomplete", text, "error")
         if sink.process is not None:
             sink.process.kill()
         del self.sinks[sink.run_id, sink.name]
 
     def _recall_trouble(self, sink: _Sink) -> None:
-        """What an agent before this one said of the sink, so that it is not said again, and its end is."""
-        begins = _begins(sink)
-        row = self.context.connection.execute(
-            "SELECT at, severity, message FROM events WHERE run_id = ? AND substr(message, 1, ?) = ? "
-            "ORDER BY event_id DESC LIMIT 1",
-            (sink.run_id, len(begins), begins),
-        ).fetchone()
-        if row is not None and row[1] != "info":
-            sink.told_at, sink.told = row[0], row[2].removeprefix(begins)
+        """Take over what an agent before this one reported, so that it is not reported twice, and its end is."""
+        last = last_kind(self.context.connection, sink.run_id, SINK_KINDS, sink.name)
+        if last is not None and last[0] != "sink_recovered":
+            sink.reported, sink.reported_at = last
 
-    def _event(self, sink: _Sink, text: str, severity: str) -> None:
-        repository.add_event(
+    def _event(self, sink: _Sink, kind: EventKind, text: str, severity: str) -> None:
+        add_event(
             self.context.connection,
-            f"{_begins(sink)}{text}",
+            kind,
+            f"sink {sink.name}: {text}",
             now=self.context.now(),
+            key=sink.name,
             severity=severity,
             run_id=sink.run_id,
         )
-
-
-def _begins(sink: _Sink) -> str:
-    return f"sink {sink.name}: "

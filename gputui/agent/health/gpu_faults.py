@@ -17,6 +17,7 @@ from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.store import samples, series
+from gputui.store.events import add_event
 
 LOOK_SECONDS = 2.0
 # The sampler's own start may lie between an event and the attempt's first row.
@@ -153,8 +154,9 @@ class GpuTrouble:
 
     def _tell(self, record: AttemptRecord, text: str) -> None:
         with transaction(self.context.connection) as connection:
-            repository.add_event(
+            add_event(
                 connection,
+                "gpu_unresponsive",
                 text,
                 now=self.context.now(),
                 severity="error",

@@ -11,9 +11,9 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import Quota, Trimmed, trim_all
 from gputui.charts.units import bytes_text
-from gputui.runs import repository
 from gputui.runs.logs import rank_logs
 from gputui.store import metric_intake
+from gputui.store.events import add_event
 
 LOOK_SECONDS = 30.0
 
@@ -69,10 +69,12 @@ class LogBounds:
             what = f"and cannot be bounded ({one.problem}); watch the disk"
         else:
             what = f"so {bytes_text(one.missing_bytes)} in its middle were dropped; its beginning and its end are kept"
-        repository.add_event(
+        add_event(
             self.context.connection,
+            "log_trimmed" if one.problem is None else "log_unbounded",
             f"{one.path.relative_to(folder)} grew beyond {limit}, {what}",
             now=self.context.now(),
+            key=str(one.path),
             severity="warning",
             run_id=run_id,
             attempt=attempt,

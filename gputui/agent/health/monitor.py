@@ -32,6 +32,7 @@ from gputui.runs.attempt_processes import AttemptProcess, ProcessScan, ProcessSc
 from gputui.runs.readings import available_bytes
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
+from gputui.store.events import add_event
 from gputui.store.watch_queries import newest_lines, observations
 
 log = logging.getLogger(__name__)
@@ -234,10 +235,12 @@ class Watching:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.run_id, record.number, now, kind, rank, step, text, ends),
             )
-            repository.add_event(
+            add_event(
                 connection,
+                "observation",
                 f"{head}; ending this attempt" if ends else head,
                 now=now,
+                key=kind,
                 severity="error" if ends else "warning",
                 run_id=record.run_id,
                 attempt=record.number,

@@ -8,6 +8,7 @@ from gputui.agent.context import AgentContext
 from gputui.charts.units import bytes_text
 from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
+from gputui.store.events import add_event, has_event
 
 # Long enough that the processes of an attempt that has just ended are gone by the second look.
 LOOK_SECONDS = 30.0
@@ -38,19 +39,17 @@ class OrphanWatch:
 
     def _tell(self, orphan: orphans.MarkedProcess) -> None:
         pid = orphan.identity.pid
-        begins = f"process {pid} "
-        known = self.context.connection.execute(
-            "SELECT 1 FROM events WHERE run_id = ? AND substr(message, 1, ?) = ?", (orphan.run_id, len(begins), begins)
-        ).fetchone()
-        if known is not None:
+        if has_event(self.context.connection, "orphan", run_id=orphan.run_id, key=str(pid)):
             # A former agent told it.
             return
         held = self._gpu_bytes(orphan.identity)
         memory = f" and holds {bytes_text(held)} of GPU memory" if held else ""
-        repository.add_event(
+        add_event(
             self.context.connection,
-            f"{begins}is still alive{memory}, though its attempt is over; gputui orphans --kill ends it",
+            "orphan",
+            f"process {pid} is still alive{memory}, though its attempt is over; gputui orphans --kill ends it",
             now=self.context.now(),
+            key=str(pid),
             severity="warning",
             run_id=orphan.run_id,
             attempt=orphan.attempt,

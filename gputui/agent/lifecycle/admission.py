@@ -27,6 +27,7 @@ from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
+from gputui.store.events import add_event, last_kind
 
 # A driver that is loaded, or a GPU that is reset, is back within minutes.
 MISSING_SECONDS = 300.0
@@ -138,7 +139,7 @@ class Starting:
             )
             repository.set_gpu_count(connection, run.run_id, left)
             text = f"{why}: {result.note}"
-            repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
+            add_event(connection, "gpus_reduced", text, now=self.context.now(), severity="warning", run_id=run.run_id)
 
     def _start(self, start: Start) -> None:
         facts = self.context.recorder.facts
@@ -172,8 +173,9 @@ class Starting:
                 for uuid in start.uuids
             }
             for problem in held.problems:
-                repository.add_event(
+                add_event(
                     self.context.connection,
+                    "gpu_lock_unusable",
                     problem,
                     now=self.context.now(),
                     severity="warning",
@@ -189,18 +191,19 @@ class Starting:
         if not (self.context.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
             give_up(self.context, run, "its folder is gone; launch it again")
             return
-        if isinstance(error.__cause__, ValueError):
-            # What is in its files does not change by itself; a disk may.
+        if isinstance(error, attempt_launch.UnusableSpecError):
             give_up(self.context, run, f"cannot start: {error}")
             return
         text = f"cannot start: {error}; trying again"
         if run.waiting_for == text:
             return
-        is_new = not (run.waiting_for or "").startswith("cannot start:")
+        last = last_kind(self.context.connection, run.run_id, ("cannot_start", "attempt_started", "requeued"))
         with transaction(self.context.connection) as connection:
             repository.set_waiting_for(connection, run.run_id, text)
-            if is_new:
-                repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
+            if last is None or last[0] != "cannot_start":
+                add_event(
+                    connection, "cannot_start", text, now=self.context.now(), severity="warning", run_id=run.run_id
+                )
 
     def baseline_of(self, run_id: str) -> dict[str, int | None]:
         """Memory in use in bytes on each GPU before the run's attempt began, by UUID; told once."""
@@ -215,7 +218,7 @@ def give_up(context: AgentContext, run: RunRecord, why: str) -> None:
         repository.move(connection, run, RunState.FAILED, cause=why, now=now)
         repository.release_leases(connection, run.run_id)
         owe_notices(connection, notice, run, kind, summary, why, verdict="stop", now=now)
-        repository.add_event(connection, why, now=now, severity="error", run_id=run.run_id)
+        add_event(connection, "failed", why, now=now, severity="error", run_id=run.run_id)
 
 
 def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str] | None:

@@ -23,6 +23,7 @@ from gputui.runs import next_attempt, notices, repository
 from gputui.runs.notices import Way
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import AttemptRecord, RunRecord
+from gputui.store.events import add_event
 from gputui.store.quarantine import quarantine
 
 
@@ -79,10 +80,12 @@ def take_effect(
     quarantine(connection, effect.quarantine, run_id=run.run_id, attempt=attempt.number, reason=reason, now=now)
     for uuid in effect.quarantine:
         connection.execute("DELETE FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run.run_id))
-        repository.add_event(
+        add_event(
             connection,
+            "gpu_quarantined",
             f"{uuid} is in quarantine: {reason}; when it is well, gputui gpus --clear {uuid}",
             now=now,
+            key=uuid,
             severity="error",
             run_id=run.run_id,
             attempt=attempt.number,

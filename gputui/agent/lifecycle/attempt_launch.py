@@ -29,12 +29,17 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+from gputui.store.events import add_event
 
 _SHIM_NAME = os.fsencode(Path(shim.__file__).name)
 
 
 class LaunchError(Exception):
     """The attempt cannot be started now; the text says why. Nothing was changed."""
+
+
+class UnusableSpecError(LaunchError):
+    """What stands in the run's files cannot be started, now or later."""
 
 
 def attempt_dir(workspace: Workspace, run_id: str, number: int) -> Path:
@@ -64,7 +69,8 @@ def prepare_attempt(
     besides ``uuids`` is given up; ``replaced`` says why.
     ``lock_files`` are what the shim holds meanwhile.
 
-    Raises LaunchError or sqlite3.Error with nothing changed but, at worst, an unused folder.
+    Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
+    worst, an unused folder.
     """
     folder = workspace.run_dir(run.run_id) / "attempts"
     try:
@@ -109,7 +115,9 @@ def prepare_attempt(
                 "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
             },
         )
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        raise UnusableSpecError(str(error)) from error
+    except OSError as error:
         raise LaunchError(str(error)) from error
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with transaction(connection):
@@ -117,7 +125,7 @@ def prepare_attempt(
         repository.take_leases(connection, run.run_id, uuids, now)
         if replaced:
             text = f"{'; '.join(replaced)}: given up for {'another' if len(replaced) == 1 else 'others'}"
-            repository.add_event(connection, text, now=now, severity="warning", run_id=run.run_id)
+            add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
         folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
@@ -126,8 +134,13 @@ def prepare_attempt(
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
         resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
-        repository.add_event(
-            connection, f"attempt {number} starts{where}{resumed}", now=now, run_id=run.run_id, attempt=number
+        add_event(
+            connection,
+            "attempt_started",
+            f"attempt {number} starts{where}{resumed}",
+            now=now,
+            run_id=run.run_id,
+            attempt=number,
         )
     attempt = repository.get_attempt(connection, run.run_id, number)
     assert attempt is not None

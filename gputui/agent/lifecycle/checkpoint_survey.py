@@ -22,6 +22,7 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.store import checkpoints, queries
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ def write(connection: sqlite3.Connection, search: Search, rows: Sequence[Checkpo
     contradiction = ledger.out_of_order(rows, search.attempts)
     if contradiction is not None and ledger.out_of_order(search.rows, search.attempts) is None:
         older, newer = contradiction
-        repository.add_event(
+        add_event(
             connection,
+            "checkpoints_unordered",
             f"the steps in the names of its checkpoints do not follow the order in which they were written: {newer} is "
             f"newer than {older}; the times count, and none is pruned",
             now=now,
@@ -142,8 +144,14 @@ class CheckpointSurveys:
                 one.is_told = True
                 log.warning("%s: %s cannot be looked into: %s", search.run_id, search.folder, error)
                 text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
-                repository.add_event(
-                    self.context.connection, text, now=self.context.now(), severity="warning", run_id=search.run_id
+                add_event(
+                    self.context.connection,
+                    "checkpoints_unreadable",
+                    text,
+                    now=self.context.now(),
+                    key=str(search.folder),
+                    severity="warning",
+                    run_id=search.run_id,
                 )
             return
         one.is_told = False

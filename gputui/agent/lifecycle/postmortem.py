@@ -32,6 +32,7 @@ from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store import queries, watch_queries
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Ending:
             self._close(attempt, "stopped", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings)
             repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
-            repository.add_event(connection, how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
+            add_event(connection, "stopped", how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
             if attempt.stop_requested == "restart":
                 self._requeue_from_start(run, ended_at)
 
@@ -142,8 +143,13 @@ class Ending:
             self._enter_checkpoints(task, findings)
             self._settle_last_decision(run.run_id, "succeeded")
             repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
-            repository.add_event(
-                connection, f"finished{took}{tries}", now=ended_at, run_id=run.run_id, attempt=attempt.number
+            add_event(
+                connection,
+                "succeeded",
+                f"finished{took}{tries}",
+                now=ended_at,
+                run_id=run.run_id,
+                attempt=attempt.number,
             )
 
     def _failed(
@@ -166,18 +172,22 @@ class Ending:
             self._settle_last_decision(run.run_id, "met another incident")
             incident_id = self._write_incident(run, attempt, incident, ended_at)
             self._write_decision(run, attempt, incident_id, plan, now)
-            repository.add_event(
+            add_event(
                 connection,
+                "incident",
                 incident.summary,
                 now=ended_at,
+                key=incident.kind,
                 severity="error",
                 run_id=run.run_id,
                 attempt=attempt.number,
             )
-            repository.add_event(
+            add_event(
                 connection,
+                "decision",
                 plan.reason,
                 now=now,
+                key=plan.verdict,
                 severity="warning" if plan.verdict == "retry" else "error",
                 run_id=run.run_id,
                 attempt=attempt.number,
@@ -326,8 +336,9 @@ class Ending:
         else:
             remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
         held = "; the GPUs are held until then" if attempt.gpus else ""
-        repository.add_event(
+        add_event(
             self.context.connection,
+            "process_unkillable",
             f"{are} cannot be killed ({remedy}){held}",
             now=now,
             severity="error",

@@ -25,6 +25,7 @@ from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import RunRecord
+from gputui.store.events import EventKind, add_event
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +75,12 @@ class Gates:
             if why is not None:
                 if gate.get("kind") == "disk":
                     return Closed(f"waited in vain {why}", is_final=True)
-                repository.add_event(
+                add_event(
                     self.context.connection,
+                    "wait_timed_out",
                     f"waited in vain {why}; going on",
                     now=self.context.now(),
+                    key=str(gate.get("kind")),
                     severity="warning",
                     run_id=run.run_id,
                 )
@@ -157,12 +160,11 @@ class Gates:
             return "for old checkpoints to be removed"
         del self.pruning[run.run_id]
         try:
+            kind: EventKind = "checkpoints_pruned"
             text, severity = f"removed {len(job.result())} old checkpoints", "info"
         except OSError as error:
-            text, severity = f"cannot prune: {error}", "warning"
-        repository.add_event(
-            self.context.connection, text, now=self.context.now(), severity=severity, run_id=run.run_id
-        )
+            kind, text, severity = "checkpoints_not_pruned", f"cannot prune: {error}", "warning"
+        add_event(self.context.connection, kind, text, now=self.context.now(), severity=severity, run_id=run.run_id)
         return None
 
     def _checkpoints(self, run: RunRecord) -> Path | None:

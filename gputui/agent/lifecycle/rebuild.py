@@ -23,6 +23,7 @@ from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ def rebuild(context: AgentContext) -> int:
             log.warning("%s cannot be read back: %s", folder, error)
     if entered:
         noun = "run was" if entered == 1 else "runs were"
-        repository.add_event(
-            connection, f"{entered} {noun} read back from the run folders", now=now, severity="warning"
+        add_event(
+            connection, "runs_rebuilt", f"{entered} {noun} read back from the run folders", now=now, severity="warning"
         )
     return entered
 

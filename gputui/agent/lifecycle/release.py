@@ -10,6 +10,7 @@ from gputui.agent.context import AgentContext
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
+from gputui.store.events import add_event
 
 # A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
 # (other processes come and go), or after the deadline.
@@ -81,7 +82,7 @@ class Draining:
                 entry.locks.close()
             if entry.is_held and run is not None:
                 text = "the last process of the run is gone; its GPUs can be used again"
-                repository.add_event(self.context.connection, text, now=self.context.now(), run_id=run_id)
+                add_event(self.context.connection, "gpus_released", text, now=self.context.now(), run_id=run_id)
             del self.entries[run_id]
             done = True
         return done

@@ -16,6 +16,7 @@ from gputui.recovery.checkpoints import measured
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.events import add_event
 
 # Where another is to be chosen, checkpoints are read whole.
 DEADLINE_SECONDS = 900.0
@@ -102,7 +103,15 @@ class ResumeChecks:
                 connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
             )
             text = f"{changed}; going on from {following.name}"
-            repository.add_event(connection, text, now=self.context.now(), severity="warning", run_id=run.run_id)
+            add_event(
+                connection,
+                "checkpoint_replaced",
+                text,
+                now=self.context.now(),
+                key=check.path,
+                severity="warning",
+                run_id=run.run_id,
+            )
         self.looked_at[run.run_id] = (str(following), self.context.monotonic())
 
 

@@ -47,6 +47,7 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.store.database import is_locked
+from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
@@ -249,8 +250,9 @@ class Supervisor:
                 repository.request_stop(self.context.connection, run.run_id, live.record.number, noted)
                 if run.state is not RunState.STOPPING:
                     repository.move(self.context.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
-                    repository.add_event(
+                    add_event(
                         self.context.connection,
+                        "stop_requested",
                         f"{actor} asked it to stop",
                         now=now,
                         run_id=run.run_id,
@@ -261,7 +263,7 @@ class Supervisor:
                     self.context.connection, run, RunState.STOPPED, cause=f"stopped by {actor}", actor=actor, now=now
                 )
                 repository.release_leases(self.context.connection, run.run_id)
-                repository.add_event(self.context.connection, f"stopped by {actor}", now=now, run_id=run.run_id)
+                add_event(self.context.connection, "stopped", f"stopped by {actor}", now=now, run_id=run.run_id)
             note()
         if live is not None:
             live.ask_to_end(at_once=now_at_once)
@@ -456,8 +458,9 @@ class Supervisor:
                 live.record = replace(refreshed, shim=live.shim)
             refused = [str(name) for name in started.get("refused") or ()]
             if refused:
-                repository.add_event(
+                add_event(
                     self.context.connection,
+                    "limits_refused",
                     f"the agent may not give it {', '.join(refused)} of the shell that launched it; "
                     "gputui agent stop there lets the next one have them",
                     now=at,

@@ -15,9 +15,10 @@ from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.charts.units import duration
 from gputui.recovery.policies import Notice
 from gputui.redaction import Redactor, secrets_in
-from gputui.runs import notices, repository
+from gputui.runs import notices
 from gputui.runs.notices import Owed
 from gputui.runs.repository import transaction
+from gputui.store.events import EventKind, add_event
 
 # After each failure; after as many tries and one it is given up. A mail server that restarts is back by then.
 AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
@@ -85,7 +86,7 @@ class Outbox:
                 notices.note_sent(self.context.connection, owed.notice_id, now)
                 if owed.alert_id is None:
                     # An alert is an event already.
-                    self._event(owed, f"told by {owed.way}: {owed.message['text']}", "info")
+                    self._event(owed, "notice_sent", f"told by {owed.way}: {owed.message['text']}", "info")
         elif owed.tries >= len(AGAIN_SECONDS):
             self._give_up(owed, trouble)
         else:
@@ -93,16 +94,25 @@ class Outbox:
             with transaction(self.context.connection):
                 notices.note_delay(self.context.connection, owed.notice_id, now + seconds)
                 if owed.tries == 0:
-                    self._event(owed, f"nobody was told: {trouble}; trying again in {duration(seconds)}", "warning")
+                    text = f"nobody was told: {trouble}; trying again in {duration(seconds)}"
+                    self._event(owed, "notice_delayed", text, "warning")
 
     def _give_up(self, owed: Owed, why: str) -> None:
         with transaction(self.context.connection):
             notices.note_given_up(self.context.connection, owed.notice_id, self.context.now())
-            self._event(owed, f"nobody was told: {why}; given up", "error")
+            self._event(owed, "notice_failed", f"nobody was told: {why}; given up", "error")
 
-    def _event(self, owed: Owed, text: str, severity: str) -> None:
+    def _event(self, owed: Owed, kind: EventKind, text: str, severity: str) -> None:
         subject = None if owed.alert_id is None else f"alert {owed.alert_id}"
         now, connection = self.context.now(), self.context.connection
-        repository.add_event(
-            connection, text, now=now, severity=severity, subject=subject, run_id=owed.run_id, attempt=owed.attempt
+        add_event(
+            connection,
+            kind,
+            text,
+            now=now,
+            key=owed.way,
+            severity=severity,
+            subject=subject,
+            run_id=owed.run_id,
+            attempt=owed.attempt,
         )

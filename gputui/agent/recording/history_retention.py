@@ -16,7 +16,7 @@ from gputui.agent.recording.pruning import Pruning, put_together
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
 from gputui.charts.units import bytes_text
-from gputui.runs.repository import add_event
+from gputui.store.events import add_event
 from gputui.store.retention import Retention
 from gputui.store.room import room
 
@@ -129,7 +129,7 @@ class RecordKeeping:
             self.retention = load_retention(self.settings)
         except ProfileError as error:
             text = f"{error.problems[0]}; samples are kept as before"
-            add_event(self.connection, text, now=self.wall(), severity="warning")
+            add_event(self.connection, "retention_unusable", text, now=self.wall(), severity="warning")
 
     def _tell_size(self) -> None:
         limit, used = self.retention.size_bytes, room(self.connection).used_bytes
@@ -137,6 +137,7 @@ class RecordKeeping:
         if too_large and not self._is_too_large:
             add_event(
                 self.connection,
+                "database_full",
                 f"the database uses {bytes_text(used)} of {bytes_text(limit)} although all old samples are deleted; "
                 "the metrics of runs take the rest: forget old runs with gputui rm, or raise size in record.yaml",
                 now=self.wall(),

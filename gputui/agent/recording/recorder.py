@@ -24,8 +24,9 @@ from gputui.gpu.model import (
 from gputui.host.model import HostSample
 from gputui.runs.attempt_processes import owner_of
 from gputui.runs.identity import Owner, read_stat
-from gputui.runs.repository import add_event, transaction
+from gputui.runs.repository import transaction
 from gputui.store import series
+from gputui.store.events import EventKind, add_event
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,13 @@ class Recorder:
                 if heartbeat:
                     self._connection.execute("UPDATE agent SET heartbeat_at = ?", (self._wall(),))
                 if self.lost_messages:
-                    add_event(self._connection, self._what_was_lost(), now=self._wall(), severity="warning")
+                    add_event(
+                        self._connection,
+                        "recording_interrupted",
+                        self._what_was_lost(),
+                        now=self._wall(),
+                        severity="warning",
+                    )
         except sqlite3.OperationalError as error:
             self._ids, self._process_sets = known, sets
             if self._stopped_at is None:
@@ -271,14 +278,19 @@ class Recorder:
         )
         facts = self.facts.get(event.uuid)
         subject = f"GPU {facts.index}" if facts else event.uuid
-        words = {"xid": f"XID {event.code}", "lost": "is lost", "returned": "is back"}[event.event]
-        if event.text:
-            # The text of an XID begins with its number.
-            words = event.text if event.text.startswith(words) else f"{words}: {event.text}"
+        if event.event == "xid":
+            # Its text begins with the number.
+            kind: EventKind = "gpu_xid"
+            words = event.text or f"XID {event.code}"
+        else:
+            kind, words = ("gpu_lost", "is lost") if event.event == "lost" else ("gpu_returned", "is back")
+            words = f"{words}: {event.text}" if event.text else words
         add_event(
             self._connection,
+            kind,
             words,
             now=event.at,
+            key=event.uuid,
             severity="info" if event.event == "returned" else "error",
             subject=subject,
         )

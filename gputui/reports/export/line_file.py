@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gputui.reports.export.sink import ExportError
+from gputui.reports.export.sink import ExportError, TargetTakenError
 
 
 class LineFile:
@@ -23,7 +23,7 @@ class LineFile:
         """Raises ExportError where something is there already."""
         self.refuse_other_than_files()
         if self.path.exists() and self.path.stat().st_size > 0:
-            raise ExportError(f"{self.path} exists already; move it away or choose another place")
+            raise TargetTakenError(f"{self.path} exists already; move it away or choose another place")
 
     def refuse_other_than_files(self) -> None:
         """Raises ExportError where a folder is there, or a device: to replace one would harm the machine."""

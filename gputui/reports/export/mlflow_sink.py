@@ -16,7 +16,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from gputui.redaction import redact_text
-from gputui.reports.export.sink import NOTE, PROJECT, About, Begun, ExportError, Position, cleaned, sentence
+from gputui.reports.export.sink import (
+    NOTE,
+    PROJECT,
+    About,
+    Begun,
+    ExportError,
+    Position,
+    TargetTakenError,
+    cleaned,
+    sentence,
+)
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 
@@ -56,7 +66,7 @@ class MlflowSink:
         with self._refusals():
             known = self._known()
         if known is not None:
-            raise ExportError(f"{without_login(self._uri)} holds {self._about.run_id} already, as run {known}")
+            raise TargetTakenError(f"{without_login(self._uri)} holds {self._about.run_id} already, as run {known}")
 
     def origin(self) -> Position:
         return {"story": []}

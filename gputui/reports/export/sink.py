@@ -24,6 +24,10 @@ class ExportError(Exception):
     """It cannot be exported; the text says why and what to do."""
 
 
+class TargetTakenError(ExportError):
+    """The target holds something already, which an export does not replace unasked."""
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """The run that is written. ``params`` are the launch's, secrets taken out; ``metrics`` are the names wanted, empty

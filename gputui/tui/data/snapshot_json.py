@@ -76,5 +76,7 @@ def _event_shape(event: EventView) -> Shape:
         "subject": event.subject,
         "run_id": event.run_id,
         "attempt": event.attempt,
+        "kind": event.kind,
+        "key": event.key,
         "message": event.message,
     }

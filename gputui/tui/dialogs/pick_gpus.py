@@ -82,7 +82,7 @@ class PickGpusScreen(ModalScreen[str | None]):
                 if obstacle is not None:
                     state, style = obstacle, "bad"
                 elif hindrance is not None:
-                    state, style = hindrance.removeprefix("is used by "), "warn"
+                    state, style = situation.holders.get(fact.uuid, hindrance), "warn"
                 elif worry is not None:
                     state, style = f"free, but {worry}", "warn"
             total, used = gpu.memory_total_bytes, gpu.memory_used_bytes

@@ -100,8 +100,9 @@ def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequen
         if extent is not None and extent.kind == "log" and data.frame.start is not None and data.frame.start <= 0:
             parts.append([(", without 0", "dim")])
     if extent is not None and look.window != extent.whole:
-        start, end = (place_words(data.frame, x) for x in look.window)
-        parts.append([(f" · {start} to {end.removeprefix('step ')}", "accent")])
+        start, end = look.window
+        last = count(end) if data.frame.axis == "step" else place_words(data.frame, end)
+        parts.append([(f" · {place_words(data.frame, start)} to {last}", "accent")])
     if settings.smoothing:
         parts.append([(f" · smoothing {settings.smoothing:g}", "accent")])
     if settings.filter_text:

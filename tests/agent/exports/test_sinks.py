@@ -92,9 +92,12 @@ class Bench:
     def over(self) -> None:
         self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW + self.now,))
 
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.said()]
+
     def said(self) -> list[tuple[str, str]]:
         return self.filler.connection.execute(
-            "SELECT severity, message FROM events WHERE run_id = 'net-1' ORDER BY event_id"
+            "SELECT kind, message FROM events WHERE run_id = 'net-1' ORDER BY event_id"
         ).fetchall()
 
 
@@ -128,16 +131,12 @@ def test_trouble_is_told_once_and_its_end_too(bench: Bench) -> None:
         bench.now += max(AGAIN_SECONDS)
         agent.turn()
     assert len(bench.started) == 9
-    warning = (
-        "warning",
-        "sink csv: cannot write /x: No space left on device; the run goes on, and this is tried again",
-    )
-    assert bench.said() == [warning]
+    assert bench.kinds() == ["sink_failed"] and "cannot write /x: No space left on device" in bench.said()[0][1]
     bench.now += 1
     bench.wrote()
     agent.turn()
     agent.turn()
-    assert bench.said() == [warning, ("info", "sink csv: is written again; nothing is missing")]
+    assert bench.kinds() == ["sink_failed", "sink_recovered"]
 
 
 def test_the_next_agent_knows_what_was_said(bench: Bench) -> None:
@@ -157,7 +156,7 @@ def test_the_next_agent_knows_what_was_said(bench: Bench) -> None:
     second.turn()
     bench.wrote()
     second.turn()
-    assert [severity for severity, _ in bench.said()] == ["warning", "info"]
+    assert bench.kinds() == ["sink_failed", "sink_recovered"]
 
 
 def test_it_waits_longer_after_each_failure(bench: Bench) -> None:
@@ -199,8 +198,8 @@ def test_giving_up(bench: Bench) -> None:
                 bench.fail("no answer")
             agent.turn()
             assert bench.now < 4 * PATIENCE_SECONDS
-    assert [severity for severity, _ in bench.said()] == ["warning", "error"]
-    assert "given up until the next agent, or gputui export net-1" in bench.said()[-1][1]
+    assert bench.kinds() == ["sink_failed", "sink_incomplete"]
+    assert "gputui export net-1" in bench.said()[-1][1]
 
 
 def test_one_that_hangs_after_the_end_is_ended(bench: Bench) -> None:
@@ -210,7 +209,7 @@ def test_one_that_hangs_after_the_end_is_ended(bench: Bench) -> None:
     bench.now += PATIENCE_SECONDS + 1
     agent.turn()
     assert bench.started[-1].is_killed and not agent.is_busy()
-    assert bench.said()[-1][0] == "error" and "it gets nothing written" in bench.said()[-1][1]
+    assert bench.kinds()[-1] == "sink_incomplete" and "it gets nothing written" in bench.said()[-1][1]
 
 
 def test_a_run_that_is_removed(bench: Bench) -> None:
@@ -248,7 +247,7 @@ def test_a_disk_without_room_delays_the_word_and_no_other_sink(bench: Bench) -> 
     assert len(bench.started) == 3, "the second goes on, the first waits for its word"
     filler.connection.execute("DROP TRIGGER full")
     agent.turn()
-    assert bench.said() == [("warning", "sink csv: no answer; the run goes on, and this is tried again")]
+    assert bench.kinds() == ["sink_failed"] and "no answer" in bench.said()[0][1]
     bench.now += AGAIN_SECONDS[0]
     agent.turn()
     assert len(bench.started) == 4
@@ -261,7 +260,7 @@ def test_a_disk_without_room_delays_the_word_and_no_other_sink(bench: Bench) -> 
     filler.connection.execute("DROP TRIGGER full")
     agent.turn()
     agent.turn()
-    assert bench.said()[1:] == [("info", "sink csv: is written again; nothing is missing")]
+    assert bench.kinds()[1:] == ["sink_recovered"]
 
 
 def test_giving_up_is_told_when_there_is_room_again(bench: Bench) -> None:
@@ -278,7 +277,7 @@ def test_giving_up_is_told_when_there_is_room_again(bench: Bench) -> None:
     bench.filler.connection.execute("DROP TRIGGER full")
     agent.turn()
     assert bench.started[-1].is_killed and not agent.is_busy()
-    assert [severity for severity, _ in bench.said()] == ["error"] and len(bench.started) == 1
+    assert bench.kinds() == ["sink_incomplete"] and len(bench.started) == 1
 
 
 def test_a_lock_that_is_held_out_of_sight_is_asked_less_and_less(bench: Bench) -> None:
@@ -299,8 +298,8 @@ def test_a_lock_that_is_held_out_of_sight_is_asked_less_and_less(bench: Bench) -
         agent.turn()
         bench.now += 10.0
         assert bench.now < 4 * PATIENCE_SECONDS
-    [(severity, text)] = bench.said()
-    assert severity == "error" and "elsewhere" in text and "given up until the next agent" in text
+    [(kind, text)] = bench.said()
+    assert kind == "sink_incomplete" and "elsewhere" in text
 
 
 @pytest.mark.parametrize("is_agents", [True, False])
@@ -316,7 +315,7 @@ def test_only_what_an_agent_started_is_ended(bench: Bench, is_agents: bool, monk
         agent.turn()
         bench.now += PATIENCE_SECONDS + 1
         agent.turn()
-        assert not bench.started and not agent.is_busy() and bench.said()[-1][0] == "error"
+        assert not bench.started and not agent.is_busy() and bench.kinds()[-1] == "sink_incomplete"
         if is_agents:
             assert other.wait() == -9
         else:

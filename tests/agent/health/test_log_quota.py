@@ -92,24 +92,23 @@ def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path,
     bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
     place = ("job-1", 2, tmp_path)
 
-    def look(now: float) -> list[tuple[str, str, int, str]]:
+    def look(now: float) -> list[tuple[str, str, str, int, str]]:
         bounds.turn(now, [place])
         assert bounds.thread is not None
         bounds.thread.join()
         bounds.turn(now, [place])
-        return connection.execute("SELECT severity, run_id, attempt, message FROM events").fetchall()
+        return connection.execute("SELECT kind, key, run_id, attempt, message FROM events").fetchall()
 
-    ((severity, run_id, attempt, message),) = look(0.0)
-    assert (severity, run_id, attempt) == ("warning", "job-1", 2)
-    assert message.startswith("output.log grew beyond 8 MiB, so 6 MiB in its middle were dropped")
+    ((kind, key, run_id, attempt, message),) = look(0.0)
+    assert (kind, key, run_id, attempt) == ("log_trimmed", str(tmp_path / "output.log"), "job-1", 2)
+    assert "8 MiB" in message and "6 MiB" in message
     assert len(look(LOOK_SECONDS)) == 1
     target = tmp_path / "far.log"
     (tmp_path / "output.log").rename(target)
     target.write_bytes(b"x" * 9 * MIB)
     (tmp_path / "output.log").symlink_to(target)
     assert len(look(2 * LOOK_SECONDS)) == 2
-    messages = [row[3] for row in look(3 * LOOK_SECONDS)]
-    assert len(messages) == 2 and "cannot be bounded" in messages[1]
+    assert [row[0] for row in look(3 * LOOK_SECONDS)] == ["log_trimmed", "log_unbounded"]
     connection.close()
 
 

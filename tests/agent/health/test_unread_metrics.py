@@ -71,7 +71,7 @@ def test_it_is_shown_once_and_until_there_are_lines(machine: Machine) -> None:
     wait_until(lambda: machine.rows(rows) == [(1,)], 30, "the observation")
     assert "no metrics" in machine.gputui("ps")
     assert "200 lines" in machine.gputui("show", "chatty-1")
-    events = machine.rows("SELECT severity FROM events WHERE message LIKE '%200 lines%'")
+    events = machine.rows("SELECT severity FROM events WHERE kind = 'observation' AND key = 'no_metrics'")
     assert events == [("warning",)]
     with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
         connection.execute("UPDATE metric_sources SET line_count = 1")

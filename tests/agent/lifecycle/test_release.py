@@ -58,6 +58,6 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and draining.next_look_seconds() is None
     assert repository.leases(connection) == {} and here.holder("GPU-1") is None
-    events = connection.execute("SELECT message FROM events WHERE run_id = 'a-1'").fetchall()
-    assert len(events) == 1
+    events = connection.execute("SELECT kind FROM events WHERE run_id = 'a-1'").fetchall()
+    assert events == [("gpus_released",)]
     connection.close()

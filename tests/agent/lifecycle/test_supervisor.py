@@ -320,7 +320,7 @@ def test_what_a_command_could_not_be_given_of_its_shell_is_named_once(
     (folder / "started.json").write_text(json.dumps({"at": clock.wall, "refused": ["NOFILE", "nice"]}))
     after(made, clock, connection, 1.0)
     after(made, clock, connection, 1.0)
-    found = connection.execute("SELECT message FROM events WHERE severity = 'warning' AND run_id = 'a-1'").fetchall()
+    found = connection.execute("SELECT message FROM events WHERE kind = 'limits_refused' AND run_id = 'a-1'").fetchall()
     assert len(found) == 1 and "NOFILE, nice" in found[0][0]
 
 

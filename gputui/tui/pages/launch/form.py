@@ -149,7 +149,7 @@ class Form:
     def _check(self, item: Field, text: str) -> str | None:
         """What is wrong with a field by itself, in a few words."""
         from gputui.profiles.devices import SelectionError, parse_selection
-        from gputui.profiles.params import ParameterError
+        from gputui.profiles.params import UnfitValueError
 
         entry = self.entry
         if entry is None or entry.profile is None:
@@ -162,8 +162,10 @@ class Form:
                     return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
             elif item.is_parameter:
                 entry.profile.parameters[item.key].parse(text)
-        except (ParameterError, SelectionError) as error:
-            return clean(str(error).removeprefix(f"{item.key}: "))
+        except UnfitValueError as error:
+            return clean(error.what)
+        except SelectionError as error:
+            return clean(str(error))
         return None
 
 

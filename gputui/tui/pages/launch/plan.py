@@ -58,7 +58,7 @@ def read_profiles(workspace: Workspace, cwd: Path) -> tuple[ProfileEntry, ...]:
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
     """Resolve the form and look at everything that can be looked at without starting a process."""
-    from gputui.profiles.describe import describe, preview_launch
+    from gputui.profiles.describe import command_line, describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import quick_checks
     from gputui.profiles.resolve import ResolveError, resolve
@@ -86,7 +86,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     gpus = () if situation is None else likely_gpus(spec.gpus, situation)
     launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
     lines = tuple(describe(spec, launch, situation))
-    command = next(line.removeprefix("command").strip() for line in lines if line.startswith("command"))
+    command = command_line(spec, launch)
     past = _earlier_peaks(workspace, spec)
     checks = tuple(quick_checks(spec, state=workspace.state, gpus=situation, past=past, environ=env))
     return Plan(spec, (), command, lines, checks)

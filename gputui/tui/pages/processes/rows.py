@@ -18,6 +18,7 @@ GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 IDLE_SECONDS = 300.0
 """A process that holds memory of a GPU at 0 % for so long is told to be idle."""
 
+_GroupKey = tuple[bool, tuple[int, ...], str]
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
 
@@ -157,23 +158,17 @@ def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[Group]:
     shape = _as_tree if state.is_tree else tuple
     if state.grouping == "":
         return [Group("", shape(found))] if found else []
-    groups: dict[str, list[ProcessRow]] = {}
+    groups: dict[_GroupKey, list[ProcessRow]] = {}
     for row in found:
         groups.setdefault(_group(row, state.grouping), []).append(row)
-    return [Group(heading, shape(groups[heading])) for heading in sorted(groups, key=_heading_order)]
+    return [Group(key[2], shape(groups[key])) for key in sorted(groups)]
 
 
-def _heading_order(heading: str) -> tuple[bool, tuple[int, ...], str]:
-    """GPUs by their numbers; what is on no GPU and in no run comes last."""
-    digits = "".join(char if char.isdigit() else " " for char in heading).split()
-    by_number = tuple(map(int, digits)) if heading.startswith("GPU") else ()
-    return heading.startswith("no "), by_number, heading
-
-
-def _group(row: ProcessRow, grouping: Grouping) -> str:
+def _group(row: ProcessRow, grouping: Grouping) -> _GroupKey:
+    """GPUs are ordered by their numbers; what is on no GPU and in no run comes last."""
     if grouping == "gpu":
-        return f"GPU {numbers(row.gpus)}" if row.gpus else "no GPU"
-    return row.run_id if row.run_id is not None else "no run of ours"
+        return not row.gpus, tuple(row.gpus), f"GPU {numbers(row.gpus)}" if row.gpus else "no GPU"
+    return row.run_id is None, (), row.run_id if row.run_id is not None else "no run of ours"
 
 
 def _matching(rows: Iterable[ProcessRow], filter_text: str) -> list[ProcessRow]:

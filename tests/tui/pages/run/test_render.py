@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from gputui.charts.envelope import Bin
 from gputui.config import Workspace
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, HardwareCurve, RankCurve, RankCurves
 from gputui.store.database import open_reader
+from gputui.store.events import add_event
 from gputui.tui.data.progress import rank_rows
 from gputui.tui.data.reader import Interest, SnapshotReader
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList, Moment, RankRow, RunPage, Snapshot
@@ -415,14 +417,11 @@ def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
     spec = json.loads(filler.connection.execute("SELECT spec FROM runs WHERE run_id = 'vit-b16-1'").fetchone()[0])
     spec["sinks"] = {"jsonl": "{run_dir}/x", "mlflow": "http://127.0.0.1:1"}
     filler.connection.execute("UPDATE runs SET spec = ? WHERE run_id = 'vit-b16-1'", (json.dumps(spec),))
-    for ago, severity, message in (
-        (300, "warning", "sink mlflow: no answer; the run goes on, and this is tried again"),
-        (100, "info", "sink mlflow: is written again; nothing is missing"),
-    ):
-        filler.connection.execute(
-            "INSERT INTO events (at, severity, run_id, message) VALUES (?, ?, 'vit-b16-1', ?)",
-            (NOW - ago, severity, message),
-        )
+    about: dict[str, Any] = {"key": "mlflow", "run_id": "vit-b16-1"}
+    failed, recovered = "sink mlflow: no answer", "sink mlflow: is written again"
+    add_event(filler.connection, "sink_failed", failed, now=NOW - 300, severity="warning", **about)
+    add_event(filler.connection, "sink_recovered", recovered, now=NOW - 100, **about)
+    add_event(filler.connection, "attempt_started", " sink mlflow: by name alone", now=NOW - 90, run_id="vit-b16-1")
     reader = SnapshotReader(filler.workspace)
     now = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1"))
     assert now.page is not None
@@ -433,7 +432,7 @@ def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
     assert [lines[index][1][1] for index in told] == ["warn", "dim"]
     then = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1", moment=Moment(NOW - 200)))
     assert then.page is not None
-    assert [event.message[:23] for event in then.page.sink_events] == ["sink mlflow: no answer;"]
+    assert [(event.kind, event.key) for event in then.page.sink_events] == [("sink_failed", "mlflow")]
 
 
 def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() -> None:

@@ -1,0 +1,133 @@
+"""Events: what happened, with a kind and a key for programs and one sentence for people.
+
+In: one `add_event` per thing that happened. Out: rows of the table ``events``. Nothing reads ``message`` back; what is
+asked of the past is asked by kind and key.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Literal, get_args
+
+from gputui.redaction import redact_text
+
+# What ``key`` names is in brackets; NULL where nothing is.
+EventKind = Literal[
+    # the life of a run
+    "launched",
+    "attempt_started",
+    "cannot_start",
+    "limits_refused",
+    "stop_requested",
+    "stopped",
+    "succeeded",
+    "failed",  # without an attempt of its own
+    "requeued",  # [restart, resume]
+    "incident",  # [kind of incident]
+    "decision",  # [retry, stop]
+    "observation",  # [kind of observation]
+    "wait_timed_out",  # [kind of gate]
+    "process_unkillable",
+    "orphan",  # [pid]
+    "orphan_killed",  # [pid]
+    "orphan_unkillable",  # [pid]
+    "log_trimmed",  # [path]
+    "log_unbounded",  # [path]
+    # its metrics and checkpoints
+    "metrics_rewritten",  # [path]
+    "metrics_replaced",  # [path]
+    "metrics_lost",  # [path]
+    "metrics_unreadable",  # [what the system says]
+    "steps_restarted",
+    "sink_failed",  # [name of the sink]
+    "sink_incomplete",  # [name of the sink]
+    "sink_recovered",  # [name of the sink]
+    "checkpoints_unordered",
+    "checkpoints_unreadable",  # [folder]
+    "checkpoint_replaced",  # [path]
+    "checkpoints_pruned",
+    "checkpoints_not_pruned",
+    # GPUs and the queue
+    "gpus_released",
+    "gpus_reduced",
+    "gpus_replaced",
+    "gpu_lock_unusable",
+    "gpu_unresponsive",
+    "gpu_quarantined",  # [UUID]
+    "gpu_cleared",  # [UUID]
+    "gpu_xid",  # [UUID]
+    "gpu_lost",  # [UUID]
+    "gpu_returned",  # [UUID]
+    "queue_paused",
+    "queue_resumed",
+    "priority_set",
+    # alerts and notices
+    "alert_raised",  # [rule]
+    "alert_cleared",  # [rule]
+    "alert_acknowledged",
+    "alert_silenced",  # [rule]
+    "alert_rules_unusable",
+    "notice_sent",  # [webhook, command]
+    "notice_delayed",  # [webhook, command]
+    "notice_failed",  # [webhook, command]
+    # the agent and its record
+    "agent_error",  # [run or part of the loop]
+    "recording_interrupted",
+    "retention_unusable",
+    "database_full",
+    "database_replaced",
+    "runs_rebuilt",
+    "logout_ends_agent",
+]
+KINDS: frozenset[str] = frozenset(get_args(EventKind))
+EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "kind", "key", "message")
+SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
+
+
+def add_event(
+    connection: sqlite3.Connection,
+    kind: EventKind,
+    message: str,
+    *,
+    now: float,
+    key: str | None = None,
+    severity: str = "info",
+    subject: str | None = None,
+    run_id: str | None = None,
+    attempt: int | None = None,
+) -> None:
+    """Record what happened at ``now`` (UTC unix seconds). ``severity`` is info, warning or error."""
+    connection.execute(
+        "INSERT INTO events (at, severity, subject, run_id, attempt, kind, key, message) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (now, severity, subject, run_id, attempt, kind, None if key is None else _storable(key), _storable(message)),
+    )
+
+
+def has_event(
+    connection: sqlite3.Connection, kind: EventKind, *, run_id: str | None = None, key: str | None = None
+) -> bool:
+    """Whether an event of this kind and key was recorded of the run, or with ``run_id`` None of no run."""
+    row = connection.execute(
+        "SELECT 1 FROM events WHERE run_id IS ? AND kind = ? AND key IS ?",
+        (run_id, kind, None if key is None else _storable(key)),
+    ).fetchone()
+    return row is not None
+
+
+def last_kind(
+    connection: sqlite3.Connection, run_id: str, among: tuple[EventKind, ...], key: str | None = None
+) -> tuple[str, float] | None:
+    """Kind and time (UTC unix seconds) of a run's newest event ``among`` these, of this key where one is given."""
+    places = ", ".join("?" for _ in among)
+    row: tuple[str, float] | None = connection.execute(
+        f"SELECT kind, at FROM events WHERE run_id = ? AND kind IN ({places}) AND (? IS NULL OR key = ?) "  # noqa: S608
+        "ORDER BY event_id DESC LIMIT 1",
+        (run_id, *among, key, key),
+    ).fetchone()
+    return row
+
+
+def _storable(text: str) -> str:
+    # A file name that is not UTF-8 may be a part of it, which no column holds.
+    return redact_text(text).encode("utf-8", "replace").decode("utf-8")
