@@ -72,7 +72,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     """What is launched for each number; ends the command where one of them could never run, before the first does."""
     from gputui.cli import resolving
     from gputui.cli.gpus import wait_for_gpus
-    from gputui.runs.launchers import LAUNCHERS, RANK_LAUNCHERS
+    from gputui.runs.launchers import LAUNCHERS
 
     session.need_agent()
     if on_gpus:
@@ -86,8 +86,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     situation = resolving.gpu_situation(session)
     specs = [resolving.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
     if not LAUNCHERS[specs[0].launcher].starts_ranks:
-        text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); "
-        text += f"{RANK_LAUNCHERS} can start several"
+        text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
         fail(text, EXIT_USAGE)
     return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
 

@@ -13,7 +13,7 @@ from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
 from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
-from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS, RANK_LAUNCHERS
+from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES
 
@@ -87,7 +87,7 @@ def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str,
     if launcher.takes_command and "python" in data:
         yield Finding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
     if not launcher.starts_ranks and "nproc" in data:
-        yield Finding(("nproc",), f"{RANK_LAUNCHERS} can start several processes, not launcher {launcher.name}")
+        yield Finding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
 
 
 def _scopes(data: Mapping[str, Any]) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ def test_ordinary_runs_one_after_the_other(machine: Machine) -> None:
 
 def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     path = profile(machine, "python")
-    assert "torchrun can start several" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
+    assert "starts one process only" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
     assert "at least two different numbers" in machine.gputui("bench", "scaling", path, "--gpus", "2", code=2)
     assert "say --gpus 1,2,4" in machine.gputui("bench", "scaling", path, code=2)
 

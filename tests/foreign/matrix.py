@@ -45,7 +45,6 @@ class Program:
     env: dict[str, str] = field(default_factory=dict)
 
 
-LAUNCH = ("command: accelerate launch --num_processes 2 train.py",)
 ROWS = {
     "nanogpt": Program("nanoGPT's way", "nanogpt", "nanogpt"),
     "timm": Program("timm's train.py", "timm", "timm_form"),
@@ -63,13 +62,11 @@ ROWS = {
     "lightning-real": Program("Lightning itself, its own launcher", "lightning", "lightning_real", needs="lightning"),
     "accelerate": Program(
         "accelerate launch, its way", "accelerate", "accelerate_form",
-        replaced=((LAUNCH[0], f"command: {sys.executable} launch.py complete.py"),),
+        replaced=(("launcher: accelerate\n", ""), ("nproc: 2\n", "workdir: .\n"),
+                  ("script: train.py", f"command: {sys.executable} launch.py complete.py")),
     ),
     "accelerate-real": Program(
-        "accelerate launch itself", "accelerate", "accelerate_real", needs="accelerate",
-        replaced=((LAUNCH[0], f"command: {sys.executable} -m accelerate.commands.launch --multi_gpu --num_processes 2 "
-                              "--num_machines 1 --mixed_precision no --dynamo_backend no train.py"),),
-    ),
+        "accelerate launch itself", "accelerate", "accelerate_real", needs="accelerate"),
     "make": Program("make and torchrun", "make", "stages"),
     "stages": Program("two torchruns in a shell script", "stages", "stages"),
     "single": Program("minGPT's way, one process", "single", "mingpt", ranks=1),

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], Preset | None, dict[str, Any]]] = {
     ),
     "accelerate launch": (
         "accelerate_form", ("accelerate", "launch", "complete.py", "--num_epochs", "4"), None,
-        {"launcher": "command", "metrics": ["output"], "params":
+        {"launcher": "accelerate", "metrics": ["output"], "params":
          {"num_epochs": 4, "batch_size": 16, "gradient_accumulation_steps": 1},
          "checkpoints": ("{run_dir}/out", "step_*", ["--resume_from_checkpoint", "{checkpoint}"])},
     ),

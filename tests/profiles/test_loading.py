@@ -165,11 +165,11 @@ def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
 
 def test_a_problem_has_its_parts() -> None:
     with pytest.raises(ProfileError) as caught:
-        read_profile(GOOD + "  \nlauncher: torchrn", FILE)
+        read_profile(GOOD + "  \nvisible: uid", FILE)
     (problem,) = caught.value.problems
     assert problem.to_json() == {
-        "file": "x.yaml", "line": 3, "column": 1, "key": "launcher", "problem": None,
-        "expected": "torchrun, python or command", "found": "'torchrn'", "nearest": "torchrun",
+        "file": "x.yaml", "line": 3, "column": 1, "key": "visible", "problem": None,
+        "expected": "uuid or index", "found": "'uid'", "nearest": "uuid",
     }  # fmt: skip
 
 

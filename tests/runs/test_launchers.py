@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gputui
-from gputui.runs.launchers import LAUNCHERS, RANK_LAUNCHERS
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Node, Placement
 from gputui.runs.spec import RunSpec
 
@@ -58,9 +58,20 @@ def test_a_world_of_two_machines() -> None:
 
 def test_a_name_is_written_in_its_launchers_file_alone() -> None:
     root = Path(gputui.__file__).parent
-    # What launchers write about an end is data about texts, whoever wrote them.
-    texts = {root / "runs" / "launchers" / "reports.py"}
-    for name in RANK_LAUNCHERS.split(" or "):
+    # What launchers write about an end is data about texts, and a library is named where scripts are looked through.
+    others = {root / "runs" / "launchers" / "reports.py", root / "profiles" / "draft.py"}
+    others.add(root / "cli" / "init.py")
+    for name in (name for name, one in LAUNCHERS.items() if one.starts_ranks):
         own = root / "runs" / "launchers" / f"{name}.py"
         holders = {file for file in root.rglob("*.py") if f'"{name}"' in file.read_text("utf-8")}
-        assert holders - texts == {own}
+        assert holders - others == {own}
+
+
+def test_accelerate_takes_only_the_gpus_that_it_was_given() -> None:
+    accelerate = LAUNCHERS["accelerate"]
+    argv = accelerate.argv(spec(accelerate), Placement.here(("GPU-a", "GPU-b"), 2, 29501), INVOCATION)
+    assert argv[1:3] == ("-m", "accelerate.commands.launch")
+    assert {"--multi_gpu", "--num_processes=2", "--gpu_ids=all", "--main_process_port=29501"} <= set(argv)
+    # Fewer than two processes are refused with --multi_gpu.
+    assert "--multi_gpu" not in accelerate.argv(spec(accelerate), Placement.here((), 1, 29501), INVOCATION)
+    assert (accelerate.rank_output(2) == OUTPUT, accelerate.rank_output(1)) == (False, OUTPUT)
