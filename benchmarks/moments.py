@@ -25,8 +25,8 @@ from gputui.config import locate
 from gputui.curves.model import ChartRequest
 from gputui.store.database import open_reader, open_writer
 from gputui.store.summaries import HOUR
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Moment
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Moment
 
 DAY_SECONDS = 86_400
 GPUS = 8

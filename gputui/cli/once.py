@@ -19,8 +19,8 @@ from gputui.charts.units import age
 from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, tell_doing, typed_moment
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
 from gputui.store import queries
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Moment, Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.data.snapshot_json import snapshot_shape
 from gputui.tui.pages.overview.frame import overview_frame
 from gputui.tui.theme.sgr import as_text

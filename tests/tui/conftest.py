@@ -14,8 +14,8 @@ from gputui.store import commands
 from gputui.store.database import open_reader
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.feed import Feed
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Snapshot
 from tests.tui.filling import NOW, Filler
 
 

@@ -23,7 +23,7 @@ def modules_after(name: str) -> set[str]:
         "gputui.tui.pages.overview.runs",
         "gputui.tui.pages.run.head",
         "gputui.tui.pages.launch.view",
-        "gputui.tui.layout.footer",
+        "gputui.tui.actions.footer",
     ],
 )
 def test_the_lines_are_made_without_textual(name: str) -> None:

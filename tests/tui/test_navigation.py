@@ -9,7 +9,7 @@ from textual.screen import Screen
 
 from gputui.tui.actions import find
 from gputui.tui.app import GputuiApp
-from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Interest
 from gputui.tui.dialogs.help import HelpScreen
 from gputui.tui.dialogs.settings import SettingsScreen
 from gputui.tui.pages.alerts.page import AlertsScreen

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from gputui.store.views import AgentView
-from gputui.tui.layout.words import clock
 
 LEAST_BYTES = 1 << 20
 """With less than this free the database cannot grow by a transaction and its log."""
@@ -29,5 +29,5 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
         return None
     return (
         f"The disk of {state} is full: nothing new is recorded until some of it is freed. What is shown is of "
-        f"{clock(agent.heartbeat_at)}; runs go on."
+        f"{time.strftime('%H:%M:%S', time.localtime(agent.heartbeat_at))}; runs go on."
     )

@@ -20,8 +20,8 @@ from gputui.config import Workspace
 from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, is_locked, open_reader
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Moment, Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 
 LOOK_SECONDS = 0.15
 """How often the store is asked whether anything was committed."""

@@ -16,8 +16,6 @@ XID_SECONDS = 86_400.0
 """XIDs count for a day."""
 
 GPU_BUCKETS = 120
-GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
-"""How far the charts of a GPU's page may reach back."""
 
 EVENTS_OF_A_GPU = 40
 

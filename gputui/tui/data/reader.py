@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
-from gputui.curves.model import ChartData, ChartRequest
+from gputui.curves.model import ChartData
 from gputui.store import envelopes, queries
 from gputui.store.views import GpuHistory, GpuView, HostHistory, RunView
 from gputui.tui.data.alerts import read_alerts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.disk_space import full_disk_words
 from gputui.tui.data.idle_gpus import IdleReader
-from gputui.tui.data.machine import GPU_SPANS_SECONDS, CostReader, GpuPageReader, machine_state
+from gputui.tui.data.machine import CostReader, GpuPageReader, machine_state
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import (
     HISTORY_BUCKETS,
     HISTORY_SECONDS,
+    Interest,
     Moment,
     ProcessSet,
     Progress,
@@ -44,26 +45,6 @@ OVER_RUNS_PER_READ = 3
 BYTES_AT_ONCE = 1 << 20
 
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
-
-
-@dataclass(frozen=True, slots=True)
-class Interest:
-    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
-    back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
-    other; the GPU whose page is open, and how far its charts reach back; whether the
-    pages of alerts and of processes are open; the past moment that is looked at, None for the present."""
-
-    run_id: str | None = None
-    log_label: str | None = None
-    is_log_deep: bool = False
-    checkpoint_to_check: str | None = None
-    charts: ChartRequest | None = None
-    compared: tuple[str, ...] = ()
-    gpu_uuid: str | None = None
-    gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
-    alerts: bool = False
-    processes: bool = False
-    moment: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gputui.tui.data.log_tail import LogReader
 from gputui.tui.data.snapshot import CheckpointList, LogTail, Progress, RunPage
 
 if TYPE_CHECKING:
-    from gputui.tui.data.reader import Interest
+    from gputui.tui.data.snapshot import Interest
 
 
 class StoryReader:

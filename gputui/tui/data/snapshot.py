@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gputui.curves.model import ChartData
+from gputui.curves.model import ChartData, ChartRequest
 from gputui.recovery.cost import Cost
 from gputui.store.alerts import AlertView
 from gputui.store.gpu_queries import GpuEventView
@@ -36,6 +36,9 @@ HISTORY_BUCKETS = 60
 
 HISTORY_SECONDS = 600.0
 """How far short histories reach back."""
+
+GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
+"""How far the charts of a GPU's page may reach back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,26 @@ class Moment:
     at: float
     ticks: int = 0
     direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
+    back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
+    other; the GPU whose page is open, and how far its charts reach back; whether the
+    pages of alerts and of processes are open; the past moment that is looked at, None for the present."""
+
+    run_id: str | None = None
+    log_label: str | None = None
+    is_log_deep: bool = False
+    checkpoint_to_check: str | None = None
+    charts: ChartRequest | None = None
+    compared: tuple[str, ...] = ()
+    gpu_uuid: str | None = None
+    gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
+    alerts: bool = False
+    processes: bool = False
+    moment: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from gputui.charts.chart import Line
 from gputui.tui.actions import Context
+from gputui.tui.actions.footer import help_lines
 from gputui.tui.dialogs.sheet import SheetScreen
-from gputui.tui.layout.footer import help_lines
 
 
 class HelpScreen(SheetScreen):

@@ -10,13 +10,23 @@ from gputui.charts.axes import AxisKind
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin
 from gputui.charts.parts import XKind
-from gputui.charts.units import bytes_text, celsius, gibibytes
+from gputui.charts.units import bytes_text, celsius, count, gibibytes, short_number
 from gputui.charts.viewport import Extent
 from gputui.curves.crosshair import values_at
-from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, HardwareField, MarkerKind, RankCurves
+from gputui.curves.model import (
+    Axis,
+    ChartData,
+    ChartMarker,
+    Frame,
+    HardwareCurve,
+    HardwareField,
+    MarkerKind,
+    RankCurves,
+)
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
+from gputui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
 """Cells of the value labels, so that the same x stands in the same column of charts below each other."""
@@ -64,6 +74,29 @@ def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
     resolution = {"step": 1.0, "epoch": 1e-3}.get(frame.axis, 1.0)
     extent = Extent(frame.start, max(frame.end, frame.start), resolution)
     return extent.logarithmic() if is_log else extent
+
+
+def place_words(frame: Frame, x: float) -> str:
+    """A place on the axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
+    if frame.axis == "step":
+        return f"step {count(x)}"
+    if frame.axis == "epoch":
+        return f"epoch {short_number(x)}"
+    if frame.axis == "time" and frame.origin_at is not None:
+        return f"{frame_clock(frame, frame.origin_at + x)}, {_elapsed(x)} in"
+    return f"{_elapsed(x)} trained"
+
+
+def frame_clock(frame: Frame, at: float) -> str:
+    """The time of day, with the date where that is another than at the newest point."""
+    newest = None if frame.end is None else frame.moment_at(frame.end)
+    return clock(at) if newest is None else dated_clock(at, newest)
+
+
+def _elapsed(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def grid_lines(

@@ -14,10 +14,9 @@ from textual.widget import Widget
 
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope, actions_in
-from gputui.tui.data.reader import Interest
-from gputui.tui.data.snapshot import Moment, Snapshot
+from gputui.tui.actions.footer import footer_action, footer_line, message_lines
+from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.layout.columns import fit_line, wrap
-from gputui.tui.layout.footer import footer_action, footer_line, message_lines
 from gputui.tui.layout.moments import time_at, time_line
 from gputui.tui.layout.strips import notice_lines, warning_lines
 from gputui.tui.widgets.pane import Pane

@@ -10,8 +10,8 @@ import pytest
 from gputui.charts.cells import cell_width
 from gputui.store import queries
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
+from gputui.tui.actions.footer import footer_line, footer_parts, help_lines, message_lines
 from gputui.tui.app import GputuiApp
-from gputui.tui.layout.footer import footer_line, footer_parts, help_lines, message_lines
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen

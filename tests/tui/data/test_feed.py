@@ -17,8 +17,8 @@ from gputui.store import commands, queries
 from gputui.store.commands import CommandAnswer
 from gputui.store.database import open_commander, open_reader, set_aside
 from gputui.tui.data.feed import APART_SECONDS, LOOK_SECONDS, Feed
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Moment, Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from tests.pace import Waited
 from tests.tui.filling import NOW, Filler, an_hour_later
 

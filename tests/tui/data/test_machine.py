@@ -11,7 +11,8 @@ from gputui.store.database import open_reader
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.feed import Feed
 from gputui.tui.data.machine import COSTS_PER_READ, XID_SECONDS, GpuPageReader
-from gputui.tui.data.reader import Interest, SnapshotReader
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest
 from gputui.tui.pages.processes.page import ProcessesScreen
 from tests.tui.filling import NOW, Filler, an_hour_later, uuid
 from tests.tui.test_screens import SMALL, text, until

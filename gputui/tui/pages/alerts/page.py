@@ -14,8 +14,7 @@ from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope
-from gputui.tui.data.reader import Interest
-from gputui.tui.data.snapshot import Moment
+from gputui.tui.data.snapshot import Interest, Moment
 from gputui.tui.dialogs.silence import Silence, SilenceScreen
 from gputui.tui.layout.alerts import (
     AlertsTable,

@@ -16,7 +16,7 @@ from gputui.curves.model import ChartRequest
 from gputui.curves.names import filter_names
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
-from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Interest
 from gputui.tui.dialogs.sheet import SheetScreen
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.charts import GUTTER

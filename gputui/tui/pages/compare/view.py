@@ -13,8 +13,7 @@ from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
 from gputui.curves.direction import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
-from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, within
-from gputui.tui.layout.charts_head import place_words
+from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, place_words, within
 from gputui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule
 from gputui.tui.layout.words import run_sign, run_state_text
 from gputui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, best_of, best_words

@@ -11,9 +11,7 @@ from textual.binding import BindingType
 from gputui.charts.chart import Line
 from gputui.store.views import GpuView, RunView
 from gputui.tui.actions import Context, Scope
-from gputui.tui.data.machine import GPU_SPANS_SECONDS
-from gputui.tui.data.reader import Interest
-from gputui.tui.data.snapshot import GpuPage
+from gputui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.gpu_words import gpu_row
 from gputui.tui.pages.gpu.view import chart_lines, fact_lines, page_head, process_lines, report_lines

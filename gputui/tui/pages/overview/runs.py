@@ -10,11 +10,12 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import ago, count, duration, metric_value, short_number
+from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
-from gputui.tui.data.snapshot import Progress, RunRow, Snapshot
+from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, styled_rule
+from gputui.tui.layout.run_words import outlook
 from gputui.tui.layout.sparklines import spark
 from gputui.tui.layout.words import OVER, numbers, run_sign, run_state_text
 from gputui.tui.pages.overview.run_order import order_named
@@ -249,49 +250,6 @@ def _ran(shown: _Shown, width: int) -> list[Span]:
 
 def _profile(shown: _Shown, width: int) -> list[Span]:
     return [(clean(shown.row.run.profile), "dim")]
-
-
-def outlook(row: RunRow, now: float) -> Span:
-    """What there is to say about a run in a few words: time left, what it waits for, why it ended."""
-    run, progress = row.run, row.progress
-    if run.state == "queued":
-        if run.not_before is not None and run.not_before > now:
-            return (f"again in {duration(run.not_before - now)}", "text")
-        return (clean(run.waiting_for) if run.waiting_for else "next", "text")
-    if run.state in OVER:
-        ended = "" if run.ended_at is None else ago(now - run.ended_at)
-        reason = clean(run.told_reason or "")
-        if run.state == "succeeded" or not reason:
-            took = _took(row)
-            return (" · ".join(part for part in (ended, took) if part), "dim")
-        return (f"{ended} · {reason}" if ended else reason, "text")
-    if run.waiting_for and run.state != "stopping":
-        return (clean(run.waiting_for), "text")
-    if run.state == "recovering":
-        return (clean(run.reason or "finding out what happened"), "text")
-    if run.state == "stopping":
-        return ("checkpointing, then leaving", "text")
-    left = time_left(progress)
-    return (left, "text") if left else ("" if run.state == "running" else "waiting for its first step", "dim")
-
-
-def time_left(progress: Progress) -> str:
-    """``1 h 42 left``, rounded so that it does not change with every step; empty when it cannot be told."""
-    seconds = progress.seconds_left
-    if seconds is None:
-        return ""
-    if seconds >= 120:
-        seconds = round(seconds / 60) * 60
-    elif seconds >= 30:
-        seconds = round(seconds / 10) * 10
-    return f"{duration(seconds)} left"
-
-
-def _took(row: RunRow) -> str:
-    run = row.run
-    if run.started_at is None or run.ended_at is None:
-        return ""
-    return f"took {duration(run.ended_at - run.started_at)}"
 
 
 _LEAST_NAME = 13

@@ -14,8 +14,7 @@ from textual.binding import BindingType
 from gputui.runs import signalling
 from gputui.store.views import RunView
 from gputui.tui.actions import Context, Scope
-from gputui.tui.data.reader import Interest
-from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.dialogs.sheet import SheetScreen
 from gputui.tui.dialogs.signals import SignalScreen
 from gputui.tui.layout.strips import head_line

@@ -14,10 +14,10 @@ from gputui.store.views import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.charts import GUTTER, Look, extent_of, grid_lines, is_by_rank, next_marker
-from gputui.tui.layout.charts_head import chart_head, filter_head
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
 from gputui.tui.pages.run.chart_files import ChartFile, chart_file
+from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.slow_pane import SlowPane
 

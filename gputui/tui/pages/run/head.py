@@ -13,8 +13,8 @@ from gputui.store.views import GpuView
 from gputui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.tui.layout.columns import fit_line, fitting, rule
 from gputui.tui.layout.moments import right_end
+from gputui.tui.layout.run_words import outlook
 from gputui.tui.layout.words import numbers, run_sign, run_state_text
-from gputui.tui.pages.overview.runs import outlook
 
 LEAST_NAME = 12
 """Cells that a run's name keeps in the head, whatever stands behind it."""

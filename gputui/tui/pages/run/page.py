@@ -10,8 +10,7 @@ from textual.containers import Horizontal, Vertical
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.metrics.intake_words import intake_words
-from gputui.tui.data.reader import Interest
-from gputui.tui.data.snapshot import RunPage
+from gputui.tui.data.snapshot import Interest, RunPage
 from gputui.tui.layout.chart_settings import ChartMemory
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.pages.run.chart_keys import SECTIONS, WIDE, Section

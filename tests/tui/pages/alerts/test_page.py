@@ -334,7 +334,8 @@ def test_the_page_opens_fast_with_a_long_history(filler: Filler) -> None:
 
 
 def test_a_frame_without_a_screen_tells_of_them(filler: Filler) -> None:
-    from gputui.tui.data.reader import Interest, SnapshotReader
+    from gputui.tui.data.reader import SnapshotReader
+    from gputui.tui.data.snapshot import Interest
     from gputui.tui.data.snapshot_json import snapshot_shape
     from gputui.tui.pages.overview.frame import overview_frame
 

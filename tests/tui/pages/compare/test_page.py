@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputui.tui.app import GputuiApp
-from gputui.tui.data.reader import Interest
+from gputui.tui.data.snapshot import Interest
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.overview.page import OverviewScreen

@@ -9,8 +9,8 @@ import pytest
 
 from gputui.config import Workspace
 from gputui.store.database import open_reader
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.gpu_words import gpu_row, health, pcie_link, who
 from gputui.tui.layout.strips import aggregate_line
 from gputui.tui.pages.gpu.view import chart_lines, fact_lines, process_lines, report_lines

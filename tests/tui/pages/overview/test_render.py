@@ -12,8 +12,8 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.config import Workspace
 from gputui.store.database import open_reader
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.columns import between, fitting, rule, wrap
 from gputui.tui.layout.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
 from gputui.tui.layout.words import moment

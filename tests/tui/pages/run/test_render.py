@@ -18,12 +18,12 @@ from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Fra
 from gputui.store.database import open_reader
 from gputui.store.events import add_event
 from gputui.tui.data.progress import rank_rows
-from gputui.tui.data.reader import Interest, SnapshotReader
-from gputui.tui.data.snapshot import Checkpoint, CheckpointList, Moment, RankRow, RunPage, Snapshot
+from gputui.tui.data.reader import SnapshotReader
+from gputui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, Moment, RankRow, RunPage, Snapshot
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.charts import Look, extent_of, grid_lines, markers_near, next_marker, panel_lines, rank_curves
-from gputui.tui.layout.charts_head import chart_head, filter_head
 from gputui.tui.layout.panels import Panel, panels, places
+from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, gpu_words, run_head
 from gputui.tui.pages.run.parameters import parameter_lines

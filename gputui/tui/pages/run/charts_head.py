@@ -9,11 +9,10 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, short_number
 from gputui.curves.crosshair import values_at
-from gputui.curves.model import ChartData, Frame
-from gputui.tui.layout.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, markers_near
+from gputui.curves.model import ChartData
+from gputui.tui.layout.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, frame_clock, markers_near, place_words
 from gputui.tui.layout.columns import fit_line, fitting
 from gputui.tui.layout.panels import Panel, Panels
-from gputui.tui.layout.words import clock, dated_clock
 from gputui.tui.widgets.line_edit import LineEdit
 
 _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
@@ -24,29 +23,6 @@ def filter_head(edit: LineEdit, panels: Panels, width: int) -> Line:
     note = f" {clean(panels.problem)}" if panels.problem else f" {len(panels.shown)} of {panels.count} charts "
     room = max(8, width - 9 - len(note))
     return fit_line([(" filter ", "title"), *edit.spans(room), (note, "warn" if panels.problem else "dim")], width)
-
-
-def place_words(frame: Frame, x: float) -> str:
-    """A place on the axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
-    if frame.axis == "step":
-        return f"step {count(x)}"
-    if frame.axis == "epoch":
-        return f"epoch {short_number(x)}"
-    if frame.axis == "time" and frame.origin_at is not None:
-        return f"{_clock(frame, frame.origin_at + x)}, {_elapsed(x)} in"
-    return f"{_elapsed(x)} trained"
-
-
-def _clock(frame: Frame, at: float) -> str:
-    """The time of day, with the date where that is another than at the newest point."""
-    newest = None if frame.end is None else frame.moment_at(frame.end)
-    return clock(at) if newest is None else dated_clock(at, newest)
-
-
-def _elapsed(seconds: float) -> str:
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def chart_head(
@@ -69,10 +45,10 @@ def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[li
     parts: list[list[Span]] = [[(" │ " + place_words(frame, look.cursor), "cursor")]]
     moment = None if frame.axis == "time" else frame.moment_at(look.cursor)
     if moment is not None:
-        parts.append([(f" · {_clock(frame, moment)}", "cursor")])
+        parts.append([(f" · {frame_clock(frame, moment)}", "cursor")])
     reach = (look.window[1] - look.window[0]) / 60
     for marker in markers_near(data.markers, look.cursor, reach)[:3]:
-        at = f" {_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
+        at = f" {frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
         text = marker.text or marker.word
         parts.append([(f" · {_GLYPHS.get(marker.kind, '')}{text}{at}", MARKER_STYLES[marker.kind])])
     shown = {panel.field for panel in visible}
