@@ -1,4 +1,9 @@
-"""The app: it holds the newest snapshot, hands it to the screen on top, and carries out what was asked for."""
+"""The app: holds the newest snapshot, shows it on the page that is seen, and carries out actions.
+
+It is composed of parts: `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment that is shown) and
+`TerminalFeatures` (mouse, title, bell, clipboard). An action of the table is a method ``do_<name>`` of the page, the
+app or a part. Pages see the app as a `Shell`.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +12,49 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.binding import BindingType
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.screen import Screen
+from textual.theme import Theme as TextualTheme
+from textual.timer import Timer
 
+from gputui.charts.plain import characters_for
+from gputui.charts.units import duration
 from gputui.config import Workspace
 from gputui.tui.actions import find
+from gputui.tui.actions.keymap import resolve
 from gputui.tui.agent_watchdog import AgentKeeper
-from gputui.tui.commanding import Answered, CommandingApp
+from gputui.tui.commands import Answered, Asked, Commands
 from gputui.tui.data.feed import Feed
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.tui.layout.words import OVER
+from gputui.tui.navigation import Navigation
 from gputui.tui.pages.overview.page import OverviewScreen
-from gputui.tui.settings import Settings, load
+from gputui.tui.settings import CHOICES, LIMITS, Preferences, Settings, load
+from gputui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
+from gputui.tui.terminal.features import TerminalFeatures
+from gputui.tui.terminal.layer import DisplayLayer
+from gputui.tui.terminal.pacing import LAG_SECONDS, Pace
+from gputui.tui.theme.colors import ANSI, THEMES, theme_for
+from gputui.tui.time_travel import TimeTravel
 from gputui.tui.widgets.page import ActionScreen
+from gputui.tui.widgets.pane import Pane
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
+LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
 
 
 class SnapshotRead(Message):
@@ -46,29 +68,31 @@ class SnapshotRead(Message):
         return isinstance(message, SnapshotRead)
 
 
-class AgentTold(Message):
-    """How it stands with the agent: a sentence, or None when it lives."""
+@dataclass
+class AgentState(Message):
+    """A sentence on what is wrong with the agent, or None when it lives."""
 
-    def __init__(self, text: str | None) -> None:
-        super().__init__()
-        self.text = text
+    text: str | None
 
 
 @dataclass
-class Told(Message):
+class Notice(Message):
     """A sentence from a thread. ``kind``: info, warning or error."""
 
     text: str
     kind: str
 
 
-class GputuiApp(CommandingApp, inherit_bindings=False):
+class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = Path(__file__).with_name("theme") / "base.tcss"
     BINDINGS: ClassVar[list[BindingType]] = []
     TITLE = "gputui"
+
+    theme = Reactive(ANSI.base)
+    """The usual one from the beginning: another one makes Textual read its style sheets again."""
 
     def __init__(
         self,
@@ -82,29 +106,67 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
         settings: Settings | None = None,
         settings_path: Path | None = None,
     ) -> None:
-        super().__init__(settings or Settings(), settings_path)
+        if not os.environ.get("NO_COLOR"):
+            # Empty means nothing (no-color.org); Textual asks only whether it is there.
+            os.environ.pop("NO_COLOR", None)
+        super().__init__()
+        settings = settings or Settings()
         self.animation_level = "none"
         self.workspace = workspace
         self.feed = feed
         self.snapshot = snapshot
-        self.live_runs = snapshot.runs if snapshot.past is None else ()
         self.is_readonly = readonly
         self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
         self.agent_notice: str | None = None
-        self.chart_memory = ChartMemory(
-            from_kept(self.settings), lambda usual: self.preferences.change(**to_keep(usual))
-        )
         self.message: tuple[str, str] = ("", "info")
+        self.preferences = Preferences(settings, settings_path, lambda text: self.tell(text, "warning"))
+        self.keys = resolve(settings.keys)
         self._said_at = 0.0
         self._held_paints = 0
+        self._pace = Pace()
+        self._due: Timer | None = None
+        self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.preferences.change(**to_keep(usual)))
+
+        self.navigation = Navigation(self, self, feed, self.chart_memory)
+        self.commands = Commands(self, lambda: self.navigation.page, feed.watch)
+        self.time_travel = TimeTravel(self, self, feed)
+        self.terminal_features = TerminalFeatures(settings, self.host_name, self.tell_terminal, self.say)
+        # What `Shell` and the driver ask of the app and a part does.
+        self.request_data = self.navigation.request_data
+        self.open_run = self.navigation.open_run
+        self.open_gpu = self.navigation.open_gpu
+        self.compare = self.navigation.compare
+        self.launch_from = self.navigation.launch_from
+        self.select_run = self.navigation.select_run
+        self.confirmed = self.navigation.confirmed
+        self.ask = self.commands.ask
+        self.ask_by = self.commands.ask_by
+        self.look_back = self.time_travel.look_back
+        self.type_moment = self.time_travel.do_time_type
+        self.copy = self.terminal_features.copy
+        self.modes_on = self.terminal_features.modes_on
+        self.modes_off = self.terminal_features.modes_off
+
+        self.theme_name = theme_for(settings.theme, no_color=self.no_color).name
+        self.use_characters(characters_for(settings.characters, os.environ))
+        for theme in THEMES.values():
+            if theme.background is not None:
+                self.register_theme(
+                    TextualTheme(theme.base, primary=theme.colours["accent"], foreground=theme.colours["text"],
+                                 background=theme.background, dark=theme.is_dark)
+                )  # fmt: skip
 
     def get_default_screen(self) -> Screen[Any]:
         return OverviewScreen(is_folded=self.settings.fold, order=self.settings.sort)
 
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
+
     def on_mount(self) -> None:
-        self.wear_theme()
-        self.heed(self.snapshot)
+        self._wear_theme()
+        self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
         self.set_keymap(self.keys.for_textual())
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
@@ -127,20 +189,65 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
         is_news = self.message[0] and self.message[1] == "info"
         if is_news and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
-        self.show_snapshot(message.snapshot)
+        if self.time_travel.takes(message.snapshot):
+            self._show(message.snapshot)
 
-    def on_agent_told(self, message: AgentTold) -> None:
+    def on_agent_state(self, message: AgentState) -> None:
         self.agent_notice = message.text
         self.repaint()
 
-    def on_told(self, message: Told) -> None:
+    def on_notice(self, message: Notice) -> None:
         self.say(message.text, message.kind)
+
+    def on_asked(self, message: Asked) -> None:
+        self.commands.asked(message)
+
+    def on_answered(self, message: Answered) -> None:
+        self.commands.answered(message.answer)
+
+    def on_keys_lost(self, message: KeysLost) -> None:
+        self.say("The terminal sent a key that could not be read; it was left out.", "warning")
+
+    def on_terminal_gone(self, message: TerminalGone) -> None:
+        # A hang-up tells its signal only to those whose controlling terminal it was.
+        self.exit(0)
+
+    # --- painting
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """Take a newer snapshot; draw it now, or when an update is due again."""
+        self.snapshot = snapshot
+        now = time.monotonic()
+        self._pace.note_lag(self.lag_seconds, now)
+        if snapshot.past is None:
+            self.terminal_features.heed(snapshot, is_ascii=self.is_ascii)
+        if self._due is not None:
+            return
+        interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
+        # The feed keeps its own least distance; what comes at that pace is drawn as it comes.
+        wait = self._pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
+        if wait:
+            self._due = self.set_timer(wait, self._draw_due)
+        else:
+            self._draw_due()
+
+    def _draw_due(self) -> None:
+        self._due = None
+        self._pace.shown(time.monotonic())
+        self.repaint()
+
+    @property
+    def line_words(self) -> str | None:
+        """How far the terminal is behind; None while it keeps up."""
+        lag = self.lag_seconds
+        slowed = ", fewer updates" if self._pace.is_slowed else ""
+        return f"line {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
 
     def repaint(self) -> None:
         """Draw the page that can be seen; those under it are drawn when they are back."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, ActionScreen) and screen.is_mounted:
-                screen.paint()
+                screen.changed()
                 return
 
     @property
@@ -168,30 +275,88 @@ class GputuiApp(CommandingApp, inherit_bindings=False):
 
     def tell(self, text: str, kind: str = "info") -> None:
         """The same from another thread."""
-        self.post_message(Told(text, kind))
+        self.post_message(Notice(text, kind))
 
-    # --- what is asked for
+    def work(self, do: Callable[[], str], failure: str) -> None:
+        """Do something that touches the disk in a thread, and say the sentence that it gives; or that it failed."""
 
-    def perform(self, name: str, screen: ActionScreen) -> None:
-        """Do what an action of the table says, or say why it is not possible now."""
+        def work() -> None:
+            try:
+                self.tell(do())
+            except OSError as error:
+                self.tell(f"{failure}: {error.strerror or error}.", "error")
+
+        threading.Thread(target=work, name="work", daemon=True).start()
+
+    # --- settings
+
+    @property
+    def settings(self) -> Settings:
+        """What a person chose."""
+        return self.preferences.settings
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether only ASCII is written."""
+        return self.characters == "ascii"
+
+    def change(self, **changes: Any) -> None:
+        """Change settings: they take effect now and are kept for the next start."""
+        before = self.settings
+        self.preferences.change(**changes)
+        after = self.settings
+        if after.theme != before.theme:
+            self._wear_theme()
+        if after.characters != before.characters:
+            self.use_characters(characters_for(after.characters, os.environ))
+            self._restyle()
+        self.terminal_features.change(before, after, self.snapshot, is_ascii=self.is_ascii)
+        self.repaint()
+
+    def _wear_theme(self) -> None:
+        theme = theme_for(self.settings.theme, no_color=self.no_color)
+        self.theme_name = theme.name
+        self.theme = theme.base
+        self._restyle()
+
+    def _restyle(self) -> None:
+        """Paint every pane again."""
+        for screen in self.screen_stack:
+            for pane in screen.query(Pane):
+                pane.restyle()
+
+    # --- actions
+
+    def perform(self, name: str) -> None:
+        """Do what an action of the table says on the page that is seen, or say why it is not possible now."""
         self.message = ("", "info")
-        why_not = find(name).why_not(screen.context())
+        page = self.navigation.page
+        why_not = find(name).why_not(page.context())
         if why_not is not None:
             self.say(why_not, "warning")
             return
-        method = getattr(screen, f"do_{name}", None) or getattr(self, f"do_{name}")
+        owners = (page, self, self.navigation, self.commands, self.time_travel)
+        method = next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))
         with self.one_paint():
             method()
 
-    def do_palette(self) -> None:
-        from gputui.tui.dialogs import palette_entries
-        from gputui.tui.dialogs.palette import PaletteScreen
+    def do_theme(self) -> None:
+        if self.no_color:
+            self.say("NO_COLOR is set: there is only the theme without colours.", "warning")
+            return
+        names = CHOICES["theme"]
+        self.change(theme=names[(names.index(self.settings.theme) + 1) % len(names)])
+        self.say(f"Theme {self.settings.theme}: {THEMES[self.settings.theme].title}.")
 
-        page = self.page
-        more = partial(palette_entries.profile_choices, self, page)
-        self.push_screen(
-            PaletteScreen(palette_entries.choices(self, page), more), lambda choice: choice.do() if choice else None
-        )
+    def do_mouse(self) -> None:
+        self.change(mouse="off" if self.terminal_features.is_mouse_on else "on")
+        if self.terminal_features.is_mouse_on:
+            self.say("The mouse is on: click, double click, wheel; with shift the terminal's own selection.")
+        else:
+            self.say("The mouse is off; it selects text as the terminal does.")
+
+    def do_suspend(self) -> None:
+        self.action_suspend_process()
 
     def do_leave(self) -> None:
         self.exit(0)
@@ -212,19 +377,18 @@ def run(
     settings, trouble = load(settings_path)
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
                     settings=settings, settings_path=settings_path)  # fmt: skip
-    app.moment = feed.interest.moment
     if trouble is not None:
         app.message = (trouble, "warning")
-    keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentTold(text)))
+    keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentState(text)))
     keeper.start()
     try:
-        # Textual's own way with the mouse reports every motion; ours is in `habits`.
+        # Textual's own way with the mouse reports every motion; ours is in `terminal.features`.
         code = app.run(mouse=False)
     finally:
         keeper.stop()
         feed.stop()
         app.preferences.finish()
-    active = sum(row.run.state not in OVER for row in app.live_runs)
+    active = sum(row.run.state not in OVER for row in app.time_travel.live_runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run goes on" if active == 1 else f"{active} runs go on"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201

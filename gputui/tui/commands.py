@@ -1,25 +1,177 @@
-"""Writing command rows for the agent. Called from threads: a locked database may take seconds."""
+"""Commands for the agent: written as rows from threads, asked for by actions, their answers shown.
+
+Writing is done in threads: a locked database may take seconds.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from textual.message import Message
+
+from gputui.charts.safe_text import clean
 from gputui.config import Workspace
-from gputui.runs.spec import RunSpec
-from gputui.runs.submission import submit_run
-from gputui.store import commands
-from gputui.store.database import (
-    StoreError,
-    StoreMissingError,
-    is_locked,
-    open_commander,
-)
+from gputui.store.commands import CommandAnswer
+from gputui.store.commands import submit as insert_command
+from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
+from gputui.store.views import RunView
+from gputui.tui.layout.words import OVER, RUN_SIGNS, run_sign
+from gputui.tui.shell import Shell
+from gputui.tui.widgets.page import ActionScreen
+
+if TYPE_CHECKING:
+    from gputui.runs.spec import RunSpec
+
+
+@dataclass
+class Asked(Message):
+    """A command was written for the agent, or could not be."""
+
+    words: str
+    command_id: int | None
+    problem: str | None
+
+
+@dataclass
+class Answered(Message):
+    """The agent answered a command."""
+
+    answer: CommandAnswer
+
+
+class Commands:
+    """Writes commands and says what became of them. The run or GPU that they are about is that of ``page``."""
+
+    def __init__(self, shell: Shell, page: Callable[[], ActionScreen], watch: Callable[[int], object]) -> None:
+        self._shell = shell
+        self._page = page
+        self._watch = watch
+        self._asked: dict[int, str] = {}
+
+    def _run(self) -> RunView:
+        run = self._page().run_in_question
+        assert run is not None, "the table of actions has made sure that there is one"
+        return run
+
+    def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
+        """Write a command for the agent, in a thread: a locked database must not stop the screen."""
+        self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args))
+
+    def ask_by(self, words: str, write: Callable[[], int]) -> None:
+        """The same with another way to write it; ``write`` returns the command's id."""
+
+        def work() -> None:
+            try:
+                self._shell.post_message(Asked(words, write(), None))
+            except (StoreError, sqlite3.Error, OSError) as error:
+                self._shell.post_message(Asked(words, None, str(error)))
+            except Exception as error:
+                # Nobody would hear of it otherwise: the thread would end, and nothing would ever be launched.
+                self._shell.post_message(Asked(words, None, f"{type(error).__name__}: {error}"))
+
+        threading.Thread(target=work, name="asking", daemon=True).start()
+
+    def asked(self, message: Asked) -> None:
+        """Watch for the answer to what was written."""
+        if message.command_id is None:
+            self._shell.say(f"Cannot ask the agent: {message.problem}", "error")
+            return
+        self._asked[message.command_id] = message.words
+        self._watch(message.command_id)
+        self._shell.say(f"{message.words}…")
+
+    def answered(self, answer: CommandAnswer) -> None:
+        """Show what became of a command."""
+        words = self._asked.pop(answer.command_id, "")
+        if answer.state == "refused":
+            self._shell.say(f"{words}: refused. {answer.reason or ''}", "error")
+            return
+        result = answer.result or {}
+        self._shell.say(answer_text(words, result))
+        if answer.verb == "run":
+            self._shell.select_run(str(result.get("id", "")))
+
+    # --- a run
+
+    def do_stop(self) -> None:
+        run = self._run()
+        text = f"Stop {run.run_id}? It gets the time to write a checkpoint, then its processes end."
+        if run.state in ("queued", "recovering"):
+            text = (
+                f"Stop {run.run_id}? It is {run_sign(run.state).word} and has no process now; it will not start again."
+            )
+        self._shell.confirmed("Stop", text, lambda: self.ask(f"Stop {run.run_id}", "stop", run.run_id, {"now": False}))
+
+    def do_restart(self) -> None:
+        run = self._run()
+        now = "" if run.state in OVER else " Its processes are stopped first."
+        text = f"Begin {run.run_id} again from the start, with the parameters of its launch?{now}"
+        self._shell.confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
+
+    def do_resume(self) -> None:
+        run = self._run()
+        self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
+
+    def do_remove(self) -> None:
+        run = self._run()
+        text = f"Remove {run.run_id} with its metrics, logs and checkpoints? This cannot be undone."
+        self._shell.confirmed("Remove", text, lambda: self.ask(f"Remove {run.run_id}", "rm", run.run_id, {}))
+
+    # --- the queue, and GPUs in quarantine
+
+    def do_queue_toggle(self) -> None:
+        if self._shell.snapshot.machine.queue_pause is not None:
+            self.ask("Open the queue", "queue_resume", None, {})
+            return
+        text = (
+            "Pause the queue? Nothing new starts until it is opened again; what runs goes on and is recovered as ever."
+        )
+        self._shell.confirmed("Pause the queue", text, lambda: self.ask("Pause the queue", "queue_pause", None, {}))
+
+    def do_queue_up(self) -> None:
+        self._move_in_queue("Earlier", "up")
+
+    def do_queue_down(self) -> None:
+        self._move_in_queue("Later", "down")
+
+    def _move_in_queue(self, word: str, place: str) -> None:
+        self.ask(f"{word} in the queue", "queue_move", self._run().run_id, {"place": place})
+
+    def do_clear_gpu(self) -> None:
+        held = self._shell.snapshot.machine.quarantined
+        chosen = self._page().gpu_in_question
+        if chosen is None or chosen.uuid not in held:
+            chosen = next((gpu for gpu in self._shell.snapshot.gpus if gpu.uuid in held), None)
+        if chosen is None:
+            return
+        failed = held[chosen.uuid]
+        where = f" under {failed.run_id}" if failed.run_id else ""
+        text = f"Let runs have GPU {chosen.index} again? It failed{where}: {clean(failed.reason)}"
+        words, uuid = f"Clear GPU {chosen.index}", chosen.uuid
+        self._shell.confirmed(words, text, lambda: self.ask(words, "clear_gpu", None, {"uuid": uuid}))
+
+
+def answer_text(words: str, result: Mapping[str, Any]) -> str:
+    """``words`` is what was asked for, ``result`` the agent's answer to it."""
+    if "text" in result:
+        return clean(str(result["text"]))
+    if "paused" in result:
+        return f"{words}: " + ("nothing new starts; what runs goes on" if result["paused"] else "the queue is open")
+    if "position" in result and result["position"] is not None:
+        return f"{words}: {clean(str(result.get('id', '')))} is #{result['position']} in the queue"
+    if "id" not in result:
+        return f"{words}: done"
+    state = str(result.get("state"))
+    return f"{words}: {clean(str(result['id']))} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}"
+
 
 STORE_SECONDS = 30.0
 """So long is waited for a store that is not there yet (with the screen an agent is started, and it makes the store), or
@@ -36,17 +188,19 @@ def actor() -> str:
         return f"uid {os.getuid()}"
 
 
-def ask(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[str, Any]) -> int:
+def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[str, Any]) -> int:
     """Write a command; returns its id. Raises StoreError, sqlite3.Error or OSError."""
 
     def write(connection: sqlite3.Connection) -> int:
-        return commands.submit(connection, verb, run_id, args, actor(), now=time.time(), doorbell=workspace.doorbell)
+        return insert_command(connection, verb, run_id, args, actor(), now=time.time(), doorbell=workspace.doorbell)
 
     return _written(workspace, write)
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
-    """Hand a run to the agent; returns the command's id. Raises as `ask` does."""
+    """Hand a run to the agent; returns the command's id. Raises as `submit` does."""
+    from gputui.runs.submission import submit_run
+
     return _written(
         workspace,
         lambda connection: submit_run(workspace, connection, spec, name=name, actor=actor(), now=time.time()),

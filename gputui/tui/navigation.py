@@ -1,61 +1,65 @@
-"""The app as far as its pages go: which lies on which, and how one is gone to.
+"""Pages and dialogs: which lies on which, how one is gone to, and what the one that is seen needs from the feed.
 
 A page is never twice on the stack: going to one that lies under others goes back to it, so that escape always leads
-towards the overview.
+towards the overview. Modules of pages are imported when they are opened first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from textual.app import App
+from textual.screen import Screen
 
 from gputui.store.views import RunView
+from gputui.tui.actions import find
+from gputui.tui.data.feed import Feed
 from gputui.tui.layout.chart_settings import ChartMemory
-from gputui.tui.time_travel import TimeTravelApp
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.shell import Shell
 from gputui.tui.widgets.page import ActionScreen
 
 if TYPE_CHECKING:
     from gputui.tui.pages.launch.form import Preset
+    from gputui.tui.widgets.page import Choice
 
 P = TypeVar("P", bound=ActionScreen)
 
 
-class PagesApp(TimeTravelApp, inherit_bindings=False):
-    """Opens pages. Their modules are loaded when they are opened first."""
+class Navigation:
+    """Opens pages and dialogs of ``app``, and asks the feed for what the page that is seen shows."""
 
-    BINDINGS: ClassVar = []
-    chart_memory: ChartMemory
+    def __init__(self, app: App[Any], shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
+        self._app = app
+        self._shell = shell
+        self._feed = feed
+        self._chart_memory = chart_memory
 
     @property
     def page(self) -> ActionScreen:
-        """The page that can be seen, perhaps behind a question."""
-        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, ActionScreen))
+        """The page that is seen, perhaps behind a dialog."""
+        return next(screen for screen in reversed(self._app.screen_stack) if isinstance(screen, ActionScreen))
 
-    @property
-    def run_in_question(self) -> RunView:
-        """The run that the action at hand is about; the table of actions has made sure that there is one."""
-        run = self.page.run_in_question
-        assert run is not None
-        return run
-
-    def look(self, page: ActionScreen) -> None:
-        """Tell the feed what is looked at, if this is the page that can be seen."""
+    def request_data(self, page: Screen[Any]) -> None:
+        """Ask the feed for what this page needs, if it is the one that is seen."""
         if page is not self.page:
             return
-        pages = (screen for screen in self.screen_stack if isinstance(screen, ActionScreen))
+        pages = (screen for screen in self._app.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
         # The alerts that are over stay known while their page lies below: its cursor stands on one of them.
-        self.feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
+        self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
         """The page of this kind: the one on the stack, with what lay above it gone, or a new one on top."""
-        for screen in self.screen_stack:
+        for screen in self._app.screen_stack:
             if isinstance(screen, kind) and is_it(screen):
                 screen.pop_until_active()
                 return screen
         page = make()
-        self.push_screen(page)
+        self._app.push_screen(page)
         return page
 
     # --- the pages
@@ -64,10 +68,10 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
         """Go to the page of a run; where another run's page can be seen it takes its place."""
         from gputui.tui.pages.run.page import RunScreen
 
-        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self.screen_stack)
+        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._app.screen_stack)
         if isinstance(self.page, RunScreen) and not is_known:
-            self.pop_screen()
-        self.go_to(RunScreen, lambda: RunScreen(run_id, self.chart_memory), lambda page: page.run_id == run_id)
+            self._app.pop_screen()
+        self.go_to(RunScreen, lambda: RunScreen(run_id, self._chart_memory), lambda page: page.run_id == run_id)
 
     def open_gpu(self, uuid: str) -> None:
         """Go to the page of a GPU."""
@@ -76,10 +80,9 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
         self.go_to(GpuScreen, lambda: GpuScreen(uuid)).turn_to(uuid)
 
     def do_processes(self) -> None:
-        from gputui.tui.pages.gpu.page import GpuScreen
         from gputui.tui.pages.processes.page import ProcessesScreen
 
-        gpu = self.page.gpu_in_question if isinstance(self.page, GpuScreen) else None
+        gpu = self.page.gpu_in_question if self.page.SCOPE == "gpu" else None
         page = self.go_to(ProcessesScreen, ProcessesScreen)
         if gpu is not None:
             page.show_gpu(gpu.index)
@@ -97,16 +100,22 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
 
         chosen = tuple(marked)
         if len(chosen) < 2 and run is not None:
-            alike = [row.run.run_id for row in self.snapshot.runs if row.run.profile == run.profile]
+            alike = [row.run.run_id for row in self._shell.snapshot.runs if row.run.profile == run.profile]
             chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
         if len(chosen) > MOST_RUNS:
-            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
+            self._shell.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
         chosen = chosen[:MOST_RUNS]
-        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self.chart_memory.usual))
+        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self._chart_memory.usual))
         page.show_runs(chosen, run.run_id if run is not None else None)
 
     def do_compare(self) -> None:
-        self.compare(self.run_in_question)
+        self.compare(self.page.run_in_question)
+
+    def select_run(self, run_id: str) -> None:
+        """Put the overview's cursor on a run as soon as it is there."""
+        overview = self._app.screen_stack[0]
+        if isinstance(overview, OverviewScreen):
+            overview.point_at(run_id)
 
     # --- the launch form
 
@@ -128,13 +137,14 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
         from gputui.tui.pages.launch.form import Preset
         from gputui.tui.pages.launch.plan import launched_gpu_count
 
-        run = self.run_in_question
+        run = self.page.run_in_question
+        assert run is not None, "the table of actions has made sure that there is one"
         self._open_form(Preset(run.profile, launched_params(run), launched_gpu_count(run), run.run_id))
 
     def _open_form(self, preset: Preset | None) -> None:
         from gputui.tui.pages.launch.page import LaunchScreen
 
-        self.push_screen(LaunchScreen(preset))
+        self._app.push_screen(LaunchScreen(preset))
 
     # --- what opens over a page
 
@@ -146,14 +156,30 @@ class PagesApp(TimeTravelApp, inherit_bindings=False):
             if is_sure:
                 do()
 
-        self.push_screen(ConfirmScreen(title, text), decide)
+        self._app.push_screen(ConfirmScreen(title, text), decide)
 
     def do_help(self) -> None:
         from gputui.tui.dialogs.help import HelpScreen
 
-        self.push_screen(HelpScreen(self.page.context()))
+        self._app.push_screen(HelpScreen(self.page.context()))
 
     def do_settings(self) -> None:
         from gputui.tui.dialogs.settings import SettingsScreen
 
-        self.push_screen(SettingsScreen())
+        self._app.push_screen(SettingsScreen())
+
+    def do_palette(self) -> None:
+        from gputui.tui.dialogs.palette import PaletteScreen, choices, launch_choice
+
+        page, shell = self.page, self._shell
+        why_not_launch = find("launch").why_not(page.context())
+
+        def profiles() -> list[Choice]:
+            from gputui.tui.pages.launch.plan import read_profiles
+
+            entries = read_profiles(shell.workspace, Path.cwd())
+            return [launch_choice(shell, entry, why_not_launch) for entry in entries]
+
+        self._app.push_screen(
+            PaletteScreen(choices(shell, page), profiles), lambda choice: choice.do() if choice else None
+        )

@@ -1,18 +1,18 @@
-"""The app as far as looking back goes: which moment is looked at, and the keys that move along the record."""
+"""Looking back: which moment is shown, and the keys that move along the record."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
+from textual.app import App
+
+from gputui.tui.data.feed import Feed
 from gputui.tui.data.snapshot import Moment, RunRow, Snapshot
-from gputui.tui.habits import HabitsApp
 from gputui.tui.layout.words import moment as moment_words
-
-if TYPE_CHECKING:
-    from gputui.tui.data.feed import Feed
+from gputui.tui.shell import Shell
 
 STEP_SECONDS = 10.0
 """A bucket of the short histories: with every step they move on by one."""
@@ -20,37 +20,42 @@ STEP_SECONDS = 10.0
 FAR_STEPS = 10
 
 
-class TimeTravelApp(HabitsApp, inherit_bindings=False):
-    """Knows the moment that is looked at; the feed reads it, and what it has read comes back with the snapshots."""
+class TimeTravel:
+    """Knows the moment that is shown; the feed reads it, and what it has read comes back with the snapshots.
 
-    BINDINGS: ClassVar = []
-    feed: Feed
-    moment: Moment | None = None
-    """What was asked for, or once it was read the moment itself; None is the present."""
-    live_runs: Sequence[RunRow] = ()
-    """The runs as they were when the present was seen last."""
+    ``moment`` is what was asked for, or once it was read the moment itself; None is the present. ``live_runs`` are the
+    runs as they were when the present was seen last.
+    """
 
-    def show_snapshot(self, snapshot: Snapshot) -> None:
+    def __init__(self, app: App[Any], shell: Shell, feed: Feed) -> None:
+        self._app = app
+        self._shell = shell
+        self._feed = feed
+        self.moment: Moment | None = feed.interest.moment
+        self.live_runs: Sequence[RunRow] = shell.snapshot.runs if shell.snapshot.past is None else ()
+
+    def takes(self, snapshot: Snapshot) -> bool:
+        """Take in a newer snapshot; False where it is not of the moment that was asked for."""
         past = snapshot.past
         if past is None:
             self.live_runs = snapshot.runs
         if past is None and self.moment is not None and snapshot.trouble is None:
             # The feed has not come to it yet; the present must not flash up in between.
-            return
+            return False
         if past is not None and self.moment is None:
-            return
+            return False
         if past is not None and past.asked == self.moment:
             self._arrive(past.asked, snapshot)
-        super().show_snapshot(snapshot)
+        return True
 
     def _arrive(self, asked: Moment, snapshot: Snapshot) -> None:
         at, past = snapshot.at, snapshot.past
         assert past is not None
         self.moment = Moment(at)
         if asked.ticks and at == asked.at:
-            self.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
+            self._shell.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
         elif not asked.ticks and asked.at < at and asked.direction <= 0:
-            self.say(f"The record begins here, at {moment_words(at, past.now).strip()}.")
+            self._shell.say(f"The record begins here, at {moment_words(at, past.now).strip()}.")
         elif at >= past.now:
             self.do_live()
 
@@ -61,14 +66,14 @@ class TimeTravelApp(HabitsApp, inherit_bindings=False):
                 self.do_live()
             return
         self.moment = moment
-        self.feed.look_back(moment)
-        if self.snapshot.past is not None and self.snapshot.past.asked == moment:
-            self._arrive(moment, self.snapshot)
+        self._feed.look_back(moment)
+        if self._shell.snapshot.past is not None and self._shell.snapshot.past.asked == moment:
+            self._arrive(moment, self._shell.snapshot)
 
     @property
     def _now(self) -> float:
-        past = self.snapshot.past
-        return self.snapshot.at if past is None else past.now
+        past = self._shell.snapshot.past
+        return self._shell.snapshot.at if past is None else past.now
 
     def _step(self, steps: int) -> None:
         here = self.moment or Moment(float(math.floor(self._now)))
@@ -99,7 +104,7 @@ class TimeTravelApp(HabitsApp, inherit_bindings=False):
 
     def do_live(self) -> None:
         self.moment = None
-        self.feed.look_back(None)
+        self._feed.look_back(None)
 
     def do_time_type(self) -> None:
         from gputui.tui.dialogs.moment import MomentScreen
@@ -108,4 +113,4 @@ class TimeTravelApp(HabitsApp, inherit_bindings=False):
             if at is not None:
                 self.look_back(Moment(at))
 
-        self.push_screen(MomentScreen(self._now), go)
+        self._app.push_screen(MomentScreen(self._now), go)

@@ -25,10 +25,10 @@ OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
     "run": lambda app: app.open_run(RUN),
     "launch": lambda app: app.push_screen(LaunchScreen(Preset("tiny"))),
-    "alerts": lambda app: app.do_alerts(),
+    "alerts": lambda app: app.navigation.do_alerts(),
     "gpu": lambda app: app.open_gpu(uuid(0)),
     "compare": lambda app: app.compare(None, [RUN, "gpt2-124m-1"]),
-    "processes": lambda app: app.do_processes(),
+    "processes": lambda app: app.navigation.do_processes(),
 }
 
 
@@ -36,7 +36,7 @@ async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen
     """The page anew, in the present, with nothing above or below it but the overview."""
     while len(app.screen_stack) > 1:
         app.pop_screen()
-    app.do_live()
+    app.time_travel.do_live()
     OPENING[scope](app)
     await pilot.pause()
     assert isinstance(app.screen, ActionScreen) and scope == app.screen.SCOPE
@@ -58,11 +58,11 @@ async def test_every_key_leads_to_its_action(
     performed: list[str] = []
     carry_out = GputuiApp.perform
 
-    def perform(app: GputuiApp, name: str, screen: ActionScreen) -> None:
+    def perform(app: GputuiApp, name: str) -> None:
         # What the app does is the same on every page: once is enough, as it is for a second key.
-        is_own = hasattr(screen, f"do_{name}") or find(name).scopes[0] == scope
+        is_own = hasattr(app.navigation.page, f"do_{name}") or find(name).scopes[0] == scope
         if is_own and name not in LEAVING and name not in performed:
-            carry_out(app, name, screen)
+            carry_out(app, name)
         performed.append(name)
 
     monkeypatch.setattr(GputuiApp, "perform", perform)
@@ -76,5 +76,5 @@ async def test_every_key_leads_to_its_action(
                 assert performed[before:] == [action.name], f"{key} on {scope}"
                 if app.screen is page and takes_text(page):
                     await pilot.press("escape")
-                if app.screen is not page or app.moment is not None:
+                if app.screen is not page or app.time_travel.moment is not None:
                     page = await go_to(app, pilot, scope)

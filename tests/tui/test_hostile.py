@@ -73,7 +73,7 @@ async def press_everything(pilot: Pilot[Any], watched: Watched, scope: str) -> N
     for action in actions_in(screen.SCOPE):
         if action.name in NOT_PRESSED or not action.in_palette:
             continue  # what the palette leaves out only moves the cursor
-        app.perform(action.name, screen)
+        app.perform(action.name)
         await pilot.pause()
         watched.seen += watched.terminal.text
         for _ in range(3):

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.tui import commands as asking
-from gputui.tui.app import AgentTold, GputuiApp, SnapshotRead
+from gputui.tui.app import AgentState, GputuiApp, SnapshotRead
 from gputui.tui.data.feed import Feed
 from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.dialogs.help import HelpScreen
@@ -168,11 +168,11 @@ async def test_a_machine_without_a_driver_says_so(filler: Filler, make_app: Make
 
 async def test_what_the_agent_is_doing_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        app.post_message(AgentTold("The agent is gone; starting it again…"))
+        app.post_message(AgentState("The agent is gone; starting it again…"))
         await pilot.pause()
         assert text(app, "notice") == " ▲ The agent is gone; starting it again…"
         assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
-        app.post_message(AgentTold(None))
+        app.post_message(AgentState(None))
         await pilot.pause()
         assert text(app, "notice") == ""
 

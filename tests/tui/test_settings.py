@@ -17,8 +17,7 @@ from gputui.tui.actions.keymap import key_name, resolve
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.settings_items import ITEMS
 from gputui.tui.pages.overview.page import OverviewScreen
-from gputui.tui.preferences import Preferences
-from gputui.tui.settings import Settings
+from gputui.tui.settings import Preferences, Settings
 from tests.tui.conftest import StillFeed
 from tests.tui.filling import Filler
 

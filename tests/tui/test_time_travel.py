@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputui.tui.app import GputuiApp
+from gputui.tui.app import GputuiApp, SnapshotRead
 from gputui.tui.data.snapshot import Moment
 from gputui.tui.dialogs.moment import MomentScreen
 from gputui.tui.pages.overview.page import OverviewScreen
@@ -80,7 +80,7 @@ async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
             await pilot.press(key)
             assert f"◀ {expected}" in text(app, "head")
         await pilot.press("greater_than_sign")
-        assert "◀" not in text(app, "head") and app.moment is None
+        assert "◀" not in text(app, "head") and app.time_travel.moment is None
         await pilot.press("greater_than_sign")
         assert "This is the present already" in text(app, "message")
 
@@ -238,11 +238,11 @@ async def test_a_click_on_the_time_line_goes_there(app: GputuiApp) -> None:
 
 async def test_a_database_that_cannot_be_read_is_told_while_looking_back(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        app.moment = Moment(NOW - 60)  # asked for, and not read yet
+        app.time_travel.moment = Moment(NOW - 60)  # asked for, and not read yet
         live = app.snapshot
-        app.show_snapshot(replace(live, at=NOW + 1))
+        app.on_snapshot_read(SnapshotRead(replace(live, at=NOW + 1)))
         assert app.snapshot is live  # the present does not flash up meanwhile
-        app.show_snapshot(replace(live, trouble="The database is locked by another program."))
+        app.on_snapshot_read(SnapshotRead(replace(live, trouble="The database is locked by another program.")))
         await pilot.pause()
         assert "locked by another program" in text(app, "notice")
 

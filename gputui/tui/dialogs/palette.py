@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -14,28 +14,25 @@ from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputui.charts.chart import Line
-from gputui.tui.dialogs.fuzzy import ranked
+from gputui.charts.safe_text import clean
+from gputui.tui.actions import actions_in
+from gputui.tui.dialogs.settings_items import ITEMS
 from gputui.tui.layout.boxes import box
 from gputui.tui.layout.columns import between, fit_line
+from gputui.tui.layout.words import run_sign
+from gputui.tui.shell import Shell
+from gputui.tui.theme.colors import THEMES
 from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.page import ActionScreen, Choice
 from gputui.tui.widgets.pane import Pane
 
+if TYPE_CHECKING:
+    from gputui.profiles.loading import ProfileEntry
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
-    is found too, for example that of the footer."""
 
-    title: str
-    hint: str
-    do: Callable[[], object]
-    why_not: str | None = None
-    name: str = ""
+Thing = TypeVar("Thing")
 
-    @property
-    def searched(self) -> str:
-        """What is typed is looked for in this; its beginning counts most."""
-        return f"{self.name} {self.title}" if self.name else self.title
+_PREFIX, _WORD, _INSIDE, _BESIDE, _LETTERS = range(5)
 
 
 class Found(Message):
@@ -158,3 +155,94 @@ class PaletteScreen(ModalScreen[Choice | None]):
         shown = box("Find", lines, width, f"{len(found)} of {len(self._choices)}")
         self._pane.styles.width = width
         self._pane.show(shown, height=len(shown))
+
+
+# --- what can be chosen
+
+
+def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
+    """What is known at once: actions, what the page itself has, runs, GPUs, what can be copied, settings."""
+    context = screen.context()
+    found = [
+        Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name),
+               action.why_not(context), action.label)
+        for action in actions_in(screen.SCOPE)
+        if action.in_palette
+    ]  # fmt: skip
+    found += screen.choices()
+    for row in shell.snapshot.runs:
+        run_id = row.run.run_id
+        found.append(Choice(f"Open {clean(run_id)}", run_sign(row.run.state).word, partial(shell.open_run, run_id)))
+    for gpu in shell.snapshot.gpus:
+        who = gpu.run_id or ", ".join(process.user or "?" for process in (gpu.processes or ())[:2]) or "free"
+        title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
+        found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid)))
+    found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))
+              for what, text in screen.copyable()]  # fmt: skip
+    for item in ITEMS:
+        for value in item.values:
+            is_now = getattr(shell.settings, item.name) == value
+            title = f"Theme {value}: {THEMES[value].title}" if item.name == "theme" else (
+                f"Set {item.label}: {item.word(value)}"
+            )  # fmt: skip
+            found.append(Choice(title, "as it is now" if is_now else "setting",
+                                partial(shell.change, **{item.name: value})))  # fmt: skip
+    return found
+
+
+def launch_choice(shell: Shell, entry: ProfileEntry, why_not: str | None) -> Choice:
+    """A profile, to launch from."""
+    hint = "broken profile" if entry.profile is None else "profile"
+    return Choice(f"Launch {clean(entry.name)}", hint, partial(shell.launch_from, entry.name), why_not)
+
+
+# --- what fits what is typed: words in any order, letters left out, beginnings first
+
+
+def cost(typed: str, title: str, beside: str = "") -> int | None:
+    """How badly ``typed`` fits a title, 0 best; None when it does not. Every word typed must be found: as the
+    beginning of the title, of a word in it, inside, in what stands ``beside`` it, or by its letters in their order."""
+    name, other = title.lower(), beside.lower()
+    total = 0
+    for word in typed.lower().split():
+        place = name.find(word)
+        if place == 0:
+            total += _PREFIX
+        elif place > 0:
+            starts = not name[place - 1].isalnum() or f" {word}" in name
+            total += _WORD if starts else _INSIDE
+        elif word in other:
+            total += _BESIDE
+        else:
+            gaps = _gaps(word, name)
+            if gaps is None:
+                return None
+            total += _LETTERS + gaps
+    return total
+
+
+def ranked(things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[str, str, bool]]) -> list[Thing]:
+    """The things that fit, the best first, and among equals in their order. ``words`` gives a thing's title, what
+    stands beside it, and whether it is possible now: what is not comes after its equals."""
+    if not typed.strip():
+        return sorted(things, key=lambda thing: not words(thing)[2])
+    found = []
+    for place, thing in enumerate(things):
+        title, beside, possible = words(thing)
+        price = cost(typed, title, beside)
+        if price is not None:
+            found.append((price, not possible, place, thing))
+    found.sort(key=lambda each: each[:3])
+    return [each[3] for each in found]
+
+
+def _gaps(letters: str, text: str) -> int | None:
+    """Interruptions between the letters where they come in order, beginning wherever they fit first."""
+    place, gaps = -1, 0
+    for letter in letters:
+        following = text.find(letter, place + 1)
+        if following < 0:
+            return None
+        gaps += place >= 0 and following != place + 1
+        place = following
+    return gaps

@@ -15,11 +15,11 @@ from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.dialogs.gpu_table import GpuChoice, picker_lines
 from gputui.tui.layout.boxes import box
 from gputui.tui.layout.columns import fit_line
+from gputui.tui.shell import Shell
 from gputui.tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
-    from gputui.tui.app import GputuiApp
 
 
 HEAD_LINES = 2
@@ -52,7 +52,7 @@ class PickGpusScreen(ModalScreen[str | None]):
 
     @property
     def _snapshot(self) -> Snapshot:
-        return cast("GputuiApp", self.app).snapshot
+        return cast("Shell", self.app).snapshot
 
     def _situation(self) -> GpuSituation | None:
         from gputui.profiles.situation import situation_of

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from textual import events
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
 from gputui.tui.dialogs.settings_items import ITEMS, settings_lines, turned
-from gputui.tui.habits import HabitsApp
 from gputui.tui.layout.boxes import box
+from gputui.tui.shell import Shell
 from gputui.tui.widgets.pane import Pane
 
 
@@ -27,9 +27,8 @@ class SettingsScreen(ModalScreen[None]):
         self._pane = Pane(id="settings")
 
     @property
-    def _habits(self) -> HabitsApp:
-        assert isinstance(self.app, HabitsApp)
-        return self.app
+    def _shell(self) -> Shell:
+        return cast("Shell", self.app)
 
     def compose(self) -> ComposeResult:
         self._draw()
@@ -78,14 +77,14 @@ class SettingsScreen(ModalScreen[None]):
 
     def _turn(self, by: int) -> None:
         item = ITEMS[self._place]
-        self._habits.change(**{item.name: turned(self._habits.settings, item, by)})
+        self._shell.change(**{item.name: turned(self._shell.settings, item, by)})
 
     def _draw(self) -> None:
         width = min(self.WIDTH, self.app.size.width)
         overruled = {"theme": "NO_COLOR is set"} if self.app.no_color else {}
         if os.environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
             overruled["characters"] = "GPUTUI_ASCII is set"
-        lines = settings_lines(self._habits.settings, self._place, width - 4, overruled)
+        lines = settings_lines(self._shell.settings, self._place, width - 4, overruled)
         shown = box("Settings", lines, width, "↑↓ choose  ←→ change  esc closes")
         self._pane.styles.width = width
         self._pane.show(shown, height=len(shown))

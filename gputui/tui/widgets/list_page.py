@@ -39,7 +39,7 @@ class FilterScreen(ActionScreen):
 
     def do_filter(self) -> None:
         self.filter_edit = LineEdit.at_end(self.filter_text)
-        self.paint()
+        self.changed()
 
     def on_key(self, event: events.Key) -> None:
         """While the filter is typed, keys are text; otherwise escape clears it."""
@@ -48,7 +48,7 @@ class FilterScreen(ActionScreen):
             if event.key == "escape" and self.filter_text:
                 event.stop()
                 self.set_filter("")
-                self.paint()
+                self.changed()
             return
         if event.key == "enter":
             self.filter_edit = None
@@ -56,7 +56,7 @@ class FilterScreen(ActionScreen):
             self.filter_edit = None
             self.set_filter("")
         elif event.key in ("up", "down"):
-            with self.gputui.one_paint():
+            with self.shell.one_paint():
                 self.move(-1 if event.key == "up" else 1)
             event.stop()
             return
@@ -67,13 +67,13 @@ class FilterScreen(ActionScreen):
         else:
             return
         event.stop()
-        self.paint()
+        self.changed()
 
     def on_paste(self, event: events.Paste) -> None:
         if self.filter_edit is not None:
             self._filter_to(self.filter_edit.insert(event.text))
             event.stop()
-            self.paint()
+            self.changed()
 
     def _filter_to(self, edit: LineEdit) -> None:
         self.filter_edit = edit

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, cast
 
 from textual import events, on
 from textual.binding import Binding, BindingType
@@ -12,13 +13,14 @@ from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
 
-from gputui.store.views import RunView
+from gputui.store.views import GpuView, RunView
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.actions.footer import footer_action, footer_line, message_lines
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.moments import time_at, time_line
 from gputui.tui.layout.strips import notice_lines, warning_lines
+from gputui.tui.shell import Shell
 from gputui.tui.widgets.pane import Pane
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 9
@@ -34,9 +36,21 @@ class Copyable(NamedTuple):
     text: str
 
 
-if TYPE_CHECKING:
-    from gputui.tui.app import GputuiApp
-    from gputui.tui.dialogs.palette import Choice
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
+    is found too, for example that of the footer."""
+
+    title: str
+    hint: str
+    do: Callable[[], object]
+    why_not: str | None = None
+    name: str = ""
+
+    @property
+    def searched(self) -> str:
+        """What is typed is looked for in this; its beginning counts most."""
+        return f"{self.name} {self.title}" if self.name else self.title
 
 
 def bindings_for(scope: Scope) -> list[BindingType]:
@@ -61,23 +75,28 @@ class ActionScreen(Screen[None]):
         self.footer = Pane(id="footer")
 
     @property
-    def gputui(self) -> GputuiApp:
-        """The app, as what it is."""
-        return cast("GputuiApp", self.app)
+    def shell(self) -> Shell:
+        """The app, as pages see it."""
+        return cast("Shell", self.app)
 
     @property
     def snapshot(self) -> Snapshot:
         """What is shown."""
-        return self.gputui.snapshot
+        return self.shell.snapshot
 
     @property
     def run_in_question(self) -> RunView | None:
         """The run that an action would be about."""
         return None
 
+    @property
+    def gpu_in_question(self) -> GpuView | None:
+        """The GPU that an action would be about."""
+        return None
+
     def context(self) -> Context:
         """What decides which actions are possible now."""
-        app = self.gputui
+        app = self.shell
         return Context(
             scope=self.SCOPE,
             run=self.run_in_question,
@@ -108,7 +127,7 @@ class ActionScreen(Screen[None]):
     def wheel(self, pane: Widget | None, by: int) -> None:
         """The wheel was turned over a pane, ``by`` lines down: as often the arrow key."""
         key = "down" if by > 0 else "up"
-        with self.gputui.one_paint():
+        with self.shell.one_paint():
             for action in actions_in(self.SCOPE):
                 if key in action.keys:
                     for _ in range(abs(by)):
@@ -134,7 +153,7 @@ class ActionScreen(Screen[None]):
         event.stop()
         name = footer_action(self.context(), self.app.size.width, event.x)
         if name is not None:
-            self.gputui.perform(name, self)
+            self.shell.perform(name)
 
     @on(events.Click, "#notice")
     def time_line_clicked(self, event: events.Click) -> None:
@@ -143,36 +162,41 @@ class ActionScreen(Screen[None]):
         at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
         if at is not None:
             event.stop()
-            self.gputui.look_back(Moment(at, direction=-1))
+            self.shell.look_back(Moment(at, direction=-1))
 
     def do_copy(self) -> None:
         found = self.copyable()
         if found:
-            self.gputui.copy(found[0].what, found[0].text)
+            self.shell.copy(found[0].what, found[0].text)
         else:
-            self.gputui.say("There is nothing to copy here.", "warning")
+            self.shell.say("There is nothing to copy here.", "warning")
 
     def action_act(self, name: str) -> None:
         """A key of an action was pressed."""
-        self.gputui.perform(name, self)
+        self.shell.perform(name)
 
     def on_resize(self) -> None:
-        self.paint()
+        self.changed()
 
     def on_screen_resume(self) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        """Draw what changed, and ask the feed for what the page needs from now on."""
         self.paint()
+        if not self.shell.is_holding_paint:
+            self.shell.request_data(self)
 
     def paint(self) -> None:
         """Draw the newest snapshot, now or at the end of what the app does in one paint."""
         width, height = self.app.size
-        if not width or not height or self.gputui.is_holding_paint:
+        if not width or not height or self.shell.is_holding_paint:
             return
         with self.app.batch_update():
             if width < LEAST_WIDTH or height < LEAST_HEIGHT:
                 self._draw_too_small(width, height)
             else:
                 self.draw(width, height)
-                self.gputui.look(self)
 
     def _draw_too_small(self, width: int, height: int) -> None:
         for pane in self.query(Pane):
@@ -189,10 +213,10 @@ class ActionScreen(Screen[None]):
         """Draw what is around the content; returns how many lines it takes."""
         past = self.snapshot.past
         notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
-        notices += notice_lines(self.snapshot, self.gputui.agent_notice, width)
+        notices += notice_lines(self.snapshot, self.shell.agent_notice, width)
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
         self.notice.show(notices, height=len(notices))
-        text, kind = self.gputui.message
+        text, kind = self.shell.message
         said = message_lines(text, kind, width) if text else []
         self.message.show(said, height=len(said))
         self.footer.show([footer_line(self.context(), width)], height=1)

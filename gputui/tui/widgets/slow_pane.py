@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from gputui.charts.chart import Line
+from gputui.tui.shell import Shell
 from gputui.tui.widgets.pane import Pane
-
-if TYPE_CHECKING:
-    from gputui.tui.app import GputuiApp
 
 REDRAW_SECONDS = 0.9
 
@@ -39,7 +37,7 @@ class SlowPane(Pane):
 
     @property
     def _moment(self) -> float | None:
-        snapshot = cast("GputuiApp", self.app).snapshot
+        snapshot = cast("Shell", self.app).snapshot
         return snapshot.at if snapshot.past is not None else None
 
     def clear(self) -> None:

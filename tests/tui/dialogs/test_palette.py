@@ -11,9 +11,8 @@ from gputui.config import Workspace
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.confirm import ConfirmScreen
-from gputui.tui.dialogs.fuzzy import cost, ranked
 from gputui.tui.dialogs.help import HelpScreen
-from gputui.tui.dialogs.palette import PaletteScreen
+from gputui.tui.dialogs.palette import PaletteScreen, cost, ranked
 from gputui.tui.pages.launch.page import LaunchScreen
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
@@ -75,10 +74,10 @@ async def test_settings_themes_copies_and_profiles_are_found(
     filler.overnight()
     monkeypatch.chdir(workspace.profiles.parent)
     (workspace.profiles / "mine.yaml").write_text("name: mine\nlauncher: python\nscript: x.py\ngpus: 0\n")
-    app = make_app()
     told: list[str] = []
+    monkeypatch.setattr(GputuiApp, "tell_terminal", lambda _, sequence: told.append(sequence))
+    app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        app.tell_terminal = told.append  # type: ignore[method-assign]
         await choose(pilot, "theme light")
         assert app.settings.theme == "light"
         await choose(pilot, "set bell on")

@@ -86,7 +86,7 @@ class AlertsScreen(FilterScreen):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.gputui, self.snapshot
+        app, snapshot = self.shell, self.snapshot
         self._keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         left = height - 1 - self.draw_frame(width)
@@ -116,7 +116,7 @@ class AlertsScreen(FilterScreen):
         if ids:
             place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
             self.table = replace(self.table, cursor=ids[min(max(place + by, 0), len(ids) - 1)])
-            self.paint()
+            self.changed()
 
     def _at(self, y: int) -> AlertView | None:
         return row_of(self.snapshot.alerts, self.table, self.snapshot.at, y)
@@ -126,7 +126,7 @@ class AlertsScreen(FilterScreen):
         chosen = self._at(event.y) if event.widget is self.list else None
         if chosen is not None:
             self.table = replace(self.table, cursor=chosen.alert_id)
-            self.paint()
+            self.changed()
             if event.chain == 2 and self.run_in_question is not None:
                 self.do_alert_run()
 
@@ -161,29 +161,29 @@ class AlertsScreen(FilterScreen):
     def do_alerts_back(self) -> None:
         if self.table.filter_text:
             self.set_filter("")
-            self.paint()
+            self.changed()
         else:
-            self.gputui.pop_screen()
+            self.app.pop_screen()
 
     def do_alert_run(self) -> None:
         run = self.run_in_question
         assert run is not None
-        self.gputui.open_run(run.run_id)
+        self.shell.open_run(run.run_id)
 
     def do_alert_moment(self) -> None:
         alert = self.alert
         assert alert is not None
-        self.gputui.pop_screen()
-        self.gputui.look_back(Moment(alert.raised_at))
+        self.app.pop_screen()
+        self.shell.look_back(Moment(alert.raised_at))
 
     def do_acknowledge(self) -> None:
         alert = self.alert
         assert alert is not None
-        self.gputui.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
+        self.shell.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
         self.move(1)
 
     def do_acknowledge_all(self) -> None:
-        self.gputui.ask("Acknowledge all", "alert_ack", None, {"ids": None})
+        self.shell.ask("Acknowledge all", "alert_ack", None, {"ids": None})
 
     def do_silence(self) -> None:
         alert = self.alert
@@ -192,9 +192,9 @@ class AlertsScreen(FilterScreen):
         def silence(chosen: Silence | None) -> None:
             if chosen is not None:
                 target = {"rule": alert.rule} if chosen.is_everywhere else {"id": alert.alert_id}
-                self.gputui.ask("Silence", "alert_silence", None, {"seconds": chosen.seconds, **target})
+                self.shell.ask("Silence", "alert_silence", None, {"seconds": chosen.seconds, **target})
 
-        self.gputui.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
+        self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
 
     def do_alerts_order(self) -> None:
         self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)

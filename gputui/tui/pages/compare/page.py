@@ -164,13 +164,13 @@ class CompareScreen(CompareChartKeys):
     def do_compare_open(self) -> None:
         run = self.run_in_question
         if run is not None:
-            self.gputui.open_run(run.run_id)
+            self.shell.open_run(run.run_id)
 
     def do_compare_back(self) -> None:
         if self.cursor is not None:
             self.cursor = None
         else:
-            self.gputui.pop_screen()
+            self.app.pop_screen()
 
     def do_hide(self) -> None:
         run = self.run_in_question
@@ -178,9 +178,7 @@ class CompareScreen(CompareChartKeys):
             return
         toggled = self.comparison.toggled(run.run_id)
         if toggled == self.comparison:
-            self.gputui.say(
-                f"{MOST_CURVES} curves are shown, and more cannot be told apart; hide one first.", "warning"
-            )
+            self.shell.say(f"{MOST_CURVES} curves are shown, and more cannot be told apart; hide one first.", "warning")
         self.comparison = toggled
 
     def do_leave_out(self) -> None:
@@ -198,12 +196,12 @@ class CompareScreen(CompareChartKeys):
     def do_params(self) -> None:
         """All that the runs differ in, however narrow the table is."""
         texts = param_texts(self.snapshot.runs, self.comparison)
-        self.gputui.push_screen(SheetScreen("What the runs differ in", texts))
+        self.app.push_screen(SheetScreen("What the runs differ in", texts))
 
     def do_group(self) -> None:
         found = group_next(self.comparison, self.snapshot.runs)
         if found.group is None and self.comparison.group is None:
-            self.gputui.say("These runs were launched with the same parameters.")
+            self.shell.say("These runs were launched with the same parameters.")
         self.comparison = found
 
     def do_metric_next(self) -> None:
@@ -230,7 +228,7 @@ class CompareScreen(CompareChartKeys):
             (self.do_zoom_out if by > 0 else self.do_zoom_in)()
         elif pane is self.runs:
             self._move(by)
-        self.paint()
+        self.changed()
 
     def on_click(self, event: events.Click) -> None:
         """A click in the table chooses a run, a second one opens it; one in the chart puts the crosshair there."""
@@ -240,10 +238,10 @@ class CompareScreen(CompareChartKeys):
                 return
             self.comparison = replace(self.comparison, cursor=run_id)
             if event.chain == 2:
-                self.gputui.perform("compare_open", self)
+                self.shell.perform("compare_open")
         elif event.widget is self.chart:
             self.point_at_column(event.x - GUTTER - 2)
-        self.paint()
+        self.changed()
 
     # --- choosing a metric by its name
 
@@ -270,10 +268,10 @@ class CompareScreen(CompareChartKeys):
             return
         event.stop()
         event.prevent_default()
-        self.paint()
+        self.changed()
 
     def on_paste(self, event: events.Paste) -> None:
         if self.edit is not None:
             self.edit = self.edit.insert(event.text)
             event.stop()
-            self.paint()
+            self.changed()

@@ -15,8 +15,7 @@ from gputui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.gpu_words import gpu_row
 from gputui.tui.pages.gpu.view import chart_lines, fact_lines, page_head, process_lines, report_lines
-from gputui.tui.pages.machine_actions import MachineActions
-from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.page import ActionScreen, Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
@@ -26,7 +25,7 @@ FACTS_WIDTH = 64
 """What is known is easier to read in lines no longer than this."""
 
 
-class GpuScreen(MachineActions):
+class GpuScreen(ActionScreen):
     """Everything about one GPU in lines that scroll; the charts beside them or between them."""
 
     SCOPE: ClassVar[Scope] = "gpu"
@@ -132,12 +131,12 @@ class GpuScreen(MachineActions):
     # --- actions
 
     def do_gpu_back(self) -> None:
-        self.gputui.pop_screen()
+        self.app.pop_screen()
 
     def do_open_run(self) -> None:
         run = self.run_in_question
         if run is not None:
-            self.gputui.open_run(run.run_id)
+            self.shell.open_run(run.run_id)
 
     def do_gpu_next(self) -> None:
         self._turn(1)
@@ -155,7 +154,7 @@ class GpuScreen(MachineActions):
         """Show another GPU."""
         if uuid != self.uuid:
             self.uuid, self.top = uuid, 0
-            self.paint()
+            self.changed()
 
     def do_span_longer(self) -> None:
         self._reach(1)
@@ -166,7 +165,7 @@ class GpuScreen(MachineActions):
     def _reach(self, by: int) -> None:
         place = GPU_SPANS_SECONDS.index(self.span_seconds) + by
         self.span_seconds = GPU_SPANS_SECONDS[min(max(place, 0), len(GPU_SPANS_SECONDS) - 1)]
-        self.paint()
+        self.changed()
 
     def do_body_up(self) -> None:
         self._scroll(-1)
@@ -182,4 +181,4 @@ class GpuScreen(MachineActions):
 
     def _scroll(self, by: int) -> None:
         self.top += by
-        self.paint()
+        self.changed()

@@ -71,7 +71,7 @@ class LaunchScreen(ActionScreen):
         yield self.footer
 
     def on_mount(self) -> None:
-        workspace = self.gputui.workspace
+        workspace = self.shell.workspace
         self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
 
     def interest(self) -> None:
@@ -108,7 +108,7 @@ class LaunchScreen(ActionScreen):
         last = last_params([row.run for row in self.snapshot.runs])
         if preset is None or preset.profile not in names:
             if preset is not None and preset.run_id is not None:
-                self.gputui.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
+                self.shell.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
             runs = [row.run for row in self.snapshot.runs]
             first = first_choice(message.entries, runs, len(self.snapshot.gpus))
             self._change(Form(message.entries, last).choose(first + self._typed_ahead))
@@ -126,7 +126,7 @@ class LaunchScreen(ActionScreen):
             if form.problems:
                 self.plan = Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
             self._plan_next()
-        self.paint()
+        self.changed()
 
     @property
     def is_settled(self) -> bool:
@@ -139,7 +139,7 @@ class LaunchScreen(ActionScreen):
             return
         self._is_planning = True
         generation, form, snapshot = self._generation, self.form, self.snapshot
-        workspace = self.gputui.workspace
+        workspace = self.shell.workspace
 
         def work() -> None:
             plan = make_plan(form, snapshot, workspace)
@@ -160,7 +160,7 @@ class LaunchScreen(ActionScreen):
                 self._is_eager = False
                 self.do_start()
         self._plan_next()
-        self.paint()
+        self.changed()
 
     # --- keys
 
@@ -176,7 +176,7 @@ class LaunchScreen(ActionScreen):
         else:
             return
         event.stop()
-        self.gputui.message = ("", "info")
+        self.shell.message = ("", "info")
         self._change(form)
 
     def on_paste(self, event: events.Paste) -> None:
@@ -223,14 +223,14 @@ class LaunchScreen(ActionScreen):
         entry = self.form.entry
         last = self.form.last_params.get(entry.name) if entry is not None else None
         if entry is None or not last:
-            self.gputui.say("No run of this profile is in the list.")
+            self.shell.say("No run of this profile is in the list.")
             return
         self._change(self.form.preset(Preset(entry.name, last)))
 
     def do_preview(self) -> None:
         plan = self.plan
         if plan is None:
-            self.gputui.say("Still checking; a moment.")
+            self.shell.say("Still checking; a moment.")
             return
         marks = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
         lines = [*plan.problems, *plan.description, ""]
@@ -240,18 +240,18 @@ class LaunchScreen(ActionScreen):
         self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
 
     def do_cancel(self) -> None:
-        self.gputui.pop_screen()
+        self.app.pop_screen()
 
     def do_start(self) -> None:
         """Launch when all is known to be well; typed ahead of the checks, it waits for them."""
         plan, obstacle = self.plan, self._obstacle()
         if obstacle is not None:
-            self.gputui.say(obstacle, "warning")
+            self.shell.say(obstacle, "warning")
             return
         if plan is None or plan.spec is None or self._planned != self._generation:
             self._is_eager = True
-            self.gputui.say("Launching as soon as the checks are through…")
+            self.shell.say("Launching as soon as the checks are through…")
             return
-        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.gputui.workspace
-        self.gputui.pop_screen()
-        self.gputui.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))
+        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.shell.workspace
+        self.app.pop_screen()
+        self.shell.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))

@@ -65,7 +65,7 @@ class OverviewScreen(OverviewCursor):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.gputui, self.snapshot
+        app, snapshot = self.shell, self.snapshot
         self.keep_cursor()
         focus = self.focus_at
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
@@ -128,7 +128,7 @@ class OverviewScreen(OverviewCursor):
     def on_click(self, event: events.Click) -> None:
         """A click chooses a GPU, a run or an event, a second one opens it; one on the alerts opens their page."""
         if event.widget is self.alerts:
-            self.gputui.do_alerts()
+            self.shell.perform("alerts")
             return
         snapshot, width = self.snapshot, self.app.size.width
         row = self.table.top + event.y - 1
@@ -149,14 +149,14 @@ class OverviewScreen(OverviewCursor):
         else:
             return
         if event.chain == 2:
-            self.gputui.perform("open", self)
-        self.paint()
+            self.shell.perform("open")
+        self.changed()
 
     # --- actions
 
     def do_fold(self) -> None:
         self.is_folded = not self.is_folded
-        self.gputui.change(fold=self.is_folded)
+        self.shell.change(fold=self.is_folded)
 
     def do_open(self) -> None:
         """The page of what the cursor stands on."""
@@ -164,16 +164,16 @@ class OverviewScreen(OverviewCursor):
         if self.focus_at.section == "gpus" or run is None:
             self.do_gpu_detail()
         else:
-            self.gputui.open_run(run.run_id)
+            self.shell.open_run(run.run_id)
 
     def do_gpu_detail(self) -> None:
         gpu = self.gpu_in_question
         if gpu is not None:
-            self.gputui.open_gpu(gpu.uuid)
+            self.shell.open_gpu(gpu.uuid)
 
     def do_compare(self) -> None:
         """The marked runs; with fewer than two marked, the run under the cursor with the newest of its profile."""
-        self.gputui.compare(self.run_in_question, self.marked_runs)
+        self.shell.compare(self.run_in_question, self.marked_runs)
 
     def do_mark(self) -> None:
         run = self.run_in_question
@@ -184,7 +184,7 @@ class OverviewScreen(OverviewCursor):
 
     def do_sort(self) -> None:
         self.table = replace(self.table, order=next_order(self.table.order).name, top=0)
-        self.gputui.change(sort=self.table.order)
+        self.shell.change(sort=self.table.order)
 
     @property
     def filter_text(self) -> str:

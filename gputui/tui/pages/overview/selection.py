@@ -7,7 +7,6 @@ from dataclasses import replace
 from gputui.store.views import EventView, GpuView, RunView
 from gputui.tui.actions import Context
 from gputui.tui.data.snapshot import RunRow
-from gputui.tui.pages.machine_actions import MachineActions
 from gputui.tui.pages.overview.areas import Rows
 from gputui.tui.pages.overview.gpus import first_shown
 from gputui.tui.pages.overview.run_order import in_order, matching
@@ -16,7 +15,7 @@ from gputui.tui.widgets.cursor import Focus, Section, kept, moved, next_section
 from gputui.tui.widgets.list_page import FilterScreen
 
 
-class OverviewCursor(FilterScreen, MachineActions):
+class OverviewCursor(FilterScreen):
     """Keeps the cursor where it is however the snapshot changes, and moves it."""
 
     def __init__(self) -> None:
@@ -115,7 +114,7 @@ class OverviewCursor(FilterScreen, MachineActions):
         """Put the cursor on a run as soon as it is there."""
         self._awaited = run_id
         self.focus_at = replace(self.focus_at, section="runs")
-        self.paint()
+        self.changed()
 
     def scroll_runs(self, rows: Rows) -> None:
         ids = [row.run.run_id for row in self.shown_rows]
@@ -141,7 +140,7 @@ class OverviewCursor(FilterScreen, MachineActions):
         else:
             cursor = moved([row.run.run_id for row in self.shown_rows], self.table.cursor, by)
             self.table = replace(self.table, cursor=cursor)
-        self.paint()
+        self.changed()
 
     def do_up(self) -> None:
         self.move(-1)
@@ -172,7 +171,7 @@ class OverviewCursor(FilterScreen, MachineActions):
 
     def _focus(self, by: int) -> None:
         self.focus_on(next_section(self.focus_at.section, by, self._filled()))
-        self.paint()
+        self.changed()
 
     def focus_on(self, section: Section) -> None:
         """Put the cursor into a section, where it was there last."""

@@ -70,7 +70,7 @@ class ProcessesScreen(FilterScreen):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.gputui, self.snapshot
+        app, snapshot = self.shell, self.snapshot
         self._keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         rows, groups = self._arrange()
@@ -145,7 +145,7 @@ class ProcessesScreen(FilterScreen):
     def move(self, by: int) -> None:
         keys = [row.key for row in self.shown_rows]
         self.table = replace(self.table, cursor=moved(keys, self.table.cursor, by))
-        self.paint()
+        self.changed()
 
     def do_up(self) -> None:
         self.move(-1)
@@ -175,7 +175,7 @@ class ProcessesScreen(FilterScreen):
                 self.table = replace(self.table, cursor=item.key)
                 if event.chain == 2:
                     self.do_process_detail()
-                self.paint()
+                self.changed()
 
     # --- what is shown
 
@@ -189,35 +189,35 @@ class ProcessesScreen(FilterScreen):
     def do_sort(self) -> None:
         place = ORDERS.index(order_named(self.table.order))
         self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
-        self.paint()
+        self.changed()
 
     def do_sort_reverse(self) -> None:
         self.table = replace(self.table, is_reversed=not self.table.is_reversed)
-        self.paint()
+        self.changed()
 
     def do_process_tree(self) -> None:
         self.table = replace(self.table, is_tree=not self.table.is_tree)
-        self.paint()
+        self.changed()
 
     def do_process_group(self) -> None:
         place = GROUPINGS.index(self.table.grouping)
         self.table = replace(self.table, grouping=GROUPINGS[(place + 1) % len(GROUPINGS)])
-        self.paint()
+        self.changed()
 
     # --- what is done
 
     def do_processes_back(self) -> None:
-        self.gputui.pop_screen()
+        self.app.pop_screen()
 
     def do_process_detail(self) -> None:
         row = self.row_in_question
         if row is not None:
-            self.gputui.push_screen(SheetScreen(f"Process {row.pid}", detail_texts(row)))
+            self.app.push_screen(SheetScreen(f"Process {row.pid}", detail_texts(row)))
 
     def do_process_run(self) -> None:
         run = self.run_in_question
         if run is not None:
-            self.gputui.open_run(run.run_id)
+            self.shell.open_run(run.run_id)
 
     def do_signal(self) -> None:
         row = self.row_in_question
@@ -236,11 +236,11 @@ class ProcessesScreen(FilterScreen):
             if number is not None:
                 self._send(row, number)
 
-        self.gputui.push_screen(SignalScreen(about, warning), decide)
+        self.app.push_screen(SignalScreen(about, warning), decide)
 
     def _send(self, row: ProcessRow, number: signal.Signals) -> None:
         """In a thread: nothing of a process is read or done in the loop of the screen."""
-        app = self.gputui
+        app = self.shell
 
         def work() -> None:
             try:

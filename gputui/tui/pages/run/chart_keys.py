@@ -63,7 +63,7 @@ class RunChartKeys(ActionScreen):
     def do_by_rank(self) -> None:
         why_not = self.charts.why_not_by_rank(self.rank_count)
         if why_not is not None:
-            self.gputui.say(why_not)
+            self.shell.say(why_not)
         elif (focus := self.charts.focus) is not None:
             self._set_charts(self.charts.settings.with_ranks(focus.key))
 
@@ -96,9 +96,9 @@ class RunChartKeys(ActionScreen):
         """With the crosshair on, its moment is the one that is meant."""
         at = self.charts.cursor_at
         if at is None:
-            self.gputui.do_time_type()
+            self.shell.type_moment()
         else:
-            self.gputui.look_back(Moment(at))
+            self.shell.look_back(Moment(at))
 
     def do_pan_left(self) -> None:
         self.charts.pan(-1)
@@ -116,8 +116,8 @@ class RunChartKeys(ActionScreen):
         self.charts.zoom(0)
 
     def do_export(self) -> None:
-        file = self.charts.file(self.gputui.workspace.run_dir(self.run_id), self.run_id)
+        file = self.charts.file(self.shell.workspace.run_dir(self.run_id), self.run_id)
         if file is None:
-            self.gputui.say("There is no chart to write yet.", "warning")
+            self.shell.say("There is no chart to write yet.", "warning")
         else:
-            self.gputui.work(partial(chart_files.write, file), "The chart cannot be written")
+            self.shell.work(partial(chart_files.write, file), "The chart cannot be written")

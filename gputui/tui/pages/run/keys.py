@@ -13,13 +13,12 @@ from textual.widget import Widget
 from gputui.store.views import RunView
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import RunPage
-from gputui.tui.dialogs.palette import Choice
 from gputui.tui.layout.chart_settings import ChartMemory
 from gputui.tui.pages.run.chart_keys import SECTIONS, WIDE, RunChartKeys, Section
 from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.sections import Sections
 from gputui.tui.widgets.line_edit import LineEdit
-from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.page import Choice, Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 
@@ -75,14 +74,14 @@ class RunKeys(RunChartKeys):
             return
         event.stop()
         event.prevent_default()
-        self.paint()
+        self.changed()
 
     def on_paste(self, event: events.Paste) -> None:
         if self._edit is not None:
             inserted = self._edit.insert(event.text)
             self._type(inserted, inserted.text)
             event.stop()
-            self.paint()
+            self.changed()
 
     @property
     def _edit(self) -> LineEdit | None:
@@ -111,7 +110,7 @@ class RunKeys(RunChartKeys):
             self.charts.zoom(-by)
         elif section is not None:
             self._scroll(by, section)
-        self.paint()
+        self.changed()
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses the section, in the charts the chart and the moment."""
@@ -120,7 +119,7 @@ class RunKeys(RunChartKeys):
             self.section = section
             if section == "charts":
                 self.charts.click(event.x, event.y)
-            self.paint()
+            self.changed()
 
     def copyable(self) -> Sequence[Copyable]:
         own: list[Copyable] = []
@@ -140,13 +139,13 @@ class RunKeys(RunChartKeys):
     def _show_log(self, label: str) -> None:
         self.section = "log"
         self.log_part.show(label)
-        self.paint()
+        self.changed()
 
     def _show_metric(self, name: str) -> None:
         self.section = "charts"
         self.charts.filter_to(None, name)
         self._keep_charts()
-        self.paint()
+        self.changed()
 
     # --- actions: the page
 
@@ -162,7 +161,7 @@ class RunKeys(RunChartKeys):
             self.charts.filter_to(None, "")
             self._keep_charts()
         else:
-            self.gputui.pop_screen()
+            self.app.pop_screen()
 
     def do_section_next(self) -> None:
         self.section = SECTIONS[(SECTIONS.index(self.section) + 1) % len(SECTIONS)]
@@ -271,7 +270,7 @@ class RunKeys(RunChartKeys):
 
     def _choose_log(self, by: int) -> None:
         if not self.log_part.choose(by):
-            self.gputui.say("No other log holds anything yet.", "warning")
+            self.shell.say("No other log holds anything yet.", "warning")
 
     def do_hit_next(self) -> None:
         self._go_to_hit(1)
@@ -282,7 +281,7 @@ class RunKeys(RunChartKeys):
     def _go_to_hit(self, by: int) -> None:
         view = self.log_part.view
         if not view.search.text:
-            self.gputui.say("Nothing is searched for yet: go to the log with 3, then /.", "warning")
+            self.shell.say("Nothing is searched for yet: go to the log with 3, then /.", "warning")
         view.next_hit(by)
 
     def do_grave_only(self) -> None:

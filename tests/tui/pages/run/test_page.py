@@ -379,7 +379,11 @@ async def test_the_crosshair_leads_to_its_moment(app: GputuiApp) -> None:
         at = page_of(app).charts.cursor_at
         assert at is not None and time.strftime("%H:%M:%S", time.localtime(at)) in head(app)
         await press(pilot, "t")
-        assert app.moment is not None and abs(app.moment.at - at) < 1e-6 and app.snapshot.past is not None
+        assert (
+            app.time_travel.moment is not None
+            and abs(app.time_travel.moment.at - at) < 1e-6
+            and app.snapshot.past is not None
+        )
         assert "◀" in text(app, "head") + text(app, "notice")
         await press(pilot, "L", "escape", "t")
         assert not isinstance(app.screen, RunScreen)  # without a crosshair a moment is asked for
