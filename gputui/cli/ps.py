@@ -15,7 +15,7 @@ from gputui.runs.states import RunState
 from gputui.store import json_shapes, metric_intake, queries, queue
 from gputui.store.views import RunView
 from gputui.tui.data.progress import RunTracker
-from gputui.tui.pages.overview.runs import time_left
+from gputui.tui.layout.run_words import time_left
 
 
 @click.command("ps")

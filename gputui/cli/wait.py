@@ -19,7 +19,7 @@ from gputui.store import queries
 from gputui.store.views import EventView, RunView
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import Progress
-from gputui.tui.pages.overview.runs import time_left
+from gputui.tui.layout.run_words import time_left
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5

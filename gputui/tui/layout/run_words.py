@@ -29,11 +29,11 @@ def outlook(row: RunRow, now: float) -> Span:
         return (clean(run.reason or "finding out what happened"), "text")
     if run.state == "stopping":
         return ("checkpointing, then leaving", "text")
-    left = _time_left(progress)
+    left = time_left(progress)
     return (left, "text") if left else ("" if run.state == "running" else "waiting for its first step", "dim")
 
 
-def _time_left(progress: Progress) -> str:
+def time_left(progress: Progress) -> str:
     """``1 h 42 left``, rounded so that it does not change with every step; empty when it cannot be told."""
     seconds = progress.seconds_left
     if seconds is None:
