@@ -89,7 +89,7 @@ class VerbGroup(click.Group):
     help="Write every sample to FILE.ndjson or FILE.csv too (--record).",
 )
 @click.option("--rotate", metavar="SIZE", help="Begin that file anew at so many bytes, and keep ten: 100MB (--record).")
-@click.option("--demo", is_flag=True, help="Eight simulated GPUs in a throw-away workspace.")
+@click.option("--demo", is_flag=True, help="Eight simulated GPUs and a week of past runs, in a home that is removed.")
 @click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
 @click.version_option(VERSION, prog_name="gputui")
 @click.pass_context
@@ -128,7 +128,7 @@ def command(
             fail(f"--{name} goes with --record", EXIT_USAGE)
     if once:
         if demo:
-            fail("--once and --demo do not go together: a demo begins empty", EXIT_USAGE)
+            fail("--once and --demo do not go together: the demo needs a terminal", EXIT_USAGE)
         from gputui.cli.once import once as print_once
 
         sys.exit(print_once(ctx.obj, at=at, as_json=as_json, readonly=readonly))

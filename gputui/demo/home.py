@@ -1,0 +1,130 @@
+"""Opening the demo: a home with a past, a run that goes on and one that waits, removed when the screen is left."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
+from gputui.demo import training
+from gputui.demo.past import STORIES, Past
+from gputui.gpu.simulated import SimulatedSource
+from gputui.profiles.loading import load
+from gputui.profiles.resolve import resolve
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, stop_agent
+from gputui.runs.submission import submit_run
+from gputui.store import commands, queries
+from gputui.store.database import StoreError, open_commander
+
+STOP_SECONDS = 40.0
+
+# The seed makes the GPUs of each demo its own: leases count across all homes of a user.
+SCENARIO = """\
+# Simulated GPUs; faults may be added here while the demo runs.
+gpus: 8
+memory: 80GiB
+name: NVIDIA H100 80GB HBM3 (simulated)
+seed: {seed}
+foreign:
+  - {{gpu: 5, memory: 22GiB, user: bob, command: python sweep.py --trials 40, load: 0}}
+faults:
+  - {{kind: hot, gpu: 2, celsius: 84}}
+"""
+
+# What each profile trains: GPUs, steps, seconds of a step while the screen is open, batch, loss at begin and end.
+TRAININGS = {
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 8000, 0.4, 64, (10.9, 3.1)),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 4500, 0.4, 256, (6.9, 1.4)),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 6000, 0.5, 512, (6.9, 1.9)),
+    "bert-mlm": ("BERT base, masked words", 2, 6000, 0.4, 128, (10.3, 1.8)),
+}
+
+PROFILE = """\
+name: {name}
+description: {description} (simulated)
+launcher: python
+script: train.py
+gpus: {gpus}
+min_gpus: 2
+params:
+  batch_size: {{default: {batch_size}, min: 1, help: samples per step and rank}}
+  grad_accum: {{default: 1, min: 1}}
+  steps: {steps}
+  step_seconds: {step_seconds}
+  loss_begin: {loss[0]}
+  loss_end: {loss[1]}
+args: --out {{run_dir}} --steps {{steps}} --step-seconds {{step_seconds}} --loss {{loss_begin}} {{loss_end}} \
+--batch-size {{batch_size}} --grad-accum {{grad_accum}}
+metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+"""
+
+
+@contextmanager
+def demo_home() -> Iterator[Workspace]:
+    """A home with a past on which a run goes on. Raises OSError, StoreError, AgentUnreachableError."""
+    folder = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
+    workspace = locate(folder, {})
+    try:
+        workspace.create()
+        seed = secrets.randbelow(1 << 31)
+        workspace.scenario.write_text(SCENARIO.format(seed=seed), "utf-8")
+        workspace.scenario.chmod(PRIVATE_FILE_MODE)
+        write_profiles(workspace.profiles)
+        now = time.time()
+        Past(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
+        _go_on(workspace)
+        yield workspace
+    finally:
+        _end(workspace)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_profiles(folder: Path) -> None:
+    """The demo's profiles and the script that they start."""
+    shutil.copyfile(training.__file__, folder / "train.py")
+    for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
+        text = PROFILE.format(
+            name=name, description=description, gpus=gpus, steps=steps, step_seconds=step_seconds,
+            batch_size=batch_size, loss=loss,
+        )  # fmt: skip
+        (folder / f"{name}.yaml").write_text(text, "utf-8")
+
+
+def _go_on(workspace: Workspace) -> None:
+    """Resume the run that was stopped last, and queue one that must wait for it."""
+    ensure_agent(workspace)
+    now = time.time()
+    with closing(open_commander(workspace.database)) as connection:
+        stopped = next(run for run in queries.runs(connection) if run.state == "stopped")
+        commands.submit(
+            connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
+        )
+        inventory = None
+        spec = resolve(load(workspace.profiles / "resnet50.yaml"), inventory=inventory)
+        submit_run(workspace, connection, spec, name=None, actor="bob", now=now)
+
+
+def _end(workspace: Workspace) -> None:
+    """Stop what was launched, then the agent: nothing of the demo may outlive it."""
+    if not workspace.database.exists():
+        return
+    try:
+        with closing(open_commander(workspace.database)) as connection:
+            for run in queries.runs(connection, active_only=True):
+                commands.submit(
+                    connection, "stop", run.run_id, {"now": True}, "demo", now=time.time(), doorbell=workspace.doorbell
+                )
+            deadline = time.monotonic() + STOP_SECONDS
+            while queries.runs(connection, active_only=True) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        stop_agent(workspace)
+    except (StoreError, AgentUnreachableError, sqlite3.Error) as error:
+        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,264 @@
+"""A week of runs on a simulated machine, made by the agent's own code with a clock that was set back.
+
+Attempts are prepared, their metrics ingested, their ends examined and decided exactly as the agent does it; only the
+processes never existed. So whatever the screen, ``explain`` and the reports show of it follows from the same rules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
+from gputui.agent.lifecycle.examination import examine
+from gputui.agent.lifecycle.postmortem import Ending
+from gputui.agent.lifecycle.run_files import open_metrics
+from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.demo.training import CHECKPOINT_STEPS, lines, save
+from gputui.gpu.model import GpuEvent, GpuFacts, Occupant
+from gputui.gpu.simulated import SimulatedSource
+from gputui.gpu.xid import xid_text
+from gputui.host.sample import HostSampler
+from gputui.profiles.loading import load
+from gputui.profiles.resolve import resolve
+from gputui.recovery.machine_actions import Surroundings
+from gputui.runs import repository
+from gputui.runs.redaction import redact_spec
+from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.states import RunState
+from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.database import open_writer
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+SAMPLED_SECONDS = 26 * HOUR
+"""How far back the GPUs were sampled."""
+
+MOST_LINES = 1500
+"""A past attempt writes about so many steps; a line for each would only take time."""
+
+OOM = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/srv/train/train.py", line 88, in <module>
+[rank1]:     loss.backward()
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 1.31 GiB free.
+"""
+KEY_ERROR = """\
+Traceback (most recent call last):
+  File "/srv/train/train.py", line 41, in <module>
+    batch = collate(next(iter(loader)))
+  File "/srv/train/data.py", line 17, in collate
+    return {"labels": torch.stack([row["labels"] for row in rows])}
+KeyError: 'labels'
+"""
+BUS_ERROR = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/srv/train/train.py", line 88, in <module>
+[rank3]:     loss.backward()
+[rank3]: torch.AcceleratorError: CUDA error: unspecified launch failure
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One attempt: how far it comes and how it ends. ``log`` is what it printed last; ``xid`` what the driver reported
+    of its last GPU then."""
+
+    last_step: int
+    log: str = ""
+    code: int = 0
+    xid: int | None = None
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One run: when it began (seconds ago), on which GPUs, at what pace, and its attempts."""
+
+    profile: str
+    began_ago: float
+    gpus: tuple[int, ...]
+    step_seconds: float
+    acts: tuple[Act, ...]
+    actor: str = "ada"
+
+
+STORIES = (
+    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), 7.6, (Act(4500),)),
+    Story("vit-b16", 4.1 * DAY, (4, 5), 6.0, (Act(2310, OOM, 1), Act(6000))),
+    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), 9.0, (Act(3120, BUS_ERROR, 1, xid=79), Act(8000))),
+    Story("bert-mlm", 1.2 * DAY, (0, 1), 5.0, (Act(0, KEY_ERROR, 1),), "bob"),
+    Story("vit-b16", 22 * HOUR, (4, 6), 9.0, (Act(6000),)),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 6.4, (Act(3060, is_stopped=True),)),
+)
+
+
+class Clock:
+    """The time that the agent's code is given, in UTC unix seconds."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
+
+
+class Past:
+    """Makes the past of one home. ``source`` is its simulated machine."""
+
+    def __init__(self, workspace: Workspace, source: SimulatedSource, now: float) -> None:
+        self._workspace = workspace
+        self._source = source
+        self._until = now
+        self._clock = Clock(now)
+        self._connection = open_writer(workspace.database)
+        self._context = AgentContext.of(
+            self._connection, workspace, wake=lambda: None, now=self._clock.now, monotonic=time.monotonic
+        )
+        self._gpus: tuple[GpuFacts, ...] = ()
+        self._busy: list[tuple[float, float, str, tuple[int, ...]]] = []
+
+    def make(self, stories: Sequence[Story] = STORIES) -> None:
+        """Write everything, the oldest first. Raises sqlite3.Error, OSError."""
+        self._clock.at = self._until - 7 * DAY
+        inventory = self._source.inventory(self._clock.at)
+        self._gpus = inventory.gpus
+        self._context.recorder.take([inventory])
+        self._context.recorder.flush()
+        for story in stories:
+            self._play(story)
+        self._sample()
+        self._context.ingest.close()
+        self._connection.close()
+
+    # --- runs
+
+    def _play(self, story: Story) -> None:
+        clock, connection, workspace = self._clock, self._connection, self._workspace
+        clock.at = self._until - story.began_ago
+        profile = load(workspace.profiles / f"{story.profile}.yaml")
+        spec = replace(resolve(profile, inventory=self._gpus), shell=None)
+        run_id, sequence = repository.next_run_id(connection, spec.name, set())
+        folder = workspace.run_dir(run_id)
+        folder.mkdir(mode=PRIVATE_DIR_MODE)
+        write_spec(folder / SPEC_FILE, spec)
+        with transaction(connection):
+            repository.insert_run(
+                connection, run_id=run_id, sequence=sequence, name=spec.name, spec=redact_spec(spec),
+                params=spec.params, now=clock.at, actor=story.actor,
+            )  # fmt: skip
+            open_metrics(self._context.ingest, run_id, spec, folder)
+            repository.add_event(connection, f"launched by {story.actor}", now=clock.at, run_id=run_id)
+        gpus = story.gpus
+        for act in story.acts:
+            gpus = self._act(story, run_id, act, gpus)
+
+    def _act(self, story: Story, run_id: str, act: Act, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        """One attempt from its start to its end; the GPUs that the next one gets."""
+        clock, connection, workspace = self._clock, self._connection, self._workspace
+        run = repository.get_run(connection, run_id)
+        assert run is not None
+        if run.state is RunState.RECOVERING:
+            clock.at += 12.0
+            with transaction(connection):
+                repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
+            run = repository.get_run(connection, run_id)
+            assert run is not None
+        uuids = [self._gpus[index].uuid for index in gpus]
+        attempt = prepare_attempt(connection, self._context.ingest, workspace, run, uuids, gpus, clock.at)
+        began_at = clock.at
+        with transaction(connection):
+            repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
+        self._train(story, run_id, attempt, act, len(gpus))
+        log = attempt_dir(workspace, run_id, attempt.number) / "output.log"
+        log.write_text(f"training on {len(gpus)} GPUs\n{act.log}")
+        if act.is_stopped:
+            with transaction(connection):
+                repository.request_stop(connection, run_id, attempt.number, "stop")
+                fresh = repository.get_run(connection, run_id)
+                assert fresh is not None
+                repository.move(connection, fresh, RunState.STOPPING, cause="stop", actor=story.actor, now=clock.at)
+        if act.xid is not None:
+            event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
+            self._context.recorder.take([event])
+            self._context.recorder.flush()
+        self._end(run_id, attempt, act, began_at, tuple(uuids))
+        self._busy.append((began_at, clock.at, run_id, gpus))
+        left = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
+        return tuple(index for index in gpus if self._gpus[index].uuid not in left)
+
+    def _train(self, story: Story, run_id: str, attempt: AttemptRecord, act: Act, ranks: int) -> None:
+        """Metrics and checkpoints of an attempt; moves the clock to its end."""
+        clock, folder = self._clock, self._workspace.run_dir(run_id)
+        begin = attempt.resumed_step or 0
+        newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
+        saved = [step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > begin]
+        if act.is_stopped:
+            saved.append(act.last_step)
+        every = max(1, (act.last_step - begin) // MOST_LINES)
+        # A checkpoint's step is that of the line before it.
+        steps = sorted({*range(begin + 1, act.last_step + 1, every), *saved, act.last_step} if act.last_step else ())
+        first_at = clock.at + 18.0
+        written: list[dict[str, object]] = []
+        params = {name: float(str(value)) for name, value in attempt.params.items()}
+        for step in steps:
+            at = first_at + (step - begin) * story.step_seconds
+            written += lines(
+                step, at, total=int(params["steps"]), ranks=ranks, batch_size=int(params["batch_size"]),
+                step_seconds=story.step_seconds, loss=(params["loss_begin"], params["loss_end"]),
+            )  # fmt: skip
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in written)
+        for step in saved:
+            at = first_at + (step - begin) * story.step_seconds + 0.5
+            os.utime(save(folder / "checkpoints", step), (at, at))
+        clock.at = first_at + (act.last_step - begin) * story.step_seconds + 1.0
+
+    def _end(self, run_id: str, attempt: AttemptRecord, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
+        context = self._context
+        ending = Ending(context)
+        while not ending.has_read_rest(attempt, 60.0):
+            pass
+        fresh = repository.get_attempt(self._connection, run_id, attempt.number)
+        assert fresh is not None
+        record = {
+            "code": act.code, "signal": None, "started_at": began_at, "ended_at": self._clock.at,
+            "stop_requested": act.is_stopped,
+        }  # fmt: skip
+        task = ending.task(fresh, record, ())
+        ending.attempt_ended(task, examine(task), Surroundings(gpus=uuids))
+        run = repository.get_run(self._connection, run_id)
+        assert run is not None
+        if run.state.is_over:
+            with transaction(self._connection):
+                repository.release_leases(self._connection, run_id)
+
+    # --- hardware
+
+    def _sample(self) -> None:
+        """GPUs and host up to now: a sample a minute, and one every two seconds in the last quarter of an hour."""
+        begin, recent = self._until - SAMPLED_SECONDS, self._until - 900.0
+        times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
+        times += [recent + 2.0 * number for number in range(450)]
+        host = HostSampler(self._workspace.state)
+        present = host.sample(self._until, self._until)
+        recorder = self._context.recorder
+        pid = os.getpid()
+        for number, at in enumerate(times):
+            self._clock.at = at
+            occupants = [
+                Occupant(self._gpus[index].uuid, pid, run_id, rank)
+                for began_at, ended_at, run_id, gpus in self._busy
+                if began_at <= at < ended_at
+                for rank, index in enumerate(gpus)
+            ]
+            self._source.occupy(occupants)
+            recorder.take([self._source.fast(at), replace(present, at=at)])
+            if number % 100 == 99:
+                recorder.flush()
+        recorder.flush()

@@ -1,0 +1,120 @@
+"""A training that is only simulated: it writes metrics, logs and checkpoints as a real one would, and computes nothing.
+
+Standard library only; the demo's profiles start a copy of it.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHECKPOINT_STEPS = 200
+KEPT_CHECKPOINTS = 3
+VALIDATION_STEPS = 100
+
+
+def noise(*key: int) -> float:
+    """A number in -1..1 that is the same for the same key (an integer hash after Wang)."""
+    value = 0x9E3779B9
+    for part in key:
+        value = (value ^ part) * 0x27D4EB2D & 0xFFFFFFFF
+        value ^= value >> 15
+    return value / 0x7FFFFFFF - 1.0
+
+
+def loss_at(step: int, total: int, start: float, end: float, seed: int) -> float:
+    """A loss that falls fast, then slowly, with noise that becomes smaller with it."""
+    done = step / total
+    smooth = end + (start - end) * (0.8 * math.exp(-18 * done) + 0.2 * math.exp(-3 * done))
+    return smooth * (1 + 0.03 * noise(seed, step))
+
+
+def lines(
+    step: int, at: float, *, total: int, ranks: int, batch_size: int, step_seconds: float, loss: tuple[float, float]
+) -> Iterator[dict[str, Any]]:
+    """What the ranks write about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` where it begins and
+    ends."""
+    seed = int(loss[0] * 1000)
+    warm = max(1, total // 20)
+    for rank in range(ranks):
+        wait = 0.02 + 0.01 * abs(noise(seed, step, rank))
+        line: dict[str, Any] = {
+            "step": step, "time": round(at, 3), "rank": rank,
+            "step_time": round(step_seconds * (1 + 0.02 * noise(seed, step, rank, 1)), 4),
+            "data_time": round(step_seconds * wait, 4),
+        }  # fmt: skip
+        if rank == 0:
+            line |= {
+                "loss": round(loss_at(step, total, *loss, seed), 5),
+                "lr": 6e-4 * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total)),
+                "grad_norm": round(0.6 + 2.0 * math.exp(-step / warm) + 0.1 * noise(seed, step, 2), 4),
+                "samples_per_s": round(ranks * batch_size / step_seconds * (1 + 0.01 * noise(seed, step, 3)), 1),
+                "total_steps": total,
+            }
+            if step % VALIDATION_STEPS == 0 and step:
+                line["val/loss"] = round(loss_at(step, total, loss[0], loss[1] * 1.04, seed + 1), 5)
+        yield line
+
+
+def save(folder: Path, step: int) -> Path:
+    """A checkpoint: a ZIP file, as ``torch.save`` writes one, with nothing of weight in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06d}.pt"
+    with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
+        archive.writestr("archive/state.json", json.dumps({"step": step}))
+    path.with_suffix(".tmp").replace(path)
+    for old in sorted(folder.glob("step_*.pt"))[:-KEPT_CHECKPOINTS]:
+        old.unlink()
+    return path
+
+
+def say(text: str) -> None:
+    """One line of the log, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--step-seconds", type=float, required=True)
+    parser.add_argument("--loss", type=float, nargs=2, required=True)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--grad-accum", type=int, default=1)
+    parser.add_argument("--resume", type=Path)
+    options = parser.parse_args()
+    is_asked: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: is_asked.append(True))
+    ranks = max(1, len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    begin = 0
+    if options.resume is not None:
+        with zipfile.ZipFile(options.resume) as archive:
+            begin = json.loads(archive.read("archive/state.json"))["step"]
+        say(f"resumed from {options.resume.name} at step {begin}")
+    out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    folder = options.out / "checkpoints"
+    for step in range(begin + 1, options.steps + 1):
+        time.sleep(options.step_seconds)
+        written = lines(
+            step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size,
+            step_seconds=options.step_seconds, loss=(options.loss[0], options.loss[1]),
+        )  # fmt: skip
+        os.write(out, "".join(json.dumps(line) + "\n" for line in written).encode())
+        if step % 20 == 0:
+            say(f"step {step}/{options.steps}")
+        if step % CHECKPOINT_STEPS == 0 or is_asked or step == options.steps:
+            say(f"saved {save(folder, step).name}")
+        if is_asked:
+            sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
