@@ -23,6 +23,7 @@ from gputui.runs.submission import submit_run
 from gputui.store import commands, queries
 from gputui.store.database import StoreError, open_commander
 
+ANSWER_SECONDS = 20.0
 STOP_SECONDS = 40.0
 
 # The seed makes the GPUs of each demo its own: leases count across all homes of a user.
@@ -104,11 +105,12 @@ def _go_on(workspace: Workspace) -> None:
     now = time.time()
     with closing(open_commander(workspace.database)) as connection:
         stopped = next(run for run in queries.runs(connection) if run.state == "stopped")
-        commands.submit(
+        command_id = commands.submit(
             connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
         )
-        inventory = None
-        spec = resolve(load(workspace.profiles / "resnet50.yaml"), inventory=inventory)
+        # Its GPUs must be its own before somebody else asks for four.
+        commands.wait_for_answer(connection, command_id, ANSWER_SECONDS)
+        spec = resolve(load(workspace.profiles / "resnet50.yaml"))
         submit_run(workspace, connection, spec, name=None, actor="bob", now=now)
 
 

@@ -198,7 +198,7 @@ class Past:
         begin = attempt.resumed_step or 0
         newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
         saved = [step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > begin]
-        if act.is_stopped:
+        if act.code == 0 and act.last_step not in saved:
             saved.append(act.last_step)
         every = max(1, (act.last_step - begin) // MOST_LINES)
         # A checkpoint's step is that of the line before it.

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 import zipfile
@@ -75,12 +76,6 @@ def save(folder: Path, step: int) -> Path:
     return path
 
 
-def say(text: str) -> None:
-    """One line of the log, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -91,29 +86,57 @@ def main() -> None:
     parser.add_argument("--grad-accum", type=int, default=1)
     parser.add_argument("--resume", type=Path)
     options = parser.parse_args()
+    ranks = max(1, len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    sys.exit(train(options, int(os.environ["LOCAL_RANK"]), ranks) if "LOCAL_RANK" in os.environ else launch(ranks))
+
+
+def say(text: str) -> None:
+    """One line of the log, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def launch(ranks: int) -> int:
+    """Start this script once for each rank and wait; the first exit code that is not 0."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(*_: object) -> None:
+        for process in processes:
+            process.terminate()
+
+    signal.signal(signal.SIGTERM, pass_on)
+    for rank in range(ranks):
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+    codes = [process.wait() for process in processes]
+    return next((code for code in codes if code), 0)
+
+
+def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
+    """One rank, until all steps are done or somebody asks it to end."""
     is_asked: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: is_asked.append(True))
-    ranks = max(1, len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     begin = 0
     if options.resume is not None:
         with zipfile.ZipFile(options.resume) as archive:
             begin = json.loads(archive.read("archive/state.json"))["step"]
-        say(f"resumed from {options.resume.name} at step {begin}")
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    folder = options.out / "checkpoints"
+    folder, began_at = options.out / "checkpoints", time.monotonic()
     for step in range(begin + 1, options.steps + 1):
-        time.sleep(options.step_seconds)
+        time.sleep(max(0.0, began_at + (step - begin) * options.step_seconds - time.monotonic()))
         written = lines(
             step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size,
             step_seconds=options.step_seconds, loss=(options.loss[0], options.loss[1]),
         )  # fmt: skip
-        os.write(out, "".join(json.dumps(line) + "\n" for line in written).encode())
-        if step % 20 == 0:
-            say(f"step {step}/{options.steps}")
-        if step % CHECKPOINT_STEPS == 0 or is_asked or step == options.steps:
+        line = next(one for one in written if one["rank"] == rank)
+        os.write(out, f"{json.dumps(line)}\n".encode())
+        if rank == 0 and step % 20 == 0:
+            say(f"step {step}/{options.steps} loss {line['loss']:.4f}")
+        if rank == 0 and (step % CHECKPOINT_STEPS == 0 or is_asked or step == options.steps):
             say(f"saved {save(folder, step).name}")
         if is_asked:
-            sys.exit(0)
+            break
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""The demo's home while it is open, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gputui.demo import training
+from gputui.demo.home import demo_home
+from gputui.store import queries
+from gputui.store.database import open_reader
+from tests.conftest import wait_until
+
+
+def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with demo_home() as workspace, closing(open_reader(workspace.database)) as connection:
+
+        def steps() -> int:
+            return queries.run(connection, "gpt2-124m-2").attempt_last_step or 0
+
+        begin = wait_until(lambda: steps() if steps() > 3060 else None, 60, "a step of the resumed run")
+        wait_until(lambda: steps() > begin, 60, "another step")
+        waiting = queries.run(connection, "resnet50-2")
+        assert waiting.state == "queued" and waiting.waiting_for
+        folder = str(workspace.state.parent)
+        assert processes_of(folder)
+    assert not Path(folder).exists()
+    wait_until(lambda: not processes_of(folder), 20, "the end of every process of the demo")
+
+
+def processes_of(folder: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and any(folder in word for word in process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
+
+
+def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    environment = {**os.environ, "GPUTUI_METRICS": str(metrics), "CUDA_VISIBLE_DEVICES": "0,1"}
+    argv = [sys.executable, training.__file__, "--out", str(tmp_path), "--steps", "100000", "--step-seconds", "0.01"]
+    process = subprocess.Popen([*argv, "--loss", "6", "1"], env=environment, stdout=subprocess.DEVNULL)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 30, "steps of both ranks")
+    process.terminate()
+    assert process.wait(20) == 0
+    saved = list((tmp_path / "checkpoints").glob("step_*.pt"))
+    assert len(saved) == 1
+    again = [*argv, "--loss", "6", "1", "--resume", str(saved[0])]
+    again[again.index("100000")] = str(int(saved[0].stem[5:]) + 3)
+    assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0
+    assert time.time() - metrics.stat().st_mtime < 60
