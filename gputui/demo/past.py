@@ -32,6 +32,7 @@ from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_writer
+from gputui.store.events import add_event
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -153,7 +154,7 @@ class Past:
                 params=spec.params, now=clock.at, actor=story.actor,
             )  # fmt: skip
             open_metrics(self._context.ingest, run_id, spec, folder)
-            repository.add_event(connection, f"launched by {story.actor}", now=clock.at, run_id=run_id)
+            add_event(connection, "launched", f"launched by {story.actor}", now=clock.at, run_id=run_id)
         gpus = story.gpus
         for act in story.acts:
             gpus = self._act(story, run_id, act, gpus)
