@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import gputui
+from gputui.profiles.draft import draft
+from gputui.profiles.probe import check_interpreter
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Node, Placement
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import GpuRequest, RunSpec
 
 INVOCATION = Invocation(("train.py", "--lr", "0.1"), "/runs/r-1/attempts/2", "r-1.2")
 EVERY = pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=LAUNCHERS)
@@ -75,3 +83,47 @@ def test_accelerate_takes_only_the_gpus_that_it_was_given() -> None:
     # Fewer than two processes are refused with --multi_gpu.
     assert "--multi_gpu" not in accelerate.argv(spec(accelerate), Placement.here((), 1, 29501), INVOCATION)
     assert (accelerate.rank_output(2) == OUTPUT, accelerate.rank_output(1)) == (False, OUTPUT)
+
+
+class TestDeepspeed:
+    deepspeed = LAUNCHERS["deepspeed"]
+
+    def argv(self, *gpus: str, words: tuple[str, ...] = ("train.py",)) -> tuple[str, ...]:
+        invocation = replace(INVOCATION, words=words)
+        return self.deepspeed.argv(spec(self.deepspeed), Placement.here(gpus, 2, 29501), invocation)
+
+    @pytest.mark.parametrize(("gpus", "listed"), [(("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"]), ((), ["0", "1"])])
+    def test_the_world_is_the_gpus_of_the_attempt_or_the_ranks_of_a_cpu_run(
+        self, gpus: tuple[str, ...], listed: list[str]
+    ) -> None:
+        (world,) = [word for word in self.argv(*gpus) if word.startswith("--world_info=")]
+        assert json.loads(base64.urlsafe_b64decode(world.partition("=")[2])) == {"127.0.0.1": listed}
+        assert "--master_port=29501" in self.argv(*gpus)
+        environment = self.deepspeed.environment(Placement.here(gpus, 2, 29501), INVOCATION)
+        assert environment.get("DS_ACCELERATOR") == (None if gpus else "cpu")
+
+    def test_a_module_is_named_its_way(self) -> None:
+        assert self.argv(words=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
+
+    def test_its_report_names_how_the_first_process_ended(self) -> None:
+        line = "[E launch.py:325:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9"
+        (report,) = self.deepspeed.read_report(f"step 1\n{line}\n")
+        assert report.root is not None and report.root.exit_code == -9
+
+    def test_one_process_for_each_gpu(self) -> None:
+        wanted = replace(spec(self.deepspeed), gpus=GpuRequest(2))
+        assert [one.status for one in self.deepspeed.checks(wanted)] == ["pass"]
+        assert [one.status for one in self.deepspeed.checks(replace(wanted, nproc=4))] == ["pass", "fail"]
+
+    @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
+    def test_its_absence_is_said_in_one_line(self) -> None:
+        results = check_interpreter(replace(spec(self.deepspeed), python=sys.executable), os.environ)
+        (failed,) = [one for one in results if one.status == "fail"]
+        assert failed.name == "launcher" and "deepspeed" in failed.detail and "\n" not in failed.detail
+        assert failed.remedy is not None and "pip install 'deepspeed'" in failed.remedy
+
+    def test_a_typed_line_becomes_a_profile_unless_it_says_more_than_one_can(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text("print(1)\n")
+        for options, launcher in (((), "deepspeed"), (("--num_gpus=2",), "deepspeed"), (("--hostfile=h",), "command")):
+            made = draft(["deepspeed", *options, "train.py", "--lr", "0.1"], tmp_path, gpus=4)
+            assert f"launcher: {launcher}\n" in made.text

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gputui.runs.launchers.accelerate import Accelerate
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.launchers.command import Command
+from gputui.runs.launchers.deepspeed import Deepspeed
 from gputui.runs.launchers.python import Python
 from gputui.runs.launchers.torchrun import Torchrun
 
@@ -17,5 +18,7 @@ FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
 """What is meant where a profile or a typed line names no launcher: a script of several ranks, of one process, or a
 whole command."""
 
-LAUNCHERS: dict[str, Launcher] = {one.name: one for one in (FOR_RANKS, Accelerate(), FOR_SCRIPT, FOR_COMMAND)}
+LAUNCHERS: dict[str, Launcher] = {
+    one.name: one for one in (FOR_RANKS, Accelerate(), Deepspeed(), FOR_SCRIPT, FOR_COMMAND)
+}
 """By the name that profiles use."""
