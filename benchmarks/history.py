@@ -17,7 +17,7 @@ def fill(workspace: Workspace, seconds: int = 900) -> None:
     """Put a sample for each second before the first one."""
     with closing(open_writer(workspace.database)) as connection:
         connection.row_factory = sqlite3.Row
-        for table in ("gpu_sample_rows", "host_sample_rows"):
+        for table in ("gpu_samples", "host_samples"):
             first = connection.execute(f"SELECT * FROM {table} WHERE at = (SELECT min(at) FROM {table})").fetchall()
             _extend(connection, table, [dict(row) for row in first], seconds)
 

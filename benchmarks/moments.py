@@ -1,13 +1,12 @@
 """How long a past moment takes to show: ``python -m benchmarks.moments [LINES]``.
 
-A real WAL database with a day of eight GPUs and the host at 1 Hz, all but the last hour of it in packs, and a run of
-one line a step over that time; four curves and two GPU series on its page. The page has been open before: the curves of
+A real WAL database with a day of eight GPUs and the host at 1 Hz, and a run of one
+line a step over that time; four curves and two GPU series on its page. The page has been open before: the curves of
 the whole run are in memory.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import sqlite3
 import sys
@@ -20,11 +19,9 @@ from typing import Any
 
 from benchmarks import curves
 from benchmarks.percentiles import percentile
-from gputui.agent.recording.packing import Packing
 from gputui.config import locate
 from gputui.curves.model import ChartRequest
 from gputui.store.database import open_reader, open_writer
-from gputui.store.summaries import HOUR
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment
 
@@ -67,13 +64,12 @@ def _record(connection: sqlite3.Connection, begin: float, seconds: int) -> None:
         )
     for number in range(1, GPUS + 1):
         connection.execute(
-            f"{_SECONDS} INSERT INTO gpu_sample_rows (at, gpu_id, state, utilization_percent, memory_used_bytes, "
+            f"{_SECONDS} INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent, memory_used_bytes, "
             "temperature_celsius, power_watts) SELECT ? + n, ?, 'ok', n % 100, 4e10, 60.0, 500.0 + n % 90 FROM second",
             (seconds, begin, number),
         )
         connection.execute(
-            f"{_SECONDS} INSERT INTO gpu_slow_sample_rows (at, gpu_id, ecc_uncorrected) "
-            "SELECT ? + n * 5, ?, 0 FROM second",
+            f"{_SECONDS} INSERT INTO gpu_slow_samples (at, gpu_id, ecc_uncorrected) SELECT ? + n * 5, ?, 0 FROM second",
             (seconds // 5, begin, number),
         )
         connection.execute(
@@ -81,7 +77,7 @@ def _record(connection: sqlite3.Connection, begin: float, seconds: int) -> None:
             (seconds // 60, begin, number),
         )
     connection.execute(
-        f"{_SECONDS} INSERT INTO host_sample_rows (at, cpu_percent) SELECT ? + n, n % 100 FROM second",
+        f"{_SECONDS} INSERT INTO host_samples (at, cpu_percent) SELECT ? + n, n % 100 FROM second",
         (seconds, begin),
     )
     uuids = [f"GPU-{number}" for number in range(GPUS)]
@@ -89,7 +85,6 @@ def _record(connection: sqlite3.Connection, begin: float, seconds: int) -> None:
     connection.execute("UPDATE runs SET attempt = 1, started_at = ?, created_at = ?", (begin, begin))
     connection.execute("UPDATE attempts SET created_at = ?, started_at = ?", (begin, begin))
     connection.execute("COMMIT")
-    assert Packing(connection, time.monotonic).turn((begin + seconds) // HOUR * HOUR, math.inf)
 
 
 def _read(

@@ -19,7 +19,7 @@ WARM_SECONDS = 8.0
 """Imports and the first tick of every tier are over by then."""
 
 DISK_SECONDS = 3600.0
-"""An hour of samples, which are put together and packed right after it."""
+"""An hour of samples, which are rolled up right after it."""
 
 
 def measure(

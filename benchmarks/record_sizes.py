@@ -26,11 +26,12 @@ from gputui.store.summaries import GPU_KEPT, names
 
 START = 1_790_035_200.0
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
-PACKS = ("gpu_sample_packs", "gpu_slow_sample_packs", "host_sample_packs")
-ROWS = ("gpu_sample_rows", "gpu_slow_sample_rows", "host_sample_rows")
+SAMPLES = ("gpu_samples", "gpu_slow_samples", "host_samples")
 MINUTES = ("gpu_minutes", "host_minutes")
 # The agent tidies so often.
 TURN_SECONDS = 1.0
+# An hour is rolled up a little after its end.
+SETTLED_SECONDS = 30.0
 
 
 def measure() -> dict[str, Any]:
@@ -40,7 +41,7 @@ def measure() -> dict[str, Any]:
 
 def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
     """Bytes a day of samples and of minutes, per GPU and of the whole machine, from ``seconds`` of samples, which are
-    whole hours. Before they become packs, they take ``newest_bytes`` more: an hour and a little is there so."""
+    whole hours."""
     with _store() as (connection, folder):
         now = [START]
         recorder = Recorder(connection, folder / "runs", lambda: now[0])
@@ -60,16 +61,16 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
             if now[0] >= tidy_at:
                 tidy_at = now[0] + TURN_SECONDS
                 turns.append(_turn(keeping, now[0]))
-        newest = sum(_bytes(connection, table) for table in ROWS)
-        while connection.execute(f"SELECT EXISTS (SELECT 1 FROM {ROWS[0]})").fetchone()[0]:
+        while True:
             now[0] += TURN_SECONDS
             turns.append(_turn(keeping, now[0]))
-        packed, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (PACKS, MINUTES))
+            if now[0] > START + seconds + SETTLED_SECONDS and not keeping.rollups.is_behind:
+                break
+        samples, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (SAMPLES, MINUTES))
     days = seconds / DAY
     return {
-        "raw_bytes_per_day": packed / days,
-        "raw_bytes_per_gpu_day": packed / days / gpus,
-        "newest_bytes": newest,
+        "raw_bytes_per_day": samples / days,
+        "raw_bytes_per_gpu_day": samples / days / gpus,
         "minute_bytes_per_gpu_day": minutes / days / gpus,
         "longest_turn_seconds": max(turns),
         "tidying_cpu_percent": 100 * sum(turns) / seconds,

@@ -38,8 +38,9 @@ from gputui.gpu.model import FastTick
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
 from gputui.runs.states import RunState
-from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, is_outdated, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event, has_event
+from gputui.store.retention import RAW_SECONDS
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -375,7 +376,7 @@ class Agent:
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
         try:
-            return open_writer(path, self._describe)
+            return open_writer(path, self._describe, self._raw_seconds() if is_outdated(path) else None)
         except StoreCorruptError as error:
             aside = set_aside(path, self.started_at)
             connection = open_writer(path)
@@ -388,6 +389,16 @@ class Agent:
             )
             log.error("%s; set aside as %s", error, aside)
             return connection
+
+    def _raw_seconds(self) -> float | None:
+        """How long samples are kept here; by the standard where the settings are wrong."""
+        from gputui.profiles.problems import ProfileError
+        from gputui.profiles.record_file import load_retention
+
+        try:
+            return load_retention(self.workspace.record).raw_seconds
+        except ProfileError:
+            return RAW_SECONDS
 
     def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
         """Say in the lock's file who holds it, and what it does that others have to wait for."""

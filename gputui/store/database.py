@@ -15,9 +15,12 @@ from pathlib import Path
 
 from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
+from gputui.store.retention import RAW_SECONDS
+from gputui.store.unpacking import unpack
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
+UNPACKED_BEFORE = 30
 
 
 class StoreError(Exception):
@@ -53,10 +56,15 @@ def migrations() -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
+def open_writer(
+    path: Path,
+    progress: Callable[[str], None] = lambda _: None,
+    raw_seconds: float | None = RAW_SECONDS,
+) -> sqlite3.Connection:
     """The agent's connection: creates the file (0600) and brings its schema up to date, step by step: whoever is
     interrupted goes on with the step it was at. ``progress`` is called with what is being done before anything that
-    takes long in a large file.
+    takes long in a large file. ``raw_seconds`` (None: for ever) is how long samples are kept,
+    which an upgrade needs to know.
 
     Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreNewerError.
     """
@@ -80,7 +88,7 @@ def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) ->
         connection.execute("PRAGMA journal_size_limit = 16777216")
         connection.execute("PRAGMA cache_size = -2048")
         connection.execute("PRAGMA temp_store = MEMORY")
-        _migrate(connection, path, progress)
+        _migrate(connection, path, progress, raw_seconds)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise _explain(error, path) from error
@@ -162,7 +170,9 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:
+def _migrate(
+    connection: sqlite3.Connection, path: Path, progress: Callable[[str], None], raw_seconds: float | None
+) -> None:
     version = _version(connection)
     steps = [step for step in migrations() if step[0] > version]
     if not steps:
@@ -170,6 +180,8 @@ def _migrate(connection: sqlite3.Connection, path: Path, progress: Callable[[str
     for place, (number, script) in enumerate(steps, 1):
         if version:
             progress(f"bringing the database up to date, step {place} of {len(steps)}")
+        if number == UNPACKED_BEFORE:
+            unpack(connection, raw_seconds, time.time(), progress)
         connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
 
 

@@ -3,15 +3,13 @@ are gone."""
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gputui.store import rollups, samples
+from gputui.store import rollups
 from gputui.store.moment import one_moment
-from gputui.store.series import GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
         if row is None:
             continue
         begin = max(stay.begin, limits.raw_since)
-        _count(connection, found, GPU.rows, ("", "1"), row[0], begin, stay.end)
-        _count_packed(connection, found, row[0], begin, stay.end)
+        _count(connection, found, "gpu_samples", ("", "1"), row[0], begin, stay.end)
         means = ("_mean", "sample_count")
         until = min(stay.end, limits.raw_since)
         _count(connection, found, "gpu_minutes", means, row[0], max(stay.begin, limits.minutes_since), until)
@@ -81,20 +78,3 @@ def _count(
     (used,) = connection.execute(f"SELECT max({most}) {where}", (gpu_id, begin, end)).fetchone()
     if used is not None:
         found.memory_used_bytes_most = max(used, found.memory_used_bytes_most or 0)
-
-
-def _count_packed(connection: sqlite3.Connection, found: GpuCounts, gpu_id: int, begin: float, end: float) -> None:
-    columns = ("utilization_percent", "power_watts", "memory_used_bytes")
-    for piece in samples.pieces(connection, GPU, gpu_id, columns, begin, end):
-        loads, powers, used = ([value for value in column if value is not None] for column in piece.columns)
-        for counts, values in ((found.utilization_percent, loads), (found.power_watts, powers)):
-            for value, number in Counter(values).items():
-                counts[_whole(value)] += number
-        found.memory_used_bytes_most = (
-            max((*used, found.memory_used_bytes_most or 0)) if used else found.memory_used_bytes_most
-        )
-
-
-def _whole(value: float) -> float:
-    """As SQLite rounds: halves away from zero."""
-    return float(math.floor(value + 0.5))

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-from gputui.store import packs, samples
+from gputui.store import samples
 from gputui.store.moment import one_moment
-from gputui.store.packs import Column, Times
 from gputui.store.rollups import bounds
-from gputui.store.series import GPU, HOST, HOST_ID, MILLI, Series, pack_columns
-
-# From spans of this length on, and where less than half of each is looked at, packs are looked for span by span.
-MANY_PACKS_SECONDS = 500.0
+from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 Values = tuple[int, float | None, float | None, float | None]
 
@@ -104,17 +98,11 @@ def _all_spans(
         end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
         if begin > end:
             continue
-        if table == "samples":
-            named = {"first": begin, "last": end, "seconds": seconds, "looked_at": looked_at, "gpu_id": gpu_id}
-            found = {span.number: span for span in _spans(connection, series.rows, _OF_SAMPLES, columns, named)}
-            for span in _packed_spans(connection, series, columns, named):
-                before = found.get(span.number)
-                found[span.number] = span if before is None else _together(before, span)
-            yield from (found[number] for number in sorted(found))
-        else:
-            # A span of minutes has few rows; all of them are read.
-            named = {"first": begin, "last": end, "seconds": seconds, "looked_at": seconds, "gpu_id": gpu_id}
-            yield from _spans(connection, f"{kind}_{table}", _OF_ROLLUPS, columns, named)
+        # A span of minutes or hours has few rows; all of them are read.
+        read = looked_at if table == "samples" else seconds
+        values = _OF_SAMPLES if table == "samples" else _OF_ROLLUPS
+        named = {"first": begin, "last": end, "seconds": seconds, "looked_at": read, "gpu_id": gpu_id}
+        yield from _spans(connection, f"{kind}_{table}", values, columns, named)
 
 
 # How many samples there are, and then how often a column was known, its extremes and its sum.
@@ -148,80 +136,5 @@ def _spans(
         yield Span(number, first_at, last_at, int(samples_there), found)
 
 
-def _packed_spans(
-    connection: sqlite3.Connection, series: Series, columns: Sequence[str], named: Mapping[str, float]
-) -> Iterator[Span]:
-    """One for each pack that reaches into a span."""
-    seconds, looked_at, first, last = (named[name] for name in ("seconds", "looked_at", "first", "last"))
-    units = [MILLI if series.columns[name] else 1 for name in columns]
-    seen: set[Times] = set()
-    for count, *pack in _packs_of_spans(connection, series, columns, named):
-        times = Times(*pack[:4])
-        if times in seen:
-            continue
-        seen.add(times)
-        numbers, parts, ends = _windows(times, count, seconds, looked_at, int(first), int(last))
-        told = [packs.told(Column(*pack[4 + 3 * n : 7 + 3 * n]), count, parts) for n in range(len(columns))]
-        for place, (number, (begin, end), (first_at, last_at)) in enumerate(zip(numbers, parts, ends, strict=True)):
-            values: list[Values] = [_values(one[place], unit) for one, unit in zip(told, units, strict=True)]
-            yield Span(number, first_at, last_at, end - begin, values)
-
-
-def _packs_of_spans(
-    connection: sqlite3.Connection, series: Series, columns: Sequence[str], named: Mapping[str, float]
-) -> sqlite3.Cursor:
-    """`pack_columns` of the packs that reach into a span; some of them more than once."""
-    seconds, gpu_id = named["seconds"], int(named["gpu_id"])
-    if seconds < MANY_PACKS_SECONDS or named["looked_at"] * 2 > seconds:
-        begin, end = named["first"] * seconds, (named["last"] + 1) * seconds
-        return samples.pack_rows(connection, series, gpu_id, columns, begin, end)
-    source = _of_source(series.packs)
-    return connection.execute(
-        f"{_SPANS} SELECT {pack_columns(series, columns)} FROM spans CROSS JOIN {series.packs} AS s "  # noqa: S608
-        f"ON {source} s.at < n * :seconds + :looked_at AND s.at >= "
-        f"coalesce((SELECT max(at) FROM {series.packs} WHERE {source} at <= n * :seconds), n * :seconds)",
-        named,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _windows(
-    times: Times, count: int, seconds: float, looked_at: float, first: int, last: int
-) -> tuple[list[int], list[tuple[int, int]], list[tuple[float, float]]]:
-    """Of the spans that a pack reaches into: their numbers, the places of their samples in it, and the times of the
-    first and the last of these. The GPUs of a machine are sampled at the same times."""
-    taken = [at / MILLI for at in packs.decode_times(times, count, 0, count)]
-    numbers, parts, ends = [], [], []
-    for number in range(max(first, math.floor(taken[0] / seconds)), min(last, math.floor(taken[-1] / seconds)) + 1):
-        begin = bisect_left(taken, number * seconds)
-        end = bisect_left(taken, number * seconds + looked_at, begin)
-        if begin < end:
-            numbers.append(number)
-            parts.append((begin, end))
-            ends.append((taken[begin], taken[end - 1]))
-    return numbers, parts, ends
-
-
-def _values(told: packs.Told | None, unit: float) -> Values:
-    if told is None:
-        return 0, None, None, None
-    return told.known, told.low / unit, told.high / unit, told.total / unit / told.known
-
-
 def _of_source(table: str) -> str:
     return "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
-
-
-def _together(one: Span, other: Span) -> Span:
-    """Two parts of the same span."""
-    values = []
-    for (count, low, high, mean), (more, lower, higher, their_mean) in zip(one.values, other.values, strict=True):
-        if low is None or high is None or mean is None:
-            values.append((more, lower, higher, their_mean))
-        elif lower is None or higher is None or their_mean is None:
-            values.append((count, low, high, mean))
-        else:
-            both = (mean * count + their_mean * more) / (count + more)
-            values.append((count + more, min(low, lower), max(high, higher), both))
-    first_at, last_at = min(one.first_at, other.first_at), max(one.last_at, other.last_at)
-    return Span(one.number, first_at, last_at, one.samples + other.samples, values)

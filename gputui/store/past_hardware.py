@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gputui.store import queries, rollups, samples, series
+from gputui.store import rollups, samples, series
 from gputui.store.queries import GPU_ROW, LOST_SHOWN_SECONDS, gpu_view, rank_among, stale_after_seconds
 from gputui.store.rollups import Bounds
 from gputui.store.views import GpuView
@@ -32,8 +32,8 @@ _THEN = GPU_ROW.format(
 _GPUS = f"""
 SELECT g.gpu_id, g.first_seen_at, {_THEN}
 FROM gpus AS g
-LEFT JOIN gpu_sample_rows AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_sample_rows WHERE gpu_id = g.gpu_id AND at <= :at)
+LEFT JOIN gpu_samples AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
 ORDER BY g.position, g.gpu_id
 """  # noqa: S608 - fixed names
 
@@ -46,8 +46,7 @@ def gpus(connection: sqlite3.Connection, at: float, holders: Mapping[str, tuple[
     reported = _gpu_events(connection, at)
     found = []
     limits = rollups.bounds(connection)
-    for gpu_id, first_seen_at, *newest in connection.execute(_GPUS, {"at": at}).fetchall():
-        row = queries.with_packed(connection, newest, gpu_id, at)
+    for gpu_id, first_seen_at, *row in connection.execute(_GPUS, {"at": at}).fetchall():
         if row[5] is None and first_seen_at > at:
             continue
         view = gpu_view(row, reported.get(row[0]), at, stale_after_seconds(_interval(connection, gpu_id, at)))

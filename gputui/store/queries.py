@@ -14,7 +14,6 @@ from typing import Any
 
 from gputui.store import json_columns, rollups, sample_means, samples, series
 from gputui.store.events import EVENT_COLUMNS, SINK_KINDS
-from gputui.store.summaries import HOUR
 from gputui.store.views import (
     AgentView,
     AttemptView,
@@ -94,12 +93,6 @@ g.uuid, g.position, g.name, {present}, s.state, s.at,
 """
 """The columns of `gpu_view` from a GPU ``g`` and its sample ``s``."""
 
-_SAMPLED = (
-    "state", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
-    "memory_total_bytes", "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
-    "memory_clock_mhz", "performance_state", "throttle_reasons",
-)  # fmt: skip
-
 _NOW = GPU_ROW.format(
     present="g.present",
     slow="g.slow",
@@ -109,10 +102,10 @@ _NOW = GPU_ROW.format(
     last_seen_at="g.last_seen_at",
 )
 _GPUS = f"""
-SELECT g.gpu_id, {_NOW}
+SELECT {_NOW}
 FROM gpus AS g
-LEFT JOIN gpu_sample_rows AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_sample_rows WHERE gpu_id = g.gpu_id AND at <= :latest)
+LEFT JOIN gpu_samples AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :latest)
 LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid
 LEFT JOIN runs AS r ON r.run_id = l.run_id
 WHERE g.present = 1 OR g.last_seen_at > :seen
@@ -126,19 +119,8 @@ def gpus(connection: sqlite3.Connection, now: float) -> list[GpuView]:
     stale_after = stale_after_seconds(row[0] if row else None)
     reported = _newest_gpu_events(connection)
     latest = now + CLOCK_SLACK_SECONDS
-    hour = now // HOUR * HOUR
-    found = []
-    for gpu_id, *row in connection.execute(_GPUS, {"latest": latest, "seen": now - LOST_SHOWN_SECONDS}).fetchall():
-        # Blocks of few samples stay rows for long: of an hour that is over, packs may hold newer samples.
-        own = row if row[5] is not None and row[5] >= hour else with_packed(connection, row, gpu_id, latest)
-        found.append(gpu_view(own, reported.get(row[0]), now, stale_after))
-    return found
-
-
-def with_packed(connection: sqlite3.Connection, row: list[Any], gpu_id: int, at: float) -> list[Any]:
-    """The columns of `GPU_ROW` with the newest sample up to a moment, where that is in a pack."""
-    packed = samples.newest_packed(connection, series.GPU, gpu_id, _SAMPLED, at, after=row[5])
-    return row if packed is None else [*row[:4], packed[1], packed[0], *packed[2:], *row[4 + len(packed) :]]
+    rows = connection.execute(_GPUS, {"latest": latest, "seen": now - LOST_SHOWN_SECONDS}).fetchall()
+    return [gpu_view(row, reported.get(row[0]), now, stale_after) for row in rows]
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:

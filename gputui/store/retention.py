@@ -16,6 +16,7 @@ _SIZES = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "T
 
 # An hour's samples are put together once it is over.
 LEAST_RAW_SECONDS = 2 * 3600.0
+RAW_SECONDS = 2 * DAY_SECONDS
 LEAST_BYTES = 16 << 20
 
 
@@ -25,7 +26,7 @@ class Retention:
     whole database uses, by deleting the oldest samples first, then the oldest minutes. None: kept for ever, or not
     bounded."""
 
-    raw_seconds: float | None = 7 * DAY_SECONDS
+    raw_seconds: float | None = RAW_SECONDS
     minutes_seconds: float | None = 90 * DAY_SECONDS
     hours_seconds: float | None = None
     events_seconds: float | None = 365 * DAY_SECONDS

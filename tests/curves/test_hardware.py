@@ -32,7 +32,7 @@ def busy(story: Story) -> Story:
 
 def sample(story: Story, first: int, last: int) -> None:
     story.connection.executemany(
-        "INSERT INTO gpu_sample_rows (at, gpu_id, state, utilization_percent, power_watts) VALUES (?, ?, 'ok', ?, ?)",
+        "INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent, power_watts) VALUES (?, ?, 'ok', ?, ?)",
         [
             (BEGAN_AT + second, gpu_id, max(0.0, second / 10), None if second < 500 else 300.0 + gpu_id)
             for second in range(first, last)
@@ -40,7 +40,7 @@ def sample(story: Story, first: int, last: int) -> None:
         ],
     )
     story.connection.executemany(
-        "INSERT INTO host_sample_rows (at, cpu_percent) VALUES (?, 25.0)", [(BEGAN_AT + s,) for s in range(first, last)]
+        "INSERT INTO host_samples (at, cpu_percent) VALUES (?, 25.0)", [(BEGAN_AT + s,) for s in range(first, last)]
     )
 
 
@@ -129,7 +129,7 @@ def test_nothing_was_sampled(story: Story) -> None:
 
 
 def test_samples_are_joined_however_finely_a_chart_is_cut_and_a_pause_is_not(busy: Story) -> None:
-    busy.connection.execute("DELETE FROM gpu_sample_rows WHERE at > ? AND at < ?", (BEGAN_AT + 40, BEGAN_AT + 70))
+    busy.connection.execute("DELETE FROM gpu_samples WHERE at > ? AND at < ?", (BEGAN_AT + 40, BEGAN_AT + 70))
     fine = replace(REQUEST, hardware=("utilization",), window=(20.0, 90.0), bins=400)
     bins = busy.ask(fine).hardware[0].bins
     assert len(bins) >= 40  # a bin for each sample

@@ -60,7 +60,7 @@ def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, rea
     filler.agent()
     filler.gpus(1)
     filler.sample(0, at=NOW - 60)
-    insert = "INSERT INTO gpu_slow_sample_rows (at, gpu_id, ecc_uncorrected, row_remap_pending) VALUES (?, 1, ?, ?)"
+    insert = "INSERT INTO gpu_slow_samples (at, gpu_id, ecc_uncorrected, row_remap_pending) VALUES (?, 1, ?, ?)"
     filler.connection.executemany(insert, [(NOW - 90, 0, 0), (NOW - 50, 3, 1)])
     sets = "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, 1, ?)"
     mine = '[{"pid": 7, "user": "me", "memory_bytes": 5, "run_id": "a-1", "rank": 3}]'

@@ -212,7 +212,7 @@ def test_the_overviews_questions_stay_cheap_over_a_long_history(filler: Filler, 
     filler.overnight()
     filler.connection.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
-        "INSERT INTO gpu_sample_rows (at, gpu_id, state) SELECT ? - 1000 - i, gpu_id, 'ok' FROM n, gpus",
+        "INSERT INTO gpu_samples (at, gpu_id, state) SELECT ? - 1000 - i, gpu_id, 'ok' FROM n, gpus",
         (NOW,),
     )
     spent = []

@@ -126,9 +126,8 @@ def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
         "SELECT max(at) FROM events WHERE at < 5",
         "SELECT min(at) FROM incidents WHERE at > 5",
         "SELECT at FROM gpu_events WHERE at <= 5 ORDER BY at DESC LIMIT 64",
-        "SELECT * FROM host_sample_rows WHERE at <= 5 ORDER BY at DESC LIMIT 1",
-        "SELECT * FROM host_sample_packs WHERE at <= 5 ORDER BY at DESC LIMIT 1",
-        "SELECT * FROM gpu_sample_packs WHERE gpu_id = 1 AND at <= 5 ORDER BY at DESC LIMIT 1",
+        "SELECT * FROM host_samples WHERE at <= 5 ORDER BY at DESC LIMIT 1",
+        "SELECT * FROM gpu_samples WHERE gpu_id = 1 AND at <= 5 ORDER BY at DESC LIMIT 1",
     ):
         assert "SEARCH" in plan(sql) and "SCAN" not in plan(sql), sql
 

@@ -103,7 +103,7 @@ class Filler:
         state: str = "ok",
     ) -> None:
         self.connection.execute(
-            "INSERT OR REPLACE INTO gpu_sample_rows VALUES "
+            "INSERT OR REPLACE INTO gpu_samples VALUES "
             "(?, (SELECT gpu_id FROM gpus WHERE uuid = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 self.now if at is None else at, uuid(index), state, utilization,
@@ -169,8 +169,7 @@ class Filler:
 
     def host(self, at: float | None = None) -> None:
         self.connection.execute(
-            "INSERT OR REPLACE INTO host_sample_rows "
-            "VALUES (?, 34, 64, 21.5, ?, ?, 0, 1.2e9, 3e7, ?, ?, ?, ?, 2e6, 1e6)",
+            "INSERT OR REPLACE INTO host_samples VALUES (?, 34, 64, 21.5, ?, ?, 0, 1.2e9, 3e7, ?, ?, ?, ?, 2e6, 1e6)",
             (self.now if at is None else at, 88 * GIB, 256 * GIB, 710 * GIB, 1000 * GIB, 4 * GIB, 100 * GIB),
         )
 

@@ -67,7 +67,7 @@ def test_gpus_that_tell_next_to_nothing(
 @SIZES
 def test_a_silent_driver(snap_compare: Compare, filler: Filler, make_app: MakeApp, size: tuple[int, int]) -> None:
     filler.many_gpus(8)
-    filler.connection.execute("UPDATE gpu_sample_rows SET at = at - 14")
+    filler.connection.execute("UPDATE gpu_samples SET at = at - 14")
     filler.agent(state="silent", silent=14.0)
     assert snap_compare(make_app(), terminal_size=size)
 

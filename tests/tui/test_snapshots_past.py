@@ -41,7 +41,7 @@ def test_a_run_at_a_past_moment(snap_compare: Compare, app: GputuiApp, size: tup
 
 def test_a_moment_without_a_recording(snap_compare: Compare, filler: Filler, make_app: MakeApp) -> None:
     filler.overnight()
-    for table in ("host_sample_rows", "gpu_sample_rows"):
+    for table in ("host_samples", "gpu_samples"):
         filler.connection.execute(f"DELETE FROM {table} WHERE at > ? AND at < ?", (NOW - 300, NOW - 100))
     app = make_app()
 

@@ -209,7 +209,7 @@ async def test_the_processes_are_those_of_then(app: GputuiApp, filler: Filler) -
 
 
 async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiApp, filler: Filler) -> None:
-    for table in ("host_sample_rows", "gpu_sample_rows"):
+    for table in ("host_samples", "gpu_samples"):
         filler.connection.execute(f"DELETE FROM {table} WHERE at > ? AND at < ?", (NOW - 300, NOW - 100))
     async with app.run_test(size=SMALL) as pilot:
         app.look_back(Moment(NOW - 200))

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gputui.agent.recording import run_energy
 from gputui.agent.recording.event_expiry import Forgetting
-from gputui.agent.recording.packing import Packing
-from gputui.agent.recording.pruning import Pruning, put_together
+from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
 from gputui.charts.units import bytes_text
@@ -66,19 +65,16 @@ class RecordKeeping:
     retention: Retention = field(default_factory=Retention)
     trust: ClockTrust = field(default_factory=ClockTrust)
     rollups: Rollups = field(init=False)
-    packing: Packing = field(init=False)
     pruning: Pruning = field(init=False)
     forgetting: Forgetting = field(init=False)
     _energy_at: float = 0.0
     _prune_at: float = 0.0
-    _packed_hour: int | None = None
     _read: tuple[int, int, int] | None = None
     _is_too_large: bool = False
     _is_stuck: bool = False
 
     def __post_init__(self) -> None:
         self.rollups = Rollups(self.connection, self.interval_seconds, self.clock)
-        self.packing = Packing(self.connection, self.clock)
         self.pruning = Pruning(self.connection, self.clock)
         self.forgetting = Forgetting(self.connection, self.clock)
 
@@ -91,7 +87,6 @@ class RecordKeeping:
         try:
             if is_whole:
                 self.rollups.turn(self.wall(), deadline)
-                self._pack(deadline)
             if is_whole and now >= self._energy_at:
                 self._energy_at = now + ENERGY_SECONDS
                 run_energy.settle(self.connection, self.wall())
@@ -108,13 +103,6 @@ class RecordKeeping:
             if not self._is_stuck:
                 log.warning("the record is not tidied until the database can be written: %s", error)
             self._is_stuck = True
-
-    def _pack(self, deadline: float) -> None:
-        hour = self.rollups.closed_hour
-        if hour == self._packed_hour:
-            return
-        if self.packing.turn(put_together(self.connection), deadline) and not self.rollups.is_behind:
-            self._packed_hour = hour
 
     def _look_at_settings(self) -> None:
         found = _identity(self.settings)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputui.runs.repository import transaction
-from gputui.store.packs import BLOCK_SECONDS
 from gputui.store.retention import Retention
 from gputui.store.room import room
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
@@ -19,7 +18,8 @@ from gputui.store.summaries import DAY, HOUR
 
 # So many of one source make a slice, about 10 ms with eight GPUs.
 TICKS_AT_ONCE = 600
-PACKS_AT_ONCE = 60
+# What remains begins at a whole minute, and is read from there on.
+EDGE_SECONDS = 600
 # Below the limit by so much, so that not every second has something to delete.
 SIZE_SLACK = 0.02
 
@@ -66,37 +66,32 @@ class Pruning:
 
     def _cut_raw(self, limit: float) -> bool:
         oldest, some_on = [], []
-        for table, condition, key, at_once in self._raw_sources():
+        for table, condition, key in self._raw_sources():
             at = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", key).fetchone()[0]  # noqa: S608
             if at is not None and at < limit:
                 oldest.append(at)
                 row = self.connection.execute(
-                    f"SELECT at FROM {table} WHERE {condition} ORDER BY at LIMIT 1 OFFSET {at_once}",  # noqa: S608
+                    f"SELECT at FROM {table} WHERE {condition} ORDER BY at LIMIT 1 OFFSET {TICKS_AT_ONCE}",  # noqa: S608
                     key,
                 ).fetchone()
                 some_on += [] if row is None else [row[0]]
         if not oldest:
             return False
-        # No pack reaches over such an edge.
-        next_edge = (min(oldest) // BLOCK_SECONDS + 1) * BLOCK_SECONDS
-        cut = min(limit // BLOCK_SECONDS * BLOCK_SECONDS, max(next_edge, min(some_on, default=limit)))
-        cut = cut // BLOCK_SECONDS * BLOCK_SECONDS
+        next_edge = (min(oldest) // EDGE_SECONDS + 1) * EDGE_SECONDS
+        cut = min(limit // EDGE_SECONDS * EDGE_SECONDS, max(next_edge, min(some_on, default=limit)))
+        cut = cut // EDGE_SECONDS * EDGE_SECONDS
         if cut <= min(oldest):
             return False
         with transaction(self.connection):
-            for table, condition, key, _ in self._raw_sources():
+            for table, condition, key in self._raw_sources():
                 self.connection.execute(f"DELETE FROM {table} WHERE {condition} AND at < ?", (*key, cut))  # noqa: S608
             self.connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
         return True
 
-    def _raw_sources(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """(table, condition, its values, how many rows at once) of every source of samples."""
+    def _raw_sources(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(table, condition, its values) of every source of samples."""
         sources = [(HOST, HOST_ID), *((series, gpu_id) for series in (GPU, SLOW) for gpu_id in self._gpu_ids())]
-        return [
-            (table, *series.key(gpu_id), at_once)
-            for series, gpu_id in sources
-            for table, at_once in ((series.rows, TICKS_AT_ONCE), (series.packs, PACKS_AT_ONCE))
-        ]
+        return [(series.table, *series.key(gpu_id)) for series, gpu_id in sources]
 
     def _cut_spans(self, name: str, bound: str | None, limit: float) -> bool:
         row = self.connection.execute(f"SELECT min(at) FROM host_{name}").fetchone()  # noqa: S608

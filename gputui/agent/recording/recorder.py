@@ -51,9 +51,9 @@ def _insert(table: str, columns: list[str]) -> str:
     return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
 
 
-_INSERT_HOST = _insert(series.HOST.rows, _HOST_COLUMNS)
-_INSERT_FAST = _insert(series.GPU.rows, ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
-_INSERT_SLOW = _insert(series.SLOW.rows, ["at", "gpu_id", *_SLOW_COLUMNS])
+_INSERT_HOST = _insert(series.HOST.table, _HOST_COLUMNS)
+_INSERT_FAST = _insert(series.GPU.table, ["at", "gpu_id", *_FAST_COLUMNS, "throttle_reasons"])
+_INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
@@ -85,7 +85,7 @@ class ProcessOwners:
 
 
 def _digits(name: str) -> int | None:
-    """To how many digits after the point a value is stored: no more than its source knows, and as many as a pack keeps.
+    """To how many digits after the point a value is stored: no more than its source knows.
     None for what is no real number."""
     if name.endswith("_bytes_per_second"):
         return 0

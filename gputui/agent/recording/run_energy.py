@@ -98,5 +98,6 @@ def _readings(
     if row is None:
         return [], end
     begin = math.nextafter(after, math.inf)
-    found, until = samples.some(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
+    found = samples.between(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
+    until = end if len(found) < READINGS_AT_ONCE else found.pop()[0]
     return [(at, joules) for at, joules in found if joules is not None], until

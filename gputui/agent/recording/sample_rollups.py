@@ -67,11 +67,6 @@ class Rollups:
         """Whether spans that are over still wait to be put together."""
         return self._behind
 
-    @property
-    def closed_hour(self) -> int | None:
-        """When the hour that now is began (UTC unix seconds), at the last turn; None before the first."""
-        return None if self._done is None else self._done[1]
-
     def turn(self, now: float, deadline: float) -> None:
         """Put together what is over by ``now`` (UTC unix seconds), until the clock shows ``deadline``. Raises
         sqlite3.Error with nothing of the unfinished part changed."""
@@ -105,7 +100,8 @@ class Rollups:
             opened = None
         begin = mark if opened is None else opened.read_until
         series, columns = (HOST, _HOST_COLUMNS) if source == HOST_ID else (GPU, _GPU_COLUMNS)
-        rows, until = samples.some(self.connection, series, source, columns, begin, end, ROWS_AT_ONCE)
+        rows = samples.between(self.connection, series, source, columns, begin, end, ROWS_AT_ONCE)
+        until = end if len(rows) < ROWS_AT_ONCE else rows.pop()[0]
         done, opened = self._gather(span, source, rows, until, opened)
         with transaction(self.connection):
             self._store(span, source, [self._summary(span, source, one) for one in done])

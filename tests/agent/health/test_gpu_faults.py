@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> sqlite3.Connection:
 
 def slow(store: sqlite3.Connection, gpu: int, at: float, errors: int | None, failed: bool | None = None) -> None:
     store.execute(
-        "INSERT INTO gpu_slow_sample_rows (at, gpu_id, ecc_uncorrected, row_remap_failed) VALUES (?, ?, ?, ?)",
+        "INSERT INTO gpu_slow_samples (at, gpu_id, ecc_uncorrected, row_remap_failed) VALUES (?, ?, ?, ?)",
         (at, gpu, errors, failed),
     )
 

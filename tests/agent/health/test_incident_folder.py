@@ -34,7 +34,7 @@ def keepsake(workspace: Workspace) -> Keepsake:
             )
             for second in range(-400, 401, 100):
                 connection.execute(
-                    "INSERT INTO gpu_sample_rows (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
+                    "INSERT INTO gpu_samples (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
                     (END + second, place + 1),
                 )
     tails = (

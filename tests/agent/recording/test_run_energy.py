@@ -44,7 +44,7 @@ def attempt(connection: sqlite3.Connection, number: int, began: float, ended: fl
 def read(connection: sqlite3.Connection, gpu: int, first: int, last: int, *, base: float = 0.0) -> None:
     """The counter of a GPU that draws 400 W, every five seconds."""
     connection.executemany(
-        "INSERT INTO gpu_slow_sample_rows (at, gpu_id, energy_joules) VALUES (?, ?, ?)",
+        "INSERT INTO gpu_slow_samples (at, gpu_id, energy_joules) VALUES (?, ?, ?)",
         [(START + t, gpu + 1, base + 400.0 * (t - first)) for t in range(first, last, 5)],
     )
 
@@ -92,7 +92,7 @@ def test_samples_may_be_deleted_behind_it(connection: sqlite3.Connection) -> Non
     attempt(connection, 1, START, START + 1000, gpus=1)
     read(connection, 0, 0, 600)
     settle(connection, START + 600)
-    connection.execute("DELETE FROM gpu_slow_sample_rows")
+    connection.execute("DELETE FROM gpu_slow_samples")
     read(connection, 0, 600, 1200, base=400.0 * 600)
     settle(connection, START + 1300)
     assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 1000)

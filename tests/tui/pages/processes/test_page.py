@@ -368,7 +368,7 @@ async def test_for_how_long_a_process_has_held_memory_for_nothing(filler: Filler
         (NOW - 9000, json.dumps([stranger]), filling.uuid(5)),
     )
     filler.connection.execute(
-        "UPDATE gpu_sample_rows SET utilization_percent = 0 WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?)",
+        "UPDATE gpu_samples SET utilization_percent = 0 WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?)",
         (filling.uuid(5),),
     )
     filler.sample(5, at=NOW - 7300, utilization=40.0, memory_gib=22.1)
