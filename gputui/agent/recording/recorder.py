@@ -278,13 +278,15 @@ class Recorder:
         )
         facts = self.facts.get(event.uuid)
         subject = f"GPU {facts.index}" if facts else event.uuid
-        if event.event == "xid":
-            # Its text begins with the number.
-            kind: EventKind = "gpu_xid"
-            words = event.text or f"XID {event.code}"
-        else:
-            kind, words = ("gpu_lost", "is lost") if event.event == "lost" else ("gpu_returned", "is back")
-            words = f"{words}: {event.text}" if event.text else words
+        reported: dict[str, tuple[EventKind, str]] = {
+            "xid": ("gpu_xid", f"XID {event.code}"),
+            "lost": ("gpu_lost", "is lost"),
+            "returned": ("gpu_returned", "is back"),
+        }
+        kind, words = reported[event.event]
+        if event.text:
+            # The driver's text of an XID may begin with its number.
+            words = event.text if event.text.startswith(words) else f"{words}: {event.text}"
         add_event(
             self._connection,
             kind,
