@@ -25,7 +25,7 @@ from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.charts.raster import Canvas
 from gputui.charts.ticks import linear_ticks, log_ticks, tick_labels
 
-__all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart", "plain_text"]
+__all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart"]
 
 _MOST_VALUE_TICKS = 6
 _LEAST_PLOT_COLUMNS = 8
@@ -100,11 +100,6 @@ def chart(
     if label_rows:
         lines.append(label_line(marker_columns, canvas.width, gutter_width + 1))
     return lines
-
-
-def plain_text(lines: Sequence[Line]) -> str:
-    """The lines of a chart without their styles, without trailing blanks."""
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:

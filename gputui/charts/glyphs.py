@@ -104,6 +104,3 @@ ASCII: Final = Glyphs(
     spark="_.-=*#",
     ellipsis="~",
 )
-
-GLYPH_SETS: Final = {glyphs.name: glyphs for glyphs in (BRAILLE, BLOCK, ASCII)}
-"""The sets by name, for settings and command lines."""

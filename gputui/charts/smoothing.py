@@ -6,7 +6,6 @@ move the average nor count.
 """
 
 import math
-from collections.abc import Iterable
 
 
 class DebiasedEma:
@@ -30,9 +29,3 @@ class DebiasedEma:
         self._sum = self.weight * self._sum + (1 - self.weight) * value
         self._missing *= self.weight
         return self._sum / (1 - self._missing)
-
-
-def debiased_ema(values: Iterable[float | None], weight: float) -> list[float | None]:
-    """The debiased average after each of `values`; `None` where the value was unknown or not finite."""
-    average = DebiasedEma(weight)
-    return [average.push(value) for value in values]

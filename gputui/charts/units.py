@@ -85,14 +85,6 @@ def celsius(temperature_celsius: float | None) -> str:
     return f"{temperature_celsius:.0f}°C"
 
 
-def rate(per_second: float | None, what: str = "") -> str:
-    """How often per second: "3.11/s", "12k samples/s"."""
-    unit = f" {what}/s" if what else "/s"
-    if (special := _special(per_second)) is not None or per_second is None:
-        return special or UNKNOWN
-    return short_number(per_second) + unit
-
-
 def short_number(value: float | None) -> str:
     """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 → "3.21"."""
     if (special := _special(value)) is not None or value is None:

@@ -28,10 +28,6 @@ Window = tuple[float, float]
 HardwareField = Literal["utilization", "memory", "power", "temperature", "sm_clock", "host_cpu", "host_memory"]
 """In percent, bytes, watts, degrees Celsius, MHz; percent and bytes of the host."""
 
-HARDWARE_FIELDS: tuple[HardwareField, ...] = (
-    "utilization", "memory", "power", "temperature", "sm_clock", "host_cpu", "host_memory",
-)  # fmt: skip
-
 MarkerKind = Literal["start", "restart", "checkpoint", "incident", "alert", "event", "end"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,8 +20,3 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def has_failed(results: Iterable[CheckResult]) -> bool:
-    """Something must be repaired before this can run."""
-    return any(result.status == "fail" for result in results)

@@ -1,6 +1,7 @@
 """Charts as text: goldens of their shape, and properties that hold for any series and any size."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,11 +10,17 @@ from hypothesis import strategies as st
 
 from gputui.charts.bars import bar, sparkline
 from gputui.charts.cells import cell_width
-from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart, plain_text
+from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin, reduce
-from gputui.charts.glyphs import ASCII, BLOCK, BRAILLE, GLYPH_SETS, Glyphs
+from gputui.charts.glyphs import ASCII, BLOCK, BRAILLE, Glyphs
 
-SETS = pytest.mark.parametrize("glyphs", GLYPH_SETS.values(), ids=GLYPH_SETS)
+
+def plain_text(lines: Sequence[Line]) -> str:
+    """The lines without their styles, without trailing blanks."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+SETS = pytest.mark.parametrize("glyphs", (BRAILLE, BLOCK, ASCII), ids=lambda glyphs: glyphs.name)
 Series = list[tuple[float, float | None]]
 POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats())), max_size=60)
 

@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.envelope import Bin, Buckets, reduce
-from gputui.charts.smoothing import DebiasedEma, debiased_ema
+from gputui.charts.smoothing import DebiasedEma
 
 VALUES = st.one_of(st.none(), st.floats())
 XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
@@ -121,9 +122,13 @@ def test_buckets_refuse_impossible_sizes() -> None:
             Buckets(resolution, capacity)
 
 
+def smoothed_by(weight: float, values: Sequence[float | None]) -> list[float | None]:
+    return list(map(DebiasedEma(weight).push, values))
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.999))
 def test_smoothing_stays_within_the_values(values: list[float], weight: float) -> None:
-    smoothed = [each for each in debiased_ema(values, weight) if each is not None]
+    smoothed = [each for each in smoothed_by(weight, values) if each is not None]
     assert len(smoothed) == len(values)
     slack = 1e-6 * max(1.0, *map(abs, values))
     for count, each in enumerate(smoothed, 1):
@@ -131,13 +136,13 @@ def test_smoothing_stays_within_the_values(values: list[float], weight: float) -
 
 
 def test_smoothing_of_a_constant_is_that_constant_from_the_first_value() -> None:
-    assert debiased_ema([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+    assert smoothed_by(0.9, [3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
 
 
 def test_smoothing_leaves_out_what_is_no_number() -> None:
-    with_holes = debiased_ema([1.0, None, math.nan, math.inf, 2.0], 0.5)
+    with_holes = smoothed_by(0.5, [1.0, None, math.nan, math.inf, 2.0])
     assert with_holes[1:4] == [None, None, None]
-    assert with_holes[4] == debiased_ema([1.0, 2.0], 0.5)[1]
+    assert with_holes[4] == smoothed_by(0.5, [1.0, 2.0])[1]
 
 
 def test_smoothing_refuses_a_weight_that_never_forgets() -> None:

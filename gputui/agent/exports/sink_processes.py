@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -15,8 +14,6 @@ from gputui.reports.export.following import WRITE_SECONDS
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
-
-log = logging.getLogger(__name__)
 
 # Which exit code says that another process does the work already: `gputui.reports.export.__main__`.
 _ELSEWHERE = 5

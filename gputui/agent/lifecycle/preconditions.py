@@ -5,7 +5,6 @@ What is waited for is a row, so that an agent that was killed is followed by one
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -26,8 +25,6 @@ from gputui.runs import next_attempt, repository
 from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import RunRecord
 from gputui.store.events import EventKind, add_event
-
-log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 30.0

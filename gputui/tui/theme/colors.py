@@ -14,8 +14,6 @@ from rich.style import Style
 
 from gputui.tui.theme.looks import LOOKS, Look
 
-PLAIN = Style()
-
 
 @dataclass(frozen=True, slots=True)
 class Theme:
