@@ -1,23 +1,41 @@
 """``python -m trainer`` or ``torchrun … -m trainer``: reads the settings, trains, and says by exit code how it went.
 
 0: done, or stopped by a signal after a checkpoint. 1: failed. 2: a setting is wrong.
+
+torch is imported only when the settings are right and its environment variables are set.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
 from trainer import commands, config
-from trainer.config import Action
-from trainer.console import show
-from trainer.environment import prepare_environment
-from trainer.errors import RankError, SettingsError, TrainerError
+from trainer.config import Action, Settings
+from trainer.errors import RankError, SettingsError, TrainerError, show
+
+# torch reads the first; newer ones call it by the second name as well.
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def prepare_environment(settings: Settings, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what CUDA's allocator and cuBLAS read when they start; whatever else is there stays."""
+    if settings.expandable_segments:
+        for name in [name for name in _ALLOCATOR if name in environment] or _ALLOCATOR[:1]:
+            environment[name] = _with_expandable_segments(environment.get(name, ""))
+    if settings.deterministic and settings.device != "cpu":
+        environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _with_expandable_segments(options: str) -> str:
+    rest = re.sub(r"\s*expandable_segments\s*:\s*\w+\s*,?", "", options).strip().rstrip(",")
+    return f"{rest},expandable_segments:True" if rest else "expandable_segments:True"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.console import show
-from trainer.errors import SettingsError
+from trainer.errors import SettingsError, show
 
 
 class _Parser(argparse.ArgumentParser):

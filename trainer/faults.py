@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.console import show
-from trainer.errors import SettingsError
+from trainer.errors import SettingsError, show
 
 # Every kind with the options it takes besides step, rank and times, and what it does as that step begins.
 KINDS: dict[str, tuple[str, ...]] = {

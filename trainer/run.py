@@ -19,8 +19,8 @@ from trainer.loop import Ending, Loop
 from trainer.parallel.build import check
 from trainer.session import Progress, Session
 from trainer.signals import Signals
-from trainer.telemetry.emit import Value
 from trainer.telemetry.telemetry import Telemetry
+from trainer.telemetry.writers import Value
 from trainer.world import World, join, lost_a_peer
 
 # How long a rank that lost a peer waits for the launcher to notice that peer first, in seconds.

@@ -7,14 +7,12 @@ from types import TracebackType
 from typing import Any
 
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
-from trainer.checkpoints.random_state import seed_everything
+from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import load_data
-from trainer.data.feed import Feed
-from trainer.data.held_out import HeldOut
-from trainer.ema import Ema
+from trainer.data.feed import Feed, HeldOut
 from trainer.models import build
-from trainer.optim import WarmupSchedule
+from trainer.optim import Ema, WarmupSchedule
 from trainer.parallel.build import build_strategy
 from trainer.precision import Precision, compile_objective
 from trainer.tasks import build_objective

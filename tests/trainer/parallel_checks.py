@@ -14,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from tests.trainer.tiny import WIDTH, TinyObjective, part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.data.contract import Fields, Transform
 from trainer.errors import SettingsError
-from trainer.parallel import averages, sharded
+from trainer.parallel import collectives
 from trainer.parallel.build import build_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.state import names_by_parameter
@@ -362,7 +362,7 @@ def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
     strategy = build(world, **settings)
     train(strategy, range(1))
     inner = strategy.optimizer.optim if isinstance(strategy.optimizer, ZeroRedundancyOptimizer) else strategy.optimizer
-    held = [sharded.local(state["exp_avg"]).numel() for state in inner.state.values()]
+    held = [collectives.local(state["exp_avg"]).numel() for state in inner.state.values()]
     return sum(held), sum(parameter.numel() for parameter in strategy.objective.model.parameters())
 
 
@@ -505,7 +505,7 @@ def averaged(world: World) -> list[list[float]]:
         torch.arange(2).float(),
         torch.tensor([world.rank]),
     ]
-    averages.average(tensors, world)
+    collectives.average(tensors, world)
     return [tensor.tolist() for tensor in tensors]
 
 

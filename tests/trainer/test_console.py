@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.running import ROOT, SMALL, step_lines
-from trainer.console import show
+from trainer.errors import show
 
 
 def test_lines_go_out_at_once_and_in_order(capfd: pytest.CaptureFixture[str]) -> None:

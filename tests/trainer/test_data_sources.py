@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer.config import Settings
 from trainer.data import Images, Split, Text, load_data
-from trainer.data.parts import Parts, out_of_range, windows_in
+from trainer.data.disk import Parts, out_of_range, windows_in
 from trainer.data.pixels import resize
 from trainer.errors import SettingsError, TrainerError
 

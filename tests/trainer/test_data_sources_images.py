@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.trainer.test_data_sources import everything, images
 from trainer.data import BrokenSample
+from trainer.data.disk import name_hashes
 from trainer.data.pixels import UndecodableError, decode
-from trainer.data.places import name_hashes
 from trainer.errors import TrainerError
 
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck"

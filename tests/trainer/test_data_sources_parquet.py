@@ -21,9 +21,8 @@ from pyarrow import parquet
 from tests.trainer.test_data_sources import everything, images, text
 from trainer.config import Settings
 from trainer.data import BrokenSample, ReadsAhead, Split
-from trainer.data.parquet import layout
+from trainer.data.parquet import RowGroups, layout
 from trainer.data.parquet_text import COUNTS_FILE
-from trainer.data.rowgroups import RowGroups
 from trainer.errors import SettingsError, TrainerError
 
 

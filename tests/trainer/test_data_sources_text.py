@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.test_data_sources import everything, text
 from trainer.data import BrokenSample, Split
-from trainer.data.places import name_hashes
+from trainer.data.disk import name_hashes
 from trainer.errors import TrainerError
 
 CONTEXT = 8

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.ema import Ema
+from trainer.optim import Ema
 
 
 def weights(*values: float) -> dict[str, Tensor]:

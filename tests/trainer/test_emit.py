@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.telemetry.emit import MetricsWriter
+from trainer.telemetry.writers import MetricsWriter
 
 
 def read(path: Path) -> list[dict[str, object]]:

@@ -22,11 +22,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from tests.trainer.splits import Deadly, Faulty, Interrupted, Rows, Slow, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
-from trainer.data.feed import Feed
-from trainer.data.held_out import HeldOut
-from trainer.data.reading import Fetched
+from trainer.data.feed import Feed, HeldOut
+from trainer.data.reading import Fetched, Tally
 from trainer.data.sampler import micro_start, order_for
-from trainer.data.tally import Tally
 from trainer.data.workers import obituary
 from trainer.errors import TrainerError
 

@@ -17,7 +17,7 @@ import torch
 from tests.trainer.running import checkpoints, events, flip_a_byte, lines, settings, step_lines, train
 from trainer.checkpoints import State, existing, hashes, load
 from trainer.data.contract import Fields
-from trainer.data.held_out import HeldOut
+from trainer.data.feed import HeldOut
 from trainer.data.sampler import order_for
 from trainer.session import Progress, Session
 from trainer.stepper import Stepper

@@ -15,10 +15,9 @@ from tests.trainer.parallel_checks import ALONE
 from tests.trainer.ranks import Ranks
 from tests.trainer.tiny import tiny_objective, tiny_settings
 from trainer.errors import SettingsError
-from trainer.parallel import averages, exchange
+from trainer.parallel import collectives, exchange
 from trainer.parallel.build import build_strategy
-from trainer.parallel.data_parallel import DataParallel
-from trainer.parallel.plain import Plain
+from trainer.parallel.plain import DataParallel, Plain
 from trainer.world import World
 
 
@@ -113,8 +112,10 @@ def test_averages_take_many_tensors_at_once_and_leave_whole_numbers_alone(
         [[0.5, 0.5], [1.5], [0.0, 1.0], [0]],
         [[0.5, 0.5], [1.5], [0.0, 1.0], [1]],
     ]
-    monkeypatch.setattr(averages, "_EXCHANGE_BYTES", 8)
-    packs = list(averages._packs([torch.zeros(1), torch.zeros(2), torch.zeros(1, dtype=torch.int64), torch.zeros(1)]))
+    monkeypatch.setattr(collectives, "_EXCHANGE_BYTES", 8)
+    packs = list(
+        collectives._packs([torch.zeros(1), torch.zeros(2), torch.zeros(1, dtype=torch.int64), torch.zeros(1)])
+    )
     assert [[tensor.numel() for tensor in pack] for pack in packs] == [[1, 2], [1], [1]]
 
 

@@ -13,7 +13,7 @@ from tests.trainer.ranks import Ranks
 from tests.trainer.test_parallel import difference
 from tests.trainer.tiny import TinyModel
 from trainer.errors import SettingsError
-from trainer.parallel.plans import plan
+from trainer.parallel.tensor import plan
 
 # AdamW makes more of the last bits of gradients that are nearly zero than of all others.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-6, 2e-4

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.__main__ import prepare_environment
 from trainer.config import Settings
-from trainer.environment import prepare_environment
 from trainer.errors import SettingsError
 from trainer.precision import Precision, compile_objective, switch_backends
 

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
-from trainer.data.cache import SampleCache
 from trainer.data.contract import Fields
 from trainer.data.reading import Fetched, Reader, Request
 from trainer.data.sampler import order_for
-from trainer.data.samples import Samples
+from trainer.data.samples import SampleCache, Samples
 from trainer.errors import TrainerError
 
 SAMPLE_BYTES = 1000 + 80  # one tensor of 80 bytes, and what keeping it takes

@@ -14,10 +14,9 @@ from trainer.config import Settings
 from trainer.data.contract import Data, Fields, Images, Text
 from trainer.errors import SettingsError
 from trainer.tasks import build_objective
-from trainer.tasks.classify import Classification
 from trainer.tasks.contrastive import Contrastive
-from trainer.tasks.lm import NextToken
-from trainer.tasks.mlm import MaskedTokens
+from trainer.tasks.language import MaskedTokens, NextToken
+from trainer.tasks.vision import Classification
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")

@@ -14,8 +14,7 @@ from torch.nn import functional
 from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
-from trainer.tasks.classify import Classification
-from trainer.tasks.pixels import Pixels
+from trainer.tasks.vision import Classification, Pixels
 
 
 class Tiny(nn.Module):

@@ -17,9 +17,7 @@ from torch.nn import functional
 from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
 from trainer.data.contract import Fields, Text
-from trainer.tasks.language import LanguageObjective
-from trainer.tasks.lm import NextToken
-from trainer.tasks.mlm import MaskedTokens
+from trainer.tasks.language import LanguageObjective, MaskedTokens, NextToken
 
 VOCABULARY = 20
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.telemetry.textlog import TextLog
+from trainer.telemetry.writers import TextLog
 
 
 def test_lines_have_utc_times_and_a_level(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 When a run continues from a checkpoint, those of later steps belong to a branch that is left: they get the suffix
 ``.stale`` and are deleted once the new branch has valid checkpoints as far along. Epochs and the best are outside of
 the rotation and are never deleted here.
+
+`load` reads one back, and `check_fits` says whether it suits the run that wants it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.checkpoints import best, files, hashes, names
+from trainer.checkpoints import best, files, hashes, names, sharded
+from trainer.config import Settings
+from trainer.config.problems import flag
+from trainer.config.schema import SHAPE_SETTINGS
 from trainer.errors import CheckpointError
 
 
@@ -142,3 +147,33 @@ def _everything(directory: Path) -> Iterator[Path]:
 
 def _children(directory: Path) -> list[Path]:
     return list(directory.iterdir()) if directory.is_dir() else []
+
+
+def load(path: Path) -> files.State:
+    """The content of a verified checkpoint, on the CPU, its tensors whole and read from the disk when they are used.
+
+    Those of a sharded checkpoint are in mappings that put together what is asked for. Raises CheckpointError.
+    """
+    state = files.read(path)
+    return sharded.whole_state(state, path) if "shards" in state else state
+
+
+def check_fits(state: files.State, settings: Settings, path: Path) -> None:
+    """Raises CheckpointError where a checkpoint was made with other shapes than the settings ask for.
+
+    Phases, the way of working in parallel and the number of ranks may differ.
+    """
+    made_with = state.get("config", {})
+    wanted = settings.model_dump(mode="json")
+    defaults = Settings.model_validate({"task": settings.task}).model_dump(mode="json")
+    for name in SHAPE_SETTINGS:
+        value = made_with.get(name, defaults[name])
+        if value != wanted[name]:
+            raise CheckpointError(
+                f"checkpoint {path} was made with {flag(name)} {_shown(value)}, this run has {_shown(wanted[name])};"
+                " use the same value, or --resume none"
+            )
+
+
+def _shown(value: object) -> str:
+    return str(value) if value != "" else "''"

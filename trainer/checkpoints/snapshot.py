@@ -3,16 +3,22 @@
 Copies go into host buffers that are kept and used again: filling memory that is already there costs a fraction of
 asking for it. Tensors on a GPU are copied without waiting, in the current stream's order, so before anything that is
 launched on it afterwards; `Snapshot.wait` says when they have arrived.
+
+The state of a process's random generators is here too: a resumed run draws what the uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from trainer.checkpoints.files import State
 
 
 @dataclass(frozen=True)
@@ -122,3 +128,38 @@ def _rebuilt(state: Any, taken: dict[int, Tensor]) -> Any:
     if isinstance(state, tuple):
         return tuple(_rebuilt(value, taken) for value in state)
     return state
+
+
+def seed_everything(seed: int) -> None:
+    """Sets every global random generator of this process, those of GPUs too, by a seed of 0 or more."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> State:
+    """The state of every global random generator of this process, as plain values and tensors."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state: State = {
+        "python": random.getstate(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: State, device: torch.device) -> None:
+    """Sets every generator that `state` has something for; that of a GPU only where this process has one too."""
+    random.setstate(_as_tuple(state["python"]))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _as_tuple(value: Any) -> Any:
+    """Python takes back only tuples, whatever became of them on the way."""
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value

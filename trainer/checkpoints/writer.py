@@ -132,10 +132,11 @@ class Checkpointer:
         self._saved, self._job = (step, saved.union(paths)), job
         writes = self._sharded or self._world.is_main
         if background:
+            # Before the thread begins: it may have written everything by the time this one runs again.
+            job.blocked_seconds = time.perf_counter() - began
             if writes:
                 self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint")
                 self._thread.start()
-            job.blocked_seconds = time.perf_counter() - began
             return True
         if writes:
             self._write(job)

@@ -10,10 +10,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.mapped import MappedArray
-from trainer.data.parts import Parts
+from trainer.data.disk import MappedArray, Parts, data_place, why
 from trainer.data.pixels import resize
-from trainer.data.places import data_place, why
 from trainer.errors import TrainerError
 
 SIDE = 32

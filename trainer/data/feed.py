@@ -1,20 +1,22 @@
-"""The stream of training batches of one rank, from any position of the run on."""
+"""Batches of one rank on its device: training batches from any position of the run on, and held-out ones."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Split, Transform
-from trainer.data.reading import Fetched, Reader, Request
+from trainer.data.contract import Fields, Indices, Split, Transform
+from trainer.data.reading import FeedReport, Fetched, Reader, Request, Tally
 from trainer.data.sampler import micro_start, order_for
 from trainer.data.samples import Samples
-from trainer.data.tally import FeedReport, Tally
 from trainer.data.workers import readers_for
+from trainer.errors import TrainerError
 
 
 class Feed:
@@ -88,3 +90,89 @@ class Feed:
 def on_device(fields: Fields, device: torch.device) -> Fields:
     """The copy from page-locked memory does not make the host wait."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in fields.items()}
+
+
+class HeldOut:
+    """This rank's share of the held-out samples. Use as a context manager or call `close`.
+
+    All ranks together have every sample exactly once, in the split's order, except for broken ones, which are left out.
+    With `validate_samples`, only so many are taken: evenly spread over the split where any order costs the same (it may
+    be sorted by class), else the first ones. Nothing is cached.
+    """
+
+    def __init__(
+        self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
+    ) -> None:
+        if len(split) == 0:
+            raise TrainerError("there are no held-out samples to validate on; check --data and --data-dir")
+        self.samples = min(settings.validate_samples or len(split), len(split))
+        self._split = split
+        self._transform = transform
+        self._rank = rank
+        self._ranks = ranks
+        self._device = device
+        self._max_broken = settings.max_broken_samples
+        order = Spread(self.samples, len(split) if split.blocks is None else self.samples)
+        samples = Samples(split, max_broken=self._max_broken, replace=False)
+        self._readers = readers_for(Reader(samples, order, transform), settings, device)
+        self._tally = Tally(self._max_broken)
+
+    def batches(self, batch_size: int) -> Iterator[Fields]:
+        """This rank's batches, on its device; as many on every rank, of sizes that differ by at most one on a rank.
+
+        Where there are fewer samples than ranks or batches, some batches have no samples: fields of length 0. Raises
+        TrainerError like `Feed.next`.
+        """
+        requests = shares(self.samples, self._rank, self._ranks, batch_size, self._readers.count)
+        fetched = self._readers.fetch(requests)
+        began = time.perf_counter()
+        for batch in fetched:
+            fields = on_device(batch.fields, self._device) if batch.fields else self._no_samples()
+            self._tally.add(batch, time.perf_counter() - began)
+            yield fields
+            began = time.perf_counter()
+
+    def report(self) -> FeedReport:
+        """What reading took and left out since the report before."""
+        return self._tally.report()
+
+    def close(self) -> None:
+        """Ends the reading processes."""
+        self._readers.close()
+
+    def __enter__(self) -> HeldOut:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def any_sample(self) -> Fields:
+        """A batch of one that can be read, whichever; for forward passes that must happen on all ranks alike."""
+        first = Samples(self._split, max_broken=self._max_broken).take(np.zeros(1, dtype=np.int64))
+        return on_device(self._transform(first.fields, np.zeros(1, dtype=np.int64)), self._device)
+
+    def _no_samples(self) -> Fields:
+        return {name: tensor[:0] for name, tensor in self.any_sample().items()}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`size` samples out of `total`, evenly spread, in their order."""
+
+    size: int
+    total: int
+
+    def indices(self, start: int, count: int) -> Indices:
+        """The samples at the positions start .. start + count - 1."""
+        return np.arange(start, start + count, dtype=np.int64) * self.total // self.size
+
+
+def shares(samples: int, rank: int, ranks: int, batch_size: int, readers: int) -> list[Request]:
+    """The batches of one rank: a connected share of the samples in as many parts as the largest share needs."""
+    first, last = rank * samples // ranks, (rank + 1) * samples // ranks
+    batches = -(-samples // (ranks * batch_size))
+    cuts = [first + (last - first) * number // batches for number in range(batches + 1)]
+    return [
+        Request(start, end - start, cuts[number + readers] if number + readers < batches else None)
+        for number, (start, end) in enumerate(itertools.pairwise(cuts))
+    ]

@@ -13,8 +13,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
+from trainer.data.disk import HELD_OUT_NAMES, content_of, data_place, name_hashes, why
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
-from trainer.data.places import HELD_OUT_NAMES, content_of, data_place, name_hashes, why
 from trainer.errors import TrainerError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -14,10 +14,9 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.parquet import DamagedError, Layout, Span, layout, read_rows, unreadable
-from trainer.data.parts import Parts
+from trainer.data.disk import Parts
+from trainer.data.parquet import DamagedError, Layout, RowGroups, Span, layout, read_rows, unreadable
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
-from trainer.data.rowgroups import RowGroups
 from trainer.errors import TrainerError
 
 _MAX_CLASSES = 1_000_000

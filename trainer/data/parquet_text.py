@@ -16,9 +16,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.parquet import DamagedError, Span, layout, read_rows, unreadable
-from trainer.data.parts import Parts, out_of_range, windows_in
-from trainer.data.rowgroups import RowGroups
+from trainer.data.disk import Parts, out_of_range, windows_in
+from trainer.data.parquet import DamagedError, RowGroups, Span, layout, read_rows, unreadable
 from trainer.data.text import VOCABULARY as BYTES
 from trainer.errors import TrainerError
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from trainer.config import Settings
 from trainer.data.cifar10 import cifar10
 from trainer.data.contract import Data, Images, Text
-from trainer.data.digits import digits
 from trainer.data.folder import folder
 from trainer.data.parquet_images import parquet_images
 from trainer.data.parquet_text import parquet_text
-from trainer.data.synthetic import synthetic_images, synthetic_text
 from trainer.data.text import stdlib, text
 from trainer.data.tokens import tokens
+from trainer.data.toy import digits, synthetic_images, synthetic_text
 
 _IMAGES: Mapping[str, Callable[[Settings], Images]] = {
     "auto": digits,

@@ -13,8 +13,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.parts import Parts, windows_in
-from trainer.data.places import data_place, name_hashes, why
+from trainer.data.disk import Parts, data_place, name_hashes, why, windows_in
 from trainer.errors import TrainerError
 
 VOCABULARY = 256  # the values of a byte

@@ -11,9 +11,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.mapped import MappedArray
-from trainer.data.parts import Parts, out_of_range, windows_in
-from trainer.data.places import data_place, why
+from trainer.data.disk import MappedArray, Parts, data_place, out_of_range, why, windows_in
 from trainer.errors import TrainerError
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}

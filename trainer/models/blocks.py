@@ -1,8 +1,24 @@
-"""Where a network repeats itself: the row of blocks that recomputation and sharding work on."""
+"""Where a network repeats itself: the row of blocks that recomputation and sharding work on.
+
+`apply_recompute` is activation checkpointing: backward recomputes the inside of blocks instead of keeping it in memory.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. Blocks change their class and not their place, so
+that parameters keep their names, and hooks (such as those of sharding) stay outside of what is recomputed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config.schema import Recompute
+from trainer.errors import SettingsError
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
@@ -34,3 +50,64 @@ def _is_row(module: nn.Module) -> bool:
 
 def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def apply_recompute(model: nn.Module, mode: Recompute) -> None:
+    """Makes no block, every other one or all recompute in training; can be called again with another mode.
+
+    Random numbers in the blocks (dropout) and batch statistics are those of the first pass, so gradients stay the same.
+    Raises SettingsError for a model without repeated blocks.
+    """
+    blocks = transformer_blocks(model)
+    if mode != "none" and not blocks:
+        raise SettingsError("gradient_checkpointing: the model has no row of equal blocks to recompute; set it to none")
+    for number, block in enumerate(blocks):
+        if mode != "none" and not isinstance(block, _Recomputing):
+            # All blocks, also those that will not recompute: a row of blocks stays one of a single class.
+            block.__class__ = _recomputing(type(block))
+        if isinstance(block, _Recomputing):
+            block.recompute = mode == "full" or (mode == "selective" and number % 2 == 0)
+
+
+class _Recomputing(nn.Module):
+    """In front of a block's class: forward keeps the block's inputs only, and backward calls it again."""
+
+    recompute: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner = super().forward
+        if not (self.recompute and self.training and torch.is_grad_enabled()):
+            return inner(*args, **kwargs)
+        norms = [module for module in self.modules() if isinstance(module, _BatchNorm)]
+        # A compiler sees that forward runs twice, and lets statistics change once.
+        if norms and not torch.compiler.is_compiling():
+            return checkpoint(inner, *args, use_reentrant=False, context_fn=lambda: _contexts(norms), **kwargs)
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+
+
+def _contexts(
+    norms: list[_BatchNorm],
+) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+    return contextlib.nullcontext(), _statistics_kept(norms)
+
+
+@contextlib.contextmanager
+def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Running statistics do not see the batch a second time: for the while, copies of them do."""
+    kept = [dict(norm._buffers) for norm in norms]
+    for norm in norms:
+        norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
+
+
+_classes: dict[type[nn.Module], type[_Recomputing]] = {}
+
+
+def _recomputing(kind: type[nn.Module]) -> type[_Recomputing]:
+    if kind not in _classes:
+        _classes[kind] = type(f"Recomputing{kind.__name__}", (_Recomputing, kind), {})
+    return _classes[kind]

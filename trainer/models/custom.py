@@ -17,7 +17,7 @@ from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
 from trainer.models.huggingface import FROM_DATA, check_options, fitting, known_keys, library
 from trainer.models.language import check_room
-from trainer.models.outputs import Logits
+from trainer.models.own import Logits
 
 
 def vocabulary(settings: Settings, data: Text) -> int:

@@ -14,7 +14,7 @@ from torch import nn
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.huggingface import configuration, fitting, library
-from trainer.models.outputs import Logits
+from trainer.models.own import Logits
 
 _GPT2: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12},

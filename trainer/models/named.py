@@ -12,9 +12,8 @@ from trainer.config.problems import nearest
 from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
 from trainer.models import custom, language, vision
-from trainer.models.outputs import Embedder
-from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, SmallCnn
-from trainer.models.recompute import apply_recompute
+from trainer.models.blocks import apply_recompute
+from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, SmallCnn
 from trainer.models.weights import WeightsReport, load_weights
 
 _IMAGE_NAMES = ("cnn", *vision.NAMES)

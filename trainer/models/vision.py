@@ -14,7 +14,7 @@ from torch import nn
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.huggingface import configuration, fitting, library
-from trainer.models.outputs import Logits
+from trainer.models.own import Logits
 
 _RESNETS: Mapping[str, Mapping[str, Any]] = {
     "resnet18": {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainerError
 from trainer.models.huggingface import imported, library
-from trainer.models.outputs import Embedder, Logits
+from trainer.models.own import Embedder, Logits
 
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -21,7 +21,7 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     check(settings, world)
     # Each way imports torch's parts for it, so only the chosen one is imported.
     if settings.parallel == "data_parallel":
-        from trainer.parallel.data_parallel import DataParallel
+        from trainer.parallel.plain import DataParallel
 
         return DataParallel(settings, objective, world)
     if settings.tensor_parallel > 1:

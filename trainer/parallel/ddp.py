@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.errors import RankError
-from trainer.parallel.averages import take_from_main
+from trainer.parallel.collectives import take_from_main
 from trainer.parallel.exchange import Exchange
 from trainer.parallel.plain import Plain
 from trainer.tasks.objective import Objective

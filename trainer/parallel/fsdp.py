@@ -20,8 +20,8 @@ from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.models.blocks import transformer_blocks
 from trainer.optim import build_optimizer
-from trainer.parallel import sharded
-from trainer.parallel.averages import take_from_main
+from trainer.parallel import collectives
+from trainer.parallel.collectives import take_from_main
 from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
 from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.tasks.objective import Objective
@@ -64,7 +64,7 @@ class Fsdp(Strategy):
         yield
 
     def clip(self, max_norm: float) -> Tensor:
-        return sharded.clip_gradients(self._names, limit(max_norm), self.world.device)
+        return collectives.clip_gradients(self._names, limit(max_norm), self.world.device)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -78,21 +78,25 @@ class Fsdp(Strategy):
 
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
         targets = self._live()
-        load_tensors(targets, state, share=lambda name, whole: sharded.part(whole, targets[name]))
+        load_tensors(targets, state, share=lambda name, whole: collectives.part(whole, targets[name]))
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         parameters = {name: parameter for parameter, name in self._names.items()}
         load_state_by_name(
-            self.optimizer, self._names, state, share=lambda name, whole: sharded.part(whole, parameters[name])
+            self.optimizer, self._names, state, share=lambda name, whole: collectives.part(whole, parameters[name])
         )
 
     def own_parameters(self) -> dict[str, Tensor]:
         self._free_gathered()
-        return {name: sharded.local(parameter) for parameter, name in self._names.items() if parameter.requires_grad}
+        return {
+            name: collectives.local(parameter) for parameter, name in self._names.items() if parameter.requires_grad
+        }
 
     def own_gradients(self) -> dict[str, Tensor]:
         return {
-            name: sharded.local(parameter.grad) for parameter, name in self._names.items() if parameter.grad is not None
+            name: collectives.local(parameter.grad)
+            for parameter, name in self._names.items()
+            if parameter.grad is not None
         }
 
     def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,11 +110,13 @@ class Fsdp(Strategy):
 
     def spread(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = {name: parameter for parameter, name in self._names.items()}
-        return {name: sharded.from_part(part, parameters[name]) for name, part in shares.items()}
+        return {name: collectives.from_part(part, parameters[name]) for name, part in shares.items()}
 
     def share(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = {name: parameter for parameter, name in self._names.items()}
-        return {name: sharded.local(sharded.part(whole, parameters[name])).clone() for name, whole in state.items()}
+        return {
+            name: collectives.local(collectives.part(whole, parameters[name])).clone() for name, whole in state.items()
+        }
 
     def _live(self) -> dict[str, Tensor]:
         """Parameters and buffers as they are spread."""
@@ -131,7 +137,7 @@ class Fsdp(Strategy):
         """A whole tensor on rank 0's CPU; elsewhere nothing is kept of it (collective)."""
         if not isinstance(value, Tensor):
             return value
-        gathered = sharded.whole(value)
+        gathered = collectives.whole(value)
         return gathered.cpu() if self.world.is_main else None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.parallel.averages import average, take_from_main
+from trainer.parallel.collectives import average, take_from_main
 from trainer.parallel.plain import Plain
 from trainer.parallel.strategy import OptimizerState
 from trainer.tasks.objective import Objective

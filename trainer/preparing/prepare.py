@@ -34,8 +34,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from trainer.console import show
-from trainer.errors import RankError, SettingsError, TrainerError
+from trainer.errors import RankError, SettingsError, TrainerError, show
 from trainer.preparing.documents import Document, Slice, documents_in, files_of, slices_of
 from trainer.preparing.packing import cut, packed
 from trainer.tokenizer import Encoded, Tokenizer

@@ -7,11 +7,10 @@ from torch import nn
 from trainer.config import Settings
 from trainer.data.contract import Data, Text
 from trainer.errors import SettingsError
-from trainer.tasks.classify import Classification
 from trainer.tasks.contrastive import Contrastive
-from trainer.tasks.lm import NextToken
-from trainer.tasks.mlm import MaskedTokens
+from trainer.tasks.language import MaskedTokens, NextToken
 from trainer.tasks.objective import Objective
+from trainer.tasks.vision import Classification
 from trainer.world import World
 
 

@@ -1,14 +1,52 @@
-"""What the two ways to learn from images share."""
+"""Learning from images: from their bytes to what networks take, and classification."""
 
 from __future__ import annotations
 
-from torch import nn
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from trainer.config import Settings
-from trainer.data.contract import Images
+from trainer.data.contract import Fields, Images, Indices, Transform
 from trainer.models import flops_per_sample
+from trainer.tasks import augment
+from trainer.tasks.augment import Augmentation
 from trainer.tasks.objective import Objective
-from trainer.tasks.pixels import Pixels
+
+_Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel, of values in 0..1
+
+# Of the training images. The digits stay as they are: their black is 0.
+_CIFAR10: _Constants = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_IMAGENET: _Constants = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Pixels(nn.Module):
+    """Values 0 .. 255 of images [n, channels, height, width], uint8 or fp32, to fp32: value / 255, less mean, over
+    deviation. It works on the images' device: bytes are quicker to move there."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, settings: Settings, channels: int) -> None:
+        super().__init__()
+        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in _constants(settings, channels))
+        self.register_buffer("scale", 1 / (255 * deviation), persistent=False)
+        self.register_buffer("shift", -mean / deviation, persistent=False)
+        self.memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Bytes are reordered while they are still bytes; arithmetic keeps the order.
+        return images.contiguous(memory_format=self.memory_format) * self.scale + self.shift
+
+
+def _constants(settings: Settings, channels: int) -> _Constants:
+    if settings.data in ("auto", "digits"):
+        return (0.0,) * channels, (1.0,) * channels
+    if channels != 3:
+        return (0.449,) * channels, (0.226,) * channels  # the means of ImageNet's constants
+    return _CIFAR10 if settings.data == "cifar10" else _IMAGENET
 
 
 class VisionObjective(Objective):
@@ -26,3 +64,54 @@ class VisionObjective(Objective):
             return self.views * flops_per_sample(self.model, self.shape)
         except RuntimeError:  # a person's own model that cannot do without values
             return None
+
+
+_TOP_5_FROM = 11  # classes; with fewer it says little
+
+
+class Classification(VisionObjective):
+    """Cross-entropy of logits [n, classes] and labels; label smoothing counts in training only.
+
+    Measures ``loss``, ``accuracy`` and, where there are more than ten classes, ``top5_accuracy``.
+    """
+
+    def __init__(self, settings: Settings, data: Images, model: nn.Module) -> None:
+        super().__init__(settings, data, model)
+        self._label_smoothing = settings.label_smoothing
+        self._augmentation = augment.for_training(settings, data.shape)
+        self._top_5 = len(data.classes) >= _TOP_5_FROM
+
+    def forward(self, fields: Fields) -> Tensor:
+        images = fields["image"]
+        if self._augmentation is not None and "changes" in fields:
+            images = augment.placed(images.float(), fields["changes"], self._augmentation.outside)
+        logits: Tensor = self.model(self.pixels(images))
+        return functional.cross_entropy(logits.float(), fields["label"], label_smoothing=self._label_smoothing)
+
+    @torch.no_grad()
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        logits: Tensor = self.model(self.pixels(fields["image"]))
+        labels = fields["label"]
+        sums = {
+            "loss": functional.cross_entropy(logits.float(), labels, reduction="sum"),
+            "accuracy": (logits.argmax(-1) == labels).sum(),
+            "count": torch.full_like(labels[0], len(labels)),
+        }
+        if self._top_5:
+            sums["top5_accuracy"] = (logits.topk(5).indices == labels.unsqueeze(-1)).sum()
+        return sums
+
+    def transform(self, *, training: bool) -> Transform:
+        return _WithChanges(self._augmentation if training else None)
+
+
+@dataclass(frozen=True)
+class _WithChanges:
+    """Images and labels as they are, and with augmentation what shall happen to the images."""
+
+    augmentation: Augmentation | None
+
+    def __call__(self, raw: Fields, positions: Indices) -> Fields:
+        if self.augmentation is None:
+            return raw
+        return {**raw, "changes": self.augmentation.draw(positions)}

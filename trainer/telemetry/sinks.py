@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from trainer.console import show
+from trainer.errors import show
 from trainer.telemetry.histograms import Histogram
 
 # Values are handed over in batches this often, which is what databases are good at.

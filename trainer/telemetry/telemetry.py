@@ -12,17 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from trainer.config import Settings, as_plain
-from trainer.console import show
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Verdict, verdict
-from trainer.telemetry.emit import MetricsWriter, Value
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.sinks import Feed
-from trainer.telemetry.textlog import TextLog
 from trainer.telemetry.timing import MeanTimes, StepTimes
 from trainer.telemetry.traces import Tracer, TraceSummary
 from trainer.telemetry.trackers import wanted_sinks
+from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
 
 # How a step's values are shown on the console, where they are known.

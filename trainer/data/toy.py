@@ -1,0 +1,155 @@
+"""Data that needs no files: scikit-learn's digits, and images and tokens computed from the number of a sample."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainer.config import Settings
+from trainer.data.contract import Fields, Images, Indices, Text
+from trainer.data.pixels import resize
+from trainer.errors import TrainerError
+
+
+class ImageTable:
+    """Images, uint8 [n, channels, height, width], and their classes, int64 [n], in memory."""
+
+    blocks = None
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images = images
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, indices: Indices) -> Fields:
+        chosen = torch.from_numpy(indices)
+        return {"image": self._images[chosen], "label": self._labels[chosen]}
+
+
+def digits(settings: Settings) -> Images:
+    """1797 images of 8 x 8 pixels, one channel; every fifth one is held out, whatever the seed.
+
+    The table's grey values 0 .. 16 become 0 .. 255: value v is 255 v / 16, halves rounded up. It is read from the
+    installed package without importing it: that would take most of a second on every rank.
+    """
+    package = importlib.util.find_spec("sklearn")
+    folders = (package and package.submodule_search_locations) or []
+    tables = [path for folder in folders if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file()]
+    if not tables:
+        raise TrainerError("--data digits needs the digits that come with scikit-learn: pip install scikit-learn")
+    with gzip.open(tables[0], "rt", encoding="ascii") as lines:  # 64 pixels of 0..16, then the class
+        table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.int64))
+    pixels = (table[:, :-1] * 255 + 8).div(16, rounding_mode="floor").to(torch.uint8)
+    images, labels = resize(pixels.view(-1, 1, 8, 8), settings.image_size), table[:, -1].clone()
+    held_out = torch.arange(len(labels)) % 5 == 0
+    return Images(
+        train=ImageTable(images[~held_out], labels[~held_out]),
+        held_out=ImageTable(images[held_out], labels[held_out]),
+        shape=(1, images.shape[2], images.shape[3]),
+        classes=tuple("0123456789"),
+    )
+
+
+CLASSES = 10
+_SIDE = 32
+_NOISE_BYTES = 1 << 22  # random bytes that the noise of every image is cut from
+_PATCHES = 4  # a class is a pattern of 4 x 4 patches
+_HELD_OUT = 1 << 40  # held-out samples are numbered from here
+_STRIDES = 16
+
+
+class SyntheticImages:
+    """A pattern for each class, under noise: pixel = pattern (0 .. 127) + noise (0 .. 127)."""
+
+    blocks = None
+
+    def __init__(self, samples: int, first: int, side: int) -> None:
+        random = np.random.Generator(np.random.Philox(0))
+        patches = torch.from_numpy(random.integers(0, 128, (CLASSES, 3, _PATCHES, _PATCHES), dtype=np.uint8))
+        self._patterns = torch.nn.functional.interpolate(patches, size=(side, side), mode="nearest").numpy()
+        pixels = 3 * side * side
+        self._noise = random.integers(0, 128, _NOISE_BYTES + pixels, dtype=np.uint8)
+        self._samples = samples
+        self._first = first
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, indices: Indices) -> Fields:
+        hashes = _hash(indices + self._first)
+        labels = (hashes % np.uint64(CLASSES)).astype(np.int64)
+        images = self._patterns[labels]
+        starts = ((hashes >> np.uint64(20)) % np.uint64(_NOISE_BYTES)).tolist()
+        for image, start in zip(images, starts, strict=True):
+            image += self._noise[start : start + image.size].reshape(image.shape)
+        return {"image": torch.from_numpy(images), "label": torch.from_numpy(labels)}
+
+
+class SyntheticTokens:
+    """Windows that count up: each from a start and by a stride (1 .. 16) of its own, modulo the vocabulary."""
+
+    blocks = None
+
+    def __init__(self, samples: int, first: int, context: int, vocabulary: int) -> None:
+        self._samples = samples
+        self._first = first
+        self._context = context
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, indices: Indices) -> Fields:
+        hashes = _hash(indices + self._first)
+        starts = (hashes % np.uint64(self._vocabulary)).astype(np.int64)
+        strides = (hashes >> np.uint64(40)).astype(np.int64) % _STRIDES + 1
+        counted = starts[:, None] + strides[:, None] * np.arange(self._context + 1)
+        return {"tokens": torch.from_numpy(counted % self._vocabulary)}
+
+
+def synthetic_images(settings: Settings) -> Images:
+    """--synthetic-samples images, RGB, --image-size pixels a side (32 unless given), and a tenth as many held out."""
+    side, samples = settings.image_size or _SIDE, settings.synthetic_samples
+    return Images(
+        train=SyntheticImages(samples, 0, side),
+        held_out=SyntheticImages(_held_out_samples(samples), _HELD_OUT, side),
+        shape=(3, side, side),
+        classes=tuple(map(str, range(CLASSES))),
+    )
+
+
+def synthetic_text(settings: Settings) -> Text:
+    """--synthetic-samples windows, with as many different tokens as the models have that are known for the task.
+
+    That is 50257 for lm (GPT-2), 30522 for mlm (BERT), and 256 for the model that reads bytes. A tenth as many windows
+    are held out.
+    """
+    small = settings.model in ("auto", "bytes")
+    vocabulary = 256 if small else {"lm": 50257, "mlm": 30522}[settings.task]
+    samples, context = settings.synthetic_samples, settings.context
+    return Text(
+        train=SyntheticTokens(samples, 0, context, vocabulary),
+        held_out=SyntheticTokens(_held_out_samples(samples), _HELD_OUT, context, vocabulary),
+        context=context,
+        vocabulary=vocabulary,
+    )
+
+
+def _held_out_samples(samples: int) -> int:
+    return max(2, samples // 10)
+
+
+def _hash(numbers: Indices) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64: neighbouring numbers become unrelated ones."""
+    values = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
