@@ -64,6 +64,55 @@ def _prepare(given: argparse.Namespace) -> int:
     return 0
 
 
+# --- export and sample ------------------------------------------------------------------------------------------------
+
+_WEIGHTS = ("last", "ema", "best")
+_WEIGHTS_HELP = "those of the newest checkpoint (default), the averaged ones in it, or those that measured best"
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or a checkpoint")
+    parser.add_argument("--to", choices=("hf",), required=True, help="hf: a folder that transformers loads")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: hf in the run's folder")
+    parser.add_argument("--weights", choices=_WEIGHTS, default="last", help=_WEIGHTS_HELP)
+
+
+def _export(given: argparse.Namespace) -> int:
+    from trainer.exporting import export
+
+    beside = given.run if given.run.is_dir() else given.run.parent
+    out = given.out or beside / "hf"
+    done = export(given.run, out, given.weights)
+    show(f"{out}: {type(done.network).__name__} of step {done.step}, from {done.checkpoint}")
+    return 0
+
+
+def _add_sample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder")
+    parser.add_argument("--prompt", action="append", required=True, metavar="TEXT", help="may be given several times")
+    parser.add_argument("--weights", choices=_WEIGHTS, default="last", help=_WEIGHTS_HELP)
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="the most in an answer (default: 128)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="0 (default): the most likely token each time"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="with a temperature (default: 0)")
+    parser.add_argument("--plain", action="store_true", help="continue the text, instead of answering it in a chat")
+
+
+def _sample(given: argparse.Namespace) -> int:
+    import torch
+
+    from trainer.exporting import answer, restore
+
+    if given.tokens < 1 or given.temperature < 0:
+        raise SettingsError("--tokens must be 1 or more, and --temperature 0 or more")
+    restored = restore(given.run, given.weights)
+    for prompt in given.prompt:
+        torch.manual_seed(given.seed)
+        show(answer(restored, prompt, tokens=given.tokens, temperature=given.temperature, plain=given.plain))
+    return 0
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 _ADD: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -72,7 +121,9 @@ _ADD: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
         "Turns text, JSON lines and Parquet files into token files for --data tokens. Rows with messages are"
         " conversations, of which only the assistant's words are learnt.",
     ),
+    "export": (_add_export, "Writes the weights of a run as a model of transformers, with config and tokenizer."),
+    "sample": (_add_sample, "Answers prompts with the weights of a run."),
 }
-_RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {"prepare": _prepare}
+_RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {"prepare": _prepare, "export": _export, "sample": _sample}
 
 NAMES = tuple(_ADD)

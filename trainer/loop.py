@@ -133,11 +133,14 @@ class Loop:
                 self.step_down(save_asked)
             assert total is not None
             self.stepper.unscale()
+            factor = self.stepper.weigh()
             if telemetry.wants_histograms(step):
                 telemetry.gradients(step, session.strategy.own_gradients(), session.objective.model)
             self.progress.samples += session.samples_per_step
             norm = self.stepper.update()
         summed = self.stepper.summed_loss(total) if world.device.type == "cuda" else torch.tensor(loss)
+        if factor is not None:
+            summed = summed * factor
         report = session.feed.report()
         telemetry.skipped(step, report.skipped)
         note = Note(

@@ -13,7 +13,9 @@ import torch
 from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose, load, require_writable
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings, phase_at, unfold
+from trainer.data import Text
 from trainer.errors import CheckpointError, SettingsError, TrainerError
+from trainer.exporting import describe
 from trainer.faults import Injector
 from trainer.loop import Ending, Loop
 from trainer.parallel.build import check
@@ -120,6 +122,7 @@ class Run:
             for path in checkpoints.begin(progress.step, choice.path):
                 self.telemetry.say(f"set aside {path}: this run starts before it", error=True)
             self.announce(session, number)
+            self.describe(session)
             last = number == len(self.phases) - 1
             ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
             self.step = progress.step
@@ -168,6 +171,20 @@ class Run:
         weights = session.built.weights
         if weights and weights.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(weights.fresh)}")
+
+        data, model = session.data, session.built.model
+        if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):
+            self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
+
+    def describe(self, session: Session) -> None:
+        """Leaves beside the checkpoints what else is needed to use them without the data."""
+        if not self.world.is_main:
+            return
+        tokenizer = session.data.tokenizer if isinstance(session.data, Text) else None
+        try:
+            describe(session.built.model, tokenizer, session.settings.checkpoint_dir)
+        except (OSError, TrainerError) as error:
+            self.telemetry.say(f"checkpoints cannot be exported: {error}", error=True)
 
     # --- where to start -----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Stepper:
         self._session = session
         self._faults = faults
         self._clock = clock
+        self._weight = torch.zeros(())
 
     def gradients(self, step: int, *, survive: bool) -> Tensor | None:
         """Forward and backward of a step's micro batches: the sum [] of their share of the mean loss, on the device.
@@ -31,12 +32,15 @@ class Stepper:
         """
         session, strategy = self._session, self._session.strategy
         total = torch.zeros((), device=session.world.device)
+        self._weight = torch.zeros_like(total)
         try:
             for micro in range(session.grad_accum):
                 with strategy.accumulate(last=micro == session.grad_accum - 1):
                     poison = micro == 0 and self._faults.before_step(step, session.batch_size)
                     with self._clock.data():
                         fields = session.feed.next()
+                    if session.objective.weighed:
+                        self._weight += session.objective.weight(fields) / session.grad_accum
                     with session.precision.autocast():
                         loss = strategy.loss(fields) / session.grad_accum
                     if poison:
@@ -61,6 +65,21 @@ class Stepper:
     def unscale(self) -> None:
         """Gradients as they are, without the scale that fp16 needs."""
         self._session.precision.scaler.unscale_(self._session.strategy.optimizer)
+
+    def weigh(self) -> Tensor | None:
+        """Where the objective is weighed: gradients, and the factor [] for the loss, of what counts alone (collective).
+
+        So everything that counts does so alike, in whichever micro batch and on whichever rank it is.
+        """
+        session = self._session
+        if not session.objective.weighed:
+            return None
+        weight = self.summed_loss(self._weight) / session.world.size
+        factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # nothing counts: no gradients either
+        gradients = list(session.strategy.own_gradients().values())
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+        return factor
 
     def update(self) -> Tensor:
         """Clips, steps the optimizer and what follows it; returns the norm [] before clipping, on the device."""

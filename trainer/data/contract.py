@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -38,7 +39,7 @@ class Split(Protocol):
     """Raw samples by number, in any order. Picklable, and safe to use in several processes after a fork.
 
     Images come as ``{"image": uint8 [n, channels, height, width], "label": int64 [n]}``, text as
-    ``{"tokens": int64 [n, context + 1]}``.
+    ``{"tokens": int64 [n, context + 1]}``, and marked text also ``"learn"`` and ``"begin"``, bool alike.
     """
 
     @property
@@ -74,12 +75,20 @@ class Images:
 
 @dataclass(frozen=True)
 class Text:
-    """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1."""
+    """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1.
+
+    Where they are `marked`, windows are rows of documents, and each token's mark says whether it is to be learnt and
+    whether a document begins with it. `tokenizer` is the folder of the one that made them, None where it is not known,
+    and `prompts` are held-out tokens to see what a model makes of them.
+    """
 
     train: Split
     held_out: Split
     context: int
     vocabulary: int
+    marked: bool = False
+    tokenizer: Path | None = None
+    prompts: tuple[tuple[int, ...], ...] = ()
 
 
 Data = Images | Text

@@ -5,27 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
 from trainer.data.disk import MappedArray, Parts, data_place, out_of_range, why, windows_in
-from trainer.errors import TrainerError
+from trainer.errors import SettingsError, TrainerError
+from trainer.preparing.packing import BEGIN, LEARN
+from trainer.preparing.prepare import JOURNAL, META
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
 _SCANNED = 1 << 24  # tokens looked at together
 
 
 class TokenFiles:
-    """Windows of the tokens in some files; no window reaches over the end of a file."""
+    """Windows of the tokens in some files; no window reaches over the end of a file.
+
+    With `marks`, a file of bytes for each, windows are the rows of context + 1 tokens that `trainer.preparing` wrote.
+    """
 
     blocks = None
 
-    def __init__(self, files: Sequence[MappedArray], context: int, vocabulary: int) -> None:
+    def __init__(
+        self, files: Sequence[MappedArray], context: int, vocabulary: int, marks: Sequence[MappedArray] = ()
+    ) -> None:
         self._files = tuple(files)
-        self._parts = Parts([windows_in(len(file), context) for file in files])
+        self._marks = tuple(marks)
+        self._stride = context + 1 if marks else context
+        windows = [len(file) // (context + 1) if marks else windows_in(len(file), context) for file in files]
+        self._parts = Parts(windows)
         self._context = context
         self._vocabulary = vocabulary
 
@@ -34,69 +46,107 @@ class TokenFiles:
 
     def read(self, indices: Indices) -> Fields:
         tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
+        marks = np.empty(tokens.shape if self._marks else (0, 0), dtype=np.uint8)
         for part, places, offsets in self._parts.split(indices):
             file = self._files[part]
             try:
                 array = file.array()
+                bits = self._marks[part].array() if self._marks else None
             except OSError as error:
                 raise BrokenSample(int(indices[places[0]]), str(file.path), why(error)) from error
-            for place, start in zip(places.tolist(), (offsets * self._context).tolist(), strict=True):
+            for place, start in zip(places.tolist(), (offsets * self._stride).tolist(), strict=True):
                 tokens[place] = array[start : start + self._context + 1]
+                if bits is not None:
+                    marks[place] = bits[start : start + self._context + 1]
             wrong = out_of_range(tokens[places], self._vocabulary)
             if wrong is not None:
-                where = f"{file.path}, from token {offsets[wrong] * self._context}"
+                where = f"{file.path}, from token {offsets[wrong] * self._stride}"
                 raise BrokenSample(int(indices[places[wrong]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
-        return {"tokens": torch.from_numpy(tokens)}
+        fields = {"tokens": torch.from_numpy(tokens)}
+        if self._marks:
+            fields |= {"learn": torch.from_numpy(marks & LEARN > 0), "begin": torch.from_numpy(marks & BEGIN > 0)}
+        return fields
 
 
 def tokens(settings: Settings) -> Text:
     """The files of --data-dir with train in their names, and, held out, those with val, as .bin or .npy.
 
     Numbers in .bin files are uint16 unless meta.json says otherwise: ``{"dtype": "uint32", "vocabulary": 128256}``.
-    Without a vocabulary there, all files are read once to find their largest token.
+    Without a vocabulary there, all files are read once to find their largest token. Where it has a ``row``, the files
+    were written by `trainer.preparing`.
     """
     folder = data_place(settings, "train.bin and val.bin (or .npy)")
-    dtype, vocabulary = _meta(folder / "meta.json")
-    train, held_out = _files(folder, "train", dtype), _files(folder, "val", dtype)
+    if (folder / JOURNAL).is_file() and not (folder / META).is_file():
+        raise TrainerError(f"{folder} is not finished; run python -m trainer prepare with it again")
+    meta = _meta(folder / META)
+    if meta.row is not None and meta.row != settings.context + 1:
+        raise SettingsError(f"{folder} was prepared for --context {meta.row - 1}, not {settings.context}")
+    train, held_out = _files(folder, "train", meta.dtype), _files(folder, "val", meta.dtype)
     for name, files in (("train", train), ("val", held_out)):
         if not any(windows_in(len(file), settings.context) for file in files):
             longest = max(len(file) for file in files)
             raise TrainerError(
                 f"{folder}: the longest *{name}* file has {longest} tokens, too few for --context {settings.context}"
             )
+    vocabulary = meta.vocabulary
     if vocabulary is None:
         vocabulary = 1 + max(_largest(file) for file in (*train, *held_out))
+    splits = [
+        TokenFiles(files, settings.context, vocabulary, [] if meta.row is None else _marks(files))
+        for files in (train, held_out)
+    ]
     return Text(
-        train=TokenFiles(train, settings.context, vocabulary),
-        held_out=TokenFiles(held_out, settings.context, vocabulary),
+        train=splits[0],
+        held_out=splits[1],
         context=settings.context,
         vocabulary=vocabulary,
+        marked=meta.row is not None,
+        tokenizer=None if meta.tokenizer is None else folder / meta.tokenizer,
+        prompts=meta.prompts,
     )
 
 
-def _meta(path: Path) -> tuple[str, int | None]:
-    """The type of the numbers in raw files, and the size of the vocabulary where it is known."""
+class _Meta(BaseModel):
+    """What meta.json may say; other keys are for people."""
+
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
+    vocabulary: int | None = Field(default=None, ge=1, strict=True)
+    row: int | None = Field(default=None, ge=2)
+    tokenizer: str | None = Field(default=None, pattern=r"^[\w-]+$")
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+
+def _meta(path: Path) -> _Meta:
     if not path.is_file():
-        return _DTYPES["uint16"], None
+        return _Meta()
     try:
-        meta = json.loads(path.read_bytes())
-        dtype, vocabulary = _DTYPES[meta.get("dtype", "uint16")], meta.get("vocabulary")
-        if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
-            raise ValueError(vocabulary)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _Meta.model_validate(json.loads(path.read_bytes()))
+    except ValueError as error:
         expected = f'{{"dtype": one of {", ".join(_DTYPES)}, "vocabulary": a whole number}}'
-        raise TrainerError(f"{path} is not {expected}: {type(error).__name__} {error}") from error
-    return dtype, vocabulary
+        raise TrainerError(f"{path} is not {expected}: {' '.join(str(error).split())[:200]}") from error
 
 
-def _files(folder: Path, name: str, dtype: str) -> list[MappedArray]:
+def _marks(files: Sequence[MappedArray]) -> list[MappedArray]:
+    marks = []
+    for file in files:
+        path = file.path.with_suffix(".marks")
+        try:
+            marks.append(MappedArray(path, "u1"))
+        except (OSError, ValueError) as error:
+            raise TrainerError(f"{path} cannot be used: {error}; prepare the tokens again") from error
+        if len(marks[-1]) != len(file):
+            raise TrainerError(f"{path} has {len(marks[-1])} marks for {len(file)} tokens; prepare the tokens again")
+    return marks
+
+
+def _files(folder: Path, name: str, kind: str) -> list[MappedArray]:
     paths = sorted(path for suffix in ("bin", "npy") for path in folder.glob(f"*{name}*.{suffix}"))
     if not paths:
         raise TrainerError(f"no {name}.bin or {name}.npy in {folder}; write the tokens there as uint16")
     files = []
     for path in paths:
         try:
-            files.append(MappedArray(path, dtype))
+            files.append(MappedArray(path, _DTYPES[kind]))
         except (OSError, ValueError, EOFError) as error:
             raise TrainerError(f"{path} cannot be used: {error}") from error
     return files

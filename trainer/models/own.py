@@ -8,6 +8,7 @@ depends on its samples only.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ class BlockStack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """`others` go to every block."""
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *others)
         return x
 
 
@@ -88,11 +90,12 @@ class TransformerBlock(nn.Module):
         self.contract = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is that of `same_document`; without one, all tokens are of one document."""
         batch, time, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, HEAD_SIZE)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
         inner = self.contract(functional.gelu(self.expand(self.mlp_norm(x))))
         out: Tensor = x + self.dropout(inner)
@@ -100,7 +103,12 @@ class TransformerBlock(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """Tokens [batch, time], time up to `context`, to logits [batch, time, vocabulary] of each next token."""
+    """Tokens [batch, time], time up to `context`, to logits [batch, time, vocabulary] of each next token.
+
+    With positions in documents, of the same shape as the tokens, attention stays within a document.
+    """
+
+    keeps_documents = True
 
     def __init__(self, vocabulary: int, context: int, *, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -111,10 +119,22 @@ class ByteTransformer(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(_small_weights)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places))))
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+        masks = () if positions is None else (same_document(positions),)
+        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places), *masks)))
         return logits
+
+
+def same_document(positions: Tensor) -> Tensor:
+    """What each token may look at, bool [batch, 1, time, time]: itself and those before it in its document.
+
+    From positions [batch, time] that begin at 0 in every document. For scaled_dot_product_attention, which with such a
+    mask computes without torch's flash kernel.
+    """
+    document = (positions == 0).cumsum(dim=1)
+    same = document.unsqueeze(2) == document.unsqueeze(1)
+    return same.tril().unsqueeze(1)
 
 
 def _small_weights(module: nn.Module) -> None:
@@ -123,14 +143,20 @@ def _small_weights(module: nn.Module) -> None:
 
 
 class Logits(nn.Module):
-    """Whatever `inner` answers to one tensor, reduced to a tensor: a Hugging Face output to its logits."""
+    """Whatever `inner` answers to one tensor, reduced to a tensor: a Hugging Face output to its logits.
+
+    `keeps_documents` is whether `inner` can be given positions in documents, and then looks at no other document.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.keeps_documents = {"position_ids", "attention_mask"} <= inspect.signature(inner.forward).parameters.keys()
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return _only_tensor(self.inner(inputs))
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is None or not self.keeps_documents:
+            return _only_tensor(self.inner(inputs))
+        return _only_tensor(self.inner(inputs, attention_mask=same_document(positions), position_ids=positions))
 
 
 class Embedder(nn.Module):

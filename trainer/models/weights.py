@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, folder: Path) -> WeightsReport:
     be longer than the model's, and vocabularies may differ by their padding. Raises TrainerError, with the model
     unchanged, where anything else is missing, unexpected or of another shape, and where no safetensors file is.
     """
-    network, prefix = _network(model)
+    network, prefix = network_of(model)
     files = _files(folder)
     if hasattr(network, "base_model_prefix"):
         base = f"{network.base_model_prefix}."
@@ -82,7 +82,7 @@ def _beside(base: str, name: str) -> bool:
     return not name.startswith(base) or name.startswith(f"{base}pooler.")
 
 
-def _network(model: nn.Module) -> tuple[nn.Module, str]:
+def network_of(model: nn.Module) -> tuple[nn.Module, str]:
     """The network that files know, and the prefix of its names in the model."""
     prefix = ""
     if isinstance(model, Embedder):

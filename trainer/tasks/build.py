@@ -23,6 +23,8 @@ def build_objective(settings: Settings, data: Data, model: nn.Module, world: Wor
         if settings.task == "lm":
             return NextToken(data, model)
         if settings.task == "mlm":
+            if data.marked:
+                raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
             return MaskedTokens(settings, data, model)
         raise SettingsError(_wrong_kind(settings, "images", "text"))
     if settings.task == "classify":

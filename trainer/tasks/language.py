@@ -42,30 +42,63 @@ class LanguageObjective(Objective):
         return None if per_token is None else per_token * self.context
 
 
+_NOT_LEARNT = -100  # as a target
+
+
 class NextToken(LanguageObjective):
     """Cross-entropy of logits [n, context, at least vocabulary] and the tokens that follow; measures ``loss`` and
-    ``perplexity``."""
+    ``perplexity``.
+
+    Where the text is marked, only what is to be learnt counts, each token as much as any other of the step, and the
+    model is given each token's position in its document, so that attention stays within it.
+    """
+
+    def __init__(self, data: Text, model: nn.Module) -> None:
+        super().__init__(data, model)
+        self.weighed = data.marked
 
     def forward(self, fields: Fields) -> Tensor:
+        if self.weighed:
+            return self._summed(fields) / fields["targets"].numel()
         logits: Tensor = self.model(fields["inputs"])
         # In fp32 whatever the model computes in. Where it is fp32 already, nothing is copied; under autocast,
         # cross_entropy would make this copy itself; compiled, no copy is ever stored.
         return functional.cross_entropy(logits.flatten(0, 1).float(), fields["targets"].flatten())
 
+    def _summed(self, fields: Fields) -> Tensor:
+        logits: Tensor = self.model(fields["inputs"], fields["positions"])
+        return functional.cross_entropy(
+            logits.flatten(0, 1).float(), fields["targets"].flatten(), ignore_index=_NOT_LEARNT, reduction="sum"
+        )
+
+    def weight(self, fields: Fields) -> Tensor:
+        return (fields["targets"] != _NOT_LEARNT).float().mean()
+
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
+        if self.weighed:
+            return {"loss": self._summed(fields), "count": (fields["targets"] != _NOT_LEARNT).sum()}
         samples = len(fields["inputs"])
         loss = self.forward(fields)
         return {"loss": loss * samples, "count": torch.full_like(loss, samples)}
 
     def transform(self, *, training: bool) -> Transform:
-        return _shifted
+        return _marked if self.weighed else _shifted
 
 
 def _shifted(raw: Fields, positions: Indices) -> Fields:
     """Tokens [n, context + 1] to inputs and targets [n, context]: each input's target is the token after it."""
     tokens = raw["tokens"]
     return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+
+
+def _marked(raw: Fields, positions: Indices) -> Fields:
+    """The same, with targets that are not to be learnt taken out, and each input's position in its document."""
+    fields = _shifted(raw, positions)
+    targets = fields["targets"].masked_fill(~raw["learn"][:, 1:], _NOT_LEARNT)
+    places = torch.arange(fields["inputs"].shape[1])
+    begins = torch.where(raw["begin"][:, :-1], places, 0).cummax(dim=1).values
+    return {"inputs": fields["inputs"], "targets": targets, "positions": places - begins}
 
 
 class MaskedTokens(LanguageObjective):

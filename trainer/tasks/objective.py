@@ -21,12 +21,20 @@ class Objective(nn.Module):
     # Whether forward itself talks to other ranks, as contrastive learning does: then it ends on no rank without all.
     exchanges = False
 
+    # Whether the parts of a sample that count differ in number: then forward's loss takes what does not count as zero,
+    # and a step's loss and gradients are divided by the mean `weight` of all its micro batches, on all ranks.
+    weighed = False
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     @abstractmethod
     def forward(self, fields: Fields) -> Tensor: ...
+
+    def weight(self, fields: Fields) -> Tensor:
+        """The share [] of the batch that counts, where the objective is `weighed`."""
+        raise NotImplementedError
 
     @abstractmethod
     def measure(self, fields: Fields) -> dict[str, Tensor]:

@@ -1,0 +1,197 @@
+"""Rows of documents: what is learnt of them, and that no document is looked at from another."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.trainer.instructions import CHATS, write_tokenizer
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import settings, step_lines, train_on
+from trainer.__main__ import main
+from trainer.checkpoints import load
+from trainer.data import load_data
+from trainer.data.sampler import order_for
+from trainer.errors import SettingsError, TrainerError
+from trainer.models import build_model
+from trainer.preparing import Plan, prepare
+from trainer.tasks import build_objective
+from trainer.tasks.language import LanguageObjective
+from trainer.world import World
+
+CONTEXT = 64
+LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "bytes": {},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "smollm-135m": LLAMA | {"num_key_value_heads": 1},
+}
+ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's conversations as token files."""
+    place = tmp_path_factory.mktemp("chats")
+    prepare(Plan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
+    return place / "out"
+
+
+def flags(tokens: Path, model: str) -> list[str]:
+    words = [
+        "--task",
+        "lm",
+        "--data",
+        "tokens",
+        "--data-dir",
+        str(tokens),
+        "--context",
+        str(CONTEXT),
+        "--device",
+        "cpu",
+    ]
+    words += ["--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
+    return words
+
+
+def objective(tokens: Path, model: str = "bytes") -> LanguageObjective:
+    chosen = settings(*flags(tokens, model))
+    torch.manual_seed(0)
+    data = load_data(chosen)
+    built = build_objective(chosen, data, build_model(chosen, data), ALONE)
+    assert isinstance(built, LanguageObjective)
+    return built
+
+
+def batch(tokens: Path, first: int, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Rows as they are in the files, and as the task takes them."""
+    data = load_data(settings(*flags(tokens, "bytes")))
+    indices = torch.arange(first, first + count).numpy()
+    raw = data.train.read(indices)
+    return raw, objective(tokens).transform(training=True)(raw, indices)
+
+
+def documents(raw: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each document alone: its tokens and which of them are learnt."""
+    found = []
+    for row, learn, begin in zip(raw["tokens"], raw["learn"], raw["begin"], strict=True):
+        cuts = [*begin.nonzero().flatten().tolist(), len(row)]
+        assert cuts[0] == 0
+        found += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
+    return found
+
+
+def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """The summed loss of the tokens that are learnt, from each document without any other; and their number."""
+    total, count = torch.zeros(()), 0
+    for tokens, learn in documents(raw):
+        logits = task.model(tokens[None, :-1])[0]
+        total = total + functional.cross_entropy(logits[learn[1:]], tokens[1:][learn[1:]], reduction="sum")
+        count += int(learn[1:].sum())
+    return total, count
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens: Path, model: str) -> None:
+    task = objective(tokens, model)
+    raw, fields = batch(tokens, 0, 6)
+    assert len(documents(raw)) > 9 and raw["learn"].any() and not raw["learn"].all()
+    expected, count = alone(task, raw)
+    assert float(task.weight(fields)) == pytest.approx(count / fields["targets"].numel())
+    assert float((task(fields) / task.weight(fields)).detach()) == pytest.approx(
+        float(expected.detach() / count), rel=1e-6
+    )
+    measured = {name: float(value) for name, value in task.measure(fields).items()}
+    assert measured["count"] == count and task.summary(measured)["loss"] == pytest.approx(
+        float(expected.detach() / count)
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_token_is_seen_from_another_document(tokens: Path, model: str) -> None:
+    task = objective(tokens, model).eval()
+    raw, fields = batch(tokens, 0, 4)
+    before = task.model(fields["inputs"], fields["positions"])
+    begin = raw["begin"][:, :-1].clone()
+    row = int(begin.sum(1).argmax())
+    start, end, *_ = begin[row].nonzero().flatten().tolist()
+    changed = fields["inputs"].clone()
+    changed[row, start:end] = (changed[row, start:end] + 7) % 256
+    after = task.model(changed, fields["positions"])
+    assert torch.equal(before[row, end:], after[row, end:])
+    assert not torch.equal(before[row, start:end], after[row, start:end])
+    # Without positions it would be seen.
+    assert not torch.equal(task.model(fields["inputs"])[row, end:], task.model(changed)[row, end:])
+
+
+STEP = {"steps": 1, "optimizer": "sgd", "momentum": 0, "weight-decay": 0, "lr": 0.5, "warmup-steps": 0}
+STEP |= {"schedule": "constant", "grad-clip": 0, "validate-samples": 2, "grad-accum": 2, "seed": 3}
+
+
+def test_a_step_counts_every_token_alike_in_whichever_micro_batch_and_on_whichever_rank(
+    tokens: Path, tmp_path: Path, two_ranks: Ranks
+) -> None:
+    words = [*flags(tokens, "smollm-135m"), *(f"--{name}={value}" for name, value in STEP.items())]
+    assert main(["--output-dir", str(tmp_path / "one"), *words, "--batch-size", "2"]) == 0
+    one = load(tmp_path / "one" / "checkpoints" / "step_00000001.pt")
+
+    # By hand: the samples that the run took.
+
+    chosen = settings(*words)
+    data = load_data(chosen)
+    torch.manual_seed(3)
+    task = build_objective(chosen, data, build_model(chosen, data), ALONE)
+    assert isinstance(task, LanguageObjective)
+    raw = data.train.read(order_for(data.train, 3).indices(0, 4))
+    counts = [int(raw["learn"][part, 1:].sum()) for part in (slice(0, 2), slice(2, 4))]
+    assert counts[0] != counts[1], "the micro batches must differ for this to show anything"
+    total, count = alone(task, raw)
+    (total / count).backward()
+    for name, parameter in task.model.named_parameters():
+        assert parameter.grad is not None
+        moved = parameter.detach() - 0.5 * parameter.grad
+        assert torch.allclose(one["model"][name], moved, atol=2e-6), name
+    (line,) = step_lines(tmp_path / "one")
+    assert line["loss"] == pytest.approx(float(total.detach() / count), rel=1e-5)
+    norm = torch.stack([p.grad.norm() for p in task.model.parameters() if p.grad is not None]).norm()
+    assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+    two_ranks.run(train_on, tmp_path / "two", *words, "--batch-size", "1")
+    two = load(tmp_path / "two" / "checkpoints" / "step_00000001.pt")
+    assert all(torch.allclose(two["model"][name], tensor, atol=2e-6) for name, tensor in one["model"].items())
+    assert step_lines(tmp_path / "two")[0]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_for_the_context_and_the_task_that_they_were_prepared_for(tokens: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="prepared for --context 64, not 32"):
+        load_data(settings(*flags(tokens, "bytes"), "--context", "32"))
+    chosen = settings("--task", "mlm", "--data", "tokens", "--data-dir", str(tokens), "--context", str(CONTEXT))
+    data = load_data(chosen)
+    with pytest.raises(SettingsError, match="for --task lm, not mlm"):
+        build_objective(chosen, data, torch.nn.Identity(), ALONE)
+
+
+def test_what_prepare_has_not_finished_is_refused(tokens: Path, tmp_path: Path) -> None:
+    for path in tokens.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    cut = tmp_path / "train-00000.marks"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(TrainerError, match=r"train-00000\.marks has \d+ marks for \d+ tokens"):
+        load_data(settings(*flags(tmp_path, "bytes")))
+    cut.unlink()
+    with pytest.raises(TrainerError, match=r"train-00000\.marks cannot be used"):
+        load_data(settings(*flags(tmp_path, "bytes")))
+    (tmp_path / "meta.json").unlink()
+    with pytest.raises(TrainerError, match="is not finished; run python -m trainer prepare"):
+        load_data(settings(*flags(tmp_path, "bytes")))
