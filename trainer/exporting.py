@@ -118,6 +118,7 @@ def export(place: Path, out: Path, weights: Weights = "last") -> Restored:
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
         raise SettingsError(f"{out} is there and is no earlier export; name another folder with --out")
     restored = restore(place, weights)
+    library().utils.logging.disable_progress_bar()
     try:
         with _replaced(out) as folder:
             restored.network.save_pretrained(folder)

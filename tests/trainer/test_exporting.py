@@ -1,0 +1,174 @@
+"""A run's weights as a folder of transformers: the same logits, and answers by its own tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.instructions import CHATS, write_tokenizer
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import ROOT, settings, train_on
+from tests.trainer.test_tasks_marked import LLAMA
+from trainer.__main__ import main
+from trainer.checkpoints import load
+from trainer.data import load_data
+from trainer.models import build_model
+from trainer.preparing import Plan, prepare
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("chats")
+    prepare(Plan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
+    return place / "out"
+
+
+def flags(tokens: Path, **changes: Any) -> list[str]:
+    given = {"task": "lm", "data": "tokens", "data_dir": tokens, "context": CONTEXT, "device": "cpu", "steps": 4}
+    given |= {"model": "smollm-135m", "model_options": json.dumps(LLAMA | {"num_key_value_heads": 1})}
+    given |= {"validate_samples": 4, "validate_every": 2, "checkpoint_every": 2, "lr": 0.01} | changes
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+
+
+@pytest.fixture(scope="module")
+def finished(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with averaged weights and a best checkpoint, which is not the last."""
+    place = tmp_path_factory.mktemp("run")
+    best = {"best_checkpoint": "true", "best_metric": "val/perplexity", "ema": 0.9}
+    assert main(["--output-dir", str(place), *flags(tokens, **best)]) == 0
+    return place
+
+
+def expected_logits(state: dict[str, Any], tokens: Path, inputs: torch.Tensor, *, averaged: bool) -> torch.Tensor:
+    """What the trainer's own network makes of the weights in a checkpoint."""
+    chosen = settings(*flags(tokens))
+    model = build_model(chosen, load_data(chosen)).eval()
+    model.load_state_dict(state["model"])
+    if averaged:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(state["ema"][name])
+    with torch.no_grad():
+        logits: torch.Tensor = model(inputs)
+    return logits
+
+
+READ = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, inputs = sys.argv[1], torch.load(sys.argv[2])
+model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+with torch.no_grad():
+    torch.save(model(inputs).logits, sys.argv[3])
+asked = tokenizer.apply_chat_template([{"role": "user", "content": "Count from 2."}], add_generation_prompt=True)
+assert "trainer" not in sys.modules
+print(model.generation_config.eos_token_id, tokenizer.decode(asked["input_ids"]))
+"""
+
+
+@pytest.mark.parametrize("weights", ["last", "ema", "best"])
+def test_transformers_reads_the_same_logits_from_an_export(
+    weights: str, finished: Path, tokens: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    assert main(["export", str(finished), "--to", "hf", "--out", str(out), "--weights", weights]) == 0
+    inputs = torch.randint(0, 384, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    torch.save(inputs, tmp_path / "inputs.pt")
+    command = [sys.executable, "-c", READ, str(out), str(tmp_path / "inputs.pt"), str(tmp_path / "logits.pt")]
+    read = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr
+    assert "[0, 2] <|im_start|>user\nCount from 2.<|im_end|>\n<|im_start|>assistant" in read.stdout
+    checkpoint = finished / "checkpoints" / ("best_model.pt" if weights == "best" else "step_00000004.pt")
+    state = load(checkpoint)
+    assert torch.equal(
+        torch.load(tmp_path / "logits.pt"), expected_logits(state, tokens, inputs, averaged=weights != "last")
+    )
+    last = expected_logits(state, tokens, inputs, averaged=False)
+    averaged = expected_logits(state, tokens, inputs, averaged=True)
+    assert not torch.equal(last, averaged), "all weights are the same, so this shows nothing"
+
+
+def test_what_ranks_wrote_in_parts_is_exported_whole(tokens: Path, tmp_path: Path, two_ranks: Ranks) -> None:
+    words = flags(tokens, parallel="fsdp", sharded_checkpoints="true", ema=0.5)
+    two_ranks.run(train_on, tmp_path / "run", *words)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_00000004.pt"
+    assert main(["export", str(checkpoint), "--to", "hf", "--out", str(tmp_path / "hf"), "--weights", "ema"]) == 0
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
+    state = load(checkpoint)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, state["ema"][f"inner.{name}"]), name
+
+
+def test_an_export_is_replaced_and_nothing_else_is(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", str(finished), "--to", "hf", "--out", str(tmp_path / "hf")]
+    assert main(command) == 0
+    first = (tmp_path / "hf" / "model.safetensors").read_bytes()
+    (tmp_path / "hf" / "left over").touch()
+    assert main(command) == 0
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == first
+    assert not (tmp_path / "hf" / "left over").exists()
+    assert not list(tmp_path.glob(".hf*"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    assert main([*command[:-1], str(tmp_path / "mine")]) == 2
+    assert (tmp_path / "mine" / "thesis.txt").exists() and "no earlier export" in capfd.readouterr().err
+
+
+def test_a_checkpoint_answers_prompts(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint = finished / "checkpoints" / "step_00000004.pt"
+    asked = ["sample", str(checkpoint), "--prompt", "Count from 2.", "--tokens", "8"]
+    assert main([*asked, "--prompt", "Go on."]) == 0
+    answers = capfd.readouterr().out
+    assert main(["sample", str(finished), *asked[2:], "--prompt", "Go on."]) == 0
+    assert capfd.readouterr().out == answers
+    warm = [*asked, "--temperature", "1.5", "--plain"]
+    drawn = []
+    for seed in ("1", "1", "2"):
+        assert main([*warm, "--seed", seed]) == 0
+        drawn.append(capfd.readouterr().out)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert main([*asked[:2], "--prompt", "word " * 90]) == 2
+    assert "the model sees 64 at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "says"),
+    [
+        ({"model": "bytes", "model_options": "", "width": 32}, "last", "only models of transformers can be used"),
+        ({}, "ema", "has no averaged weights"),
+        ({}, "best", "has no best checkpoint"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    changes: dict[str, Any], weights: str, says: str, tokens: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output-dir", str(tmp_path), *flags(tokens, steps=1, **changes)]) == 0
+    capfd.readouterr()
+    assert main(["export", str(tmp_path), "--to", "hf", "--weights", weights]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert says in line and not (tmp_path / "hf").exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step_00000004.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert main(["export", str(tmp_path / "run"), "--to", "hf"]) == 0
+    shown = capfd.readouterr()
+    assert "trying the one before" in shown.err and "step 2" in shown.out
+    assert main(["export", str(newest), "--to", "hf", "--out", str(tmp_path / "no")]) == 1
+    assert main(["export", str(ROOT / "docs"), "--to", "hf", "--out", str(tmp_path / "no")]) == 1
