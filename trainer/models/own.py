@@ -95,7 +95,7 @@ class TransformerBlock(nn.Module):
         batch, time, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, HEAD_SIZE)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
         x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
         inner = self.contract(functional.gelu(self.expand(self.mlp_norm(x))))
         out: Tensor = x + self.dropout(inner)
