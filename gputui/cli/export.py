@@ -11,7 +11,7 @@ import click
 
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 from gputui.profiles.nearest import nearest
-from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format, is_uri
 from gputui.runs.states import RunState
 from gputui.store import metric_queries
 

@@ -19,7 +19,7 @@ from gputui.profiles.devices import SelectionError, parse_selection, request_gpu
 from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply
 from gputui.profiles.schema import Metrics, ProfileForm
-from gputui.reports.export.kinds import FORMATS, is_format, is_uri
+from gputui.reports.export.formats import FORMATS, is_format, is_uri
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputui.profiles.nearest import nearest
-from gputui.reports.export.kinds import FORMATS, is_format, is_uri, missing_package
+from gputui.reports.export.formats import FORMATS, is_format, is_uri, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.places import sink_target
 from gputui.runs.spec import RunSpec

@@ -17,7 +17,7 @@ from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
 from gputui.recovery.policies import POLICIES
-from gputui.reports.export.kinds import FORMATS
+from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
 

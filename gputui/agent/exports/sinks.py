@@ -15,7 +15,7 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
-from gputui.reports.export.kinds import Format, is_format
+from gputui.reports.export.formats import Format, is_format
 from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.places import sink_target

@@ -17,7 +17,7 @@ from typing import cast
 from gputui.config import Workspace
 from gputui.redaction import redact_text
 from gputui.reports.export.following import Follower, Target
-from gputui.reports.export.kinds import FORMATS, Format
+from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.making import absolute_target
 from gputui.reports.export.memory import FollowedElsewhereError

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format, is_uri
 from gputui.reports.export.making import make_sink, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from gputui.reports.export.kinds import Format, missing_package
+from gputui.reports.export.formats import Format, missing_package
 from gputui.reports.export.sink import ExportError, Sink
 from gputui.reports.export.subject import Subject
 

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from gputui.reports.export.kinds import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format, is_uri
 from gputui.reports.export.line_file import LineFile, cannot_write
 from gputui.reports.export.making import key_of, make_sink
 from gputui.reports.export.sink import ExportError, Sink

@@ -21,7 +21,7 @@ from gputui.agent.lifecycle import rebuild
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.reports.export.following import Follower, Target
-from gputui.reports.export.kinds import Format
+from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec

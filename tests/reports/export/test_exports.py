@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from gputui.cli.main import command
 from gputui.config import Workspace
 from gputui.reports.export.following import Follower, Target
-from gputui.reports.export.kinds import Format
+from gputui.reports.export.formats import Format
 from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.making import key_of, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered

@@ -17,7 +17,7 @@ from gputui.config import Workspace
 from gputui.reports.export import following
 from gputui.reports.export.csv_sink import CsvSink
 from gputui.reports.export.following import Follower, Target
-from gputui.reports.export.kinds import Format
+from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
 from gputui.reports.export.sink import About, ExportError
 from gputui.store.export_queries import Progress
