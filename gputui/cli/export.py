@@ -11,16 +11,13 @@ import click
 
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 from gputui.profiles.nearest import nearest
-from gputui.reports.export.formats import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format
 from gputui.runs.states import RunState
 from gputui.store import metric_queries
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target
     from gputui.store.views import RunView
-
-# Their unit is the step; files have lines.
-_TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 @click.command("export")
@@ -50,13 +47,13 @@ def command(
             written = _once(connection, view, names, name, where, force)
     if follow:
         written = _follow(session, view, names, name, where)
-    noun = ("step" if name in _TRACKERS else "line") + ("" if written == 1 else "s")
+    noun = FORMATS[name].unit + ("" if written == 1 else "s")
     say(f"{written} {noun} of {view.run_id} in {_shown(where)}")
 
 
 def _usual_place(name: Format, run_id: str) -> str:
-    if is_uri(name):
-        return "sqlite:///mlflow.db"
+    if FORMATS[name].is_address:
+        return f"sqlite:///{name}.db"
     return f"{run_id}-{name}" if FORMATS[name].is_folder else f"{run_id}.{name}"
 
 
@@ -89,7 +86,7 @@ def _once(
     try:
         return export(connection, read_subject(connection, view.run_id, names), name, target, replace=force)
     except TargetTakenError as error:
-        fail(f"{error}; --force {'writes it once more' if is_uri(name) else 'replaces it'}", EXIT_REFUSED)
+        fail(f"{error}; --force {'writes it once more' if FORMATS[name].is_address else 'replaces it'}", EXIT_REFUSED)
     except ExportError as error:
         fail(str(error), EXIT_REFUSED)
 

@@ -19,7 +19,7 @@ from gputui.profiles.devices import SelectionError, parse_selection, request_gpu
 from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply
 from gputui.profiles.schema import Metrics, ProfileForm
-from gputui.reports.export.formats import FORMATS, is_format, is_uri
+from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
@@ -218,9 +218,11 @@ def _checkpoints(form: ProfileForm, workdir: str, params: Mapping[str, Scalar]) 
 def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], environ: Mapping[str, str]) -> dict[str, str]:
     sinks: dict[str, str] = {}
     for name, given in form.sinks.items():
-        target = given or (FORMATS[name].place if is_format(name) else None)
+        facts = FORMATS[name] if is_format(name) else None
+        target = given or (None if facts is None else facts.place)
         if target is not None:
-            sinks[name] = target if is_uri(name) else _rooted(workdir, _home(target, environ), params)
+            is_address = facts is not None and facts.is_address
+            sinks[name] = target if is_address else _rooted(workdir, _home(target, environ), params)
     return sinks
 
 

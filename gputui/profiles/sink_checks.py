@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputui.profiles.nearest import nearest
-from gputui.reports.export.formats import FORMATS, is_format, is_uri, missing_package
+from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.places import sink_target
 from gputui.runs.spec import RunSpec
@@ -32,10 +32,10 @@ def sink_problems(sinks: object) -> Iterator[tuple[Place, str, str | None]]:
             if FORMATS[name].place is None:
                 yield place, f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…", None
         elif not isinstance(target, str) or not target or "\0" in target:
-            yield place, f"expected {'an address' if is_uri(name) else 'a path'} as text", None
-        elif is_uri(name):
+            yield place, f"expected {'an address' if FORMATS[name].is_address else 'a path'} as text", None
+        elif FORMATS[name].is_address:
             if "://" not in target:
-                yield place, "expected an address such as sqlite:////path/mlflow.db or http://127.0.0.1:5000", None
+                yield place, f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000", None
             elif target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
                 yield place, "the path of the database is relative; sqlite: takes four slashes before a full path", None
         elif not any(mark in target for mark in _UNIQUE):
@@ -63,7 +63,7 @@ def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
         missing = missing_package(name, template)
         if missing is not None:
             return CheckResult("sinks", "fail", f"{name}: {missing}", f"install it, or take {name} out of sinks")
-        if is_uri(name):
+        if is_format(name) and FORMATS[name].is_address:
             continue
         # The run's own folder is made with the run.
         target = Path(sink_target(template, spec.params, run_id="RUN", run_dir=str(state)))

@@ -31,8 +31,6 @@ WELL, FAILED, ELSEWHERE = 0, 3, 5
 # Of 1000: when memory runs out, this goes before any training.
 _FIRST_TO_GO = b"800"
 _NICE = 10
-# What the profile says for its script about reaching the tracking server.
-_PASSED_ON = "MLFLOW_"
 
 
 def main() -> int:
@@ -62,8 +60,10 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         template = spec.sinks.get(name)
         if template is None:
             return FAILED, f"the run's profile has no sink {name}"
-        given = {**(spec.shell.environment if spec.shell is not None else {}), **spec.env}
-        os.environ.update({key: value for key, value in given.items() if key.startswith(_PASSED_ON)})
+        if prefix := FORMATS[name].environment:
+            # What the profile says for its script about reaching the tracking server.
+            given = {**(spec.shell.environment if spec.shell is not None else {}), **spec.env}
+            os.environ.update({key: value for key, value in given.items() if key.startswith(prefix)})
         target = sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir))
         target = shown = absolute_target(name, target, Path("/"))
         followed = Target(run_id, run_dir, name, target)

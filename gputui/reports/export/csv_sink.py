@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.sink import About, Begun, ExportError, Position
+from gputui.reports.export.sink import Begun, ExportError, Position
+from gputui.reports.export.subject import Subject
 from gputui.store.export_queries import Item
 from gputui.store.metric_queries import StoredLine
 
@@ -24,13 +25,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class CsvSink:
-    """``names`` are the columns to begin with."""
-
-    def __init__(self, about: About, target: Path, names: Sequence[str]) -> None:
-        self._about = about
-        self._first_names = tuple(dict.fromkeys(map(_unicode, names)))
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
+        self._about = subject.about(key)
+        self._first_names = tuple(dict.fromkeys(map(_unicode, subject.metrics)))
         self._names: list[str] = []
-        self._file = LineFile(target)
+        self._file = LineFile(Path(target))
         self._rows = 0
         self.written = 0
 

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gputui.reports.export.formats import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.making import make_sink, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
@@ -95,7 +95,7 @@ class Follower:
     def _take_target(self, place: MemoryPlace, sink: Sink, created_at: float) -> Remembered:
         sink.refuse_taken()
         known = Remembered(created_at, Progress(), sink.origin(), self.wall())
-        if not is_uri(self.target.name):
+        if not FORMATS[self.target.name].is_address:
             Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
         # From now on the target is this sink's, however far `begin` gets.
         place.write(known)

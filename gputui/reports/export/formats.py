@@ -12,35 +12,59 @@ Format = Literal["csv", "jsonl", "parquet", "tensorboard", "mlflow", "wandb"]
 
 @dataclass(frozen=True, slots=True)
 class FormatFacts:
-    """``packages`` must be installed beside gputui, and come with its ``extra``. ``place`` is where a profile's sink
-    writes unless told, None where it must say; ``seconds`` pass between two looks for something new at least."""
+    """One form. A new one is a row here, its sink's file, a row in docs/metrics.md and a test.
 
-    packages: tuple[str, ...]
-    extra: str
+    Attributes:
+        sink: the class below this package that writes it, a `sink.Sink` made from a subject, a target and a key;
+            imported when it is needed.
+        place: where a profile's sink writes unless told, None where it must say.
+        packages: must be installed beside gputui, and come with its ``extra``; ``sqlite_packages`` too where the target
+            is an address that begins with ``sqlite:``.
+        is_folder: the target is a folder, not a file.
+        is_address: the target is an address, not a path.
+        unit: what is counted of it: lines of a file, or steps of a tracker.
+        seconds: pass at least between two looks for something new.
+        environment: variables that begin so are passed on from the profile and the launching shell, "" for none.
+    """
+
+    sink: str
     place: str | None
-    is_folder: bool
-    seconds: float
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    sqlite_packages: tuple[str, ...] = ()
+    is_folder: bool = False
+    is_address: bool = False
+    unit: Literal["line", "step"] = "line"
+    seconds: float = 2.0
+    environment: str = ""
 
 
 FORMATS: Mapping[Format, FormatFacts] = {
-    "csv": FormatFacts((), "", "{run_dir}/sinks/metrics.csv", False, 2.0),
-    "jsonl": FormatFacts((), "", "{run_dir}/sinks/metrics.jsonl", False, 2.0),
-    "parquet": FormatFacts(("pyarrow",), "train", "{run_dir}/sinks/metrics.parquet", False, 60.0),
-    "tensorboard": FormatFacts(("tensorboard",), "trackers", "{run_dir}/sinks/tensorboard", True, 2.0),
-    "mlflow": FormatFacts(("mlflow",), "trackers", None, False, 10.0),
-    "wandb": FormatFacts(("wandb",), "trackers", "{run_dir}/sinks/wandb", True, 5.0),
-}
-# mlflow-skinny cannot write to SQLite without them.
-_MLFLOW_SQLITE = ("sqlalchemy", "alembic")
+    "csv": FormatFacts("csv_sink:CsvSink", "{run_dir}/sinks/metrics.csv"),
+    "jsonl": FormatFacts("jsonl_sink:JsonlSink", "{run_dir}/sinks/metrics.jsonl"),
+    "parquet": FormatFacts(
+        "parquet_sink:ParquetSink", "{run_dir}/sinks/metrics.parquet",
+        packages=("pyarrow",), extra="train", seconds=60.0,
+    ),
+    "tensorboard": FormatFacts(
+        "tensorboard_sink:TensorBoardSink", "{run_dir}/sinks/tensorboard",
+        packages=("tensorboard",), extra="trackers", is_folder=True, unit="step",
+    ),
+    "mlflow": FormatFacts(
+        "mlflow_sink:MlflowSink", None,
+        # mlflow-skinny cannot write to SQLite without the two.
+        packages=("mlflow",), extra="trackers", sqlite_packages=("sqlalchemy", "alembic"),
+        is_address=True, unit="step", seconds=10.0, environment="MLFLOW_",
+    ),
+    "wandb": FormatFacts(
+        "wandb_sink:WandbSink", "{run_dir}/sinks/wandb",
+        packages=("wandb",), extra="trackers", is_folder=True, unit="step", seconds=5.0,
+    ),
+}  # fmt: skip
 
 
 def is_format(name: str) -> TypeGuard[Format]:
     return name in FORMATS
-
-
-def is_uri(name: str) -> bool:
-    """Whether the form's target is an address, not a path."""
-    return name == "mlflow"
 
 
 def missing_package(name: str, target: str) -> str | None:
@@ -48,8 +72,7 @@ def missing_package(name: str, target: str) -> str | None:
     if not is_format(name):
         return f"this gputui does not write {name}"
     facts = FORMATS[name]
-    extra = _MLFLOW_SQLITE if name == "mlflow" and target.startswith("sqlite:") else ()
-    for package in (*facts.packages, *extra):
+    for package in (*facts.packages, *(facts.sqlite_packages if target.startswith("sqlite:") else ())):
         if importlib.util.find_spec(package) is None:
             return f"this needs the package {package}: pip install 'gputui[{facts.extra}]'"
     return None

@@ -12,15 +12,16 @@ from typing import Any
 import orjson
 
 from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.sink import NOTE, About, Begun, ExportError, Position, cleaned
+from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned
+from gputui.reports.export.subject import Subject
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import NOT_METRICS, StoredLine, as_float
 
 
 class JsonlSink:
-    def __init__(self, about: About, target: Path) -> None:
-        self._about = about
-        self._file = LineFile(target)
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
+        self._about = subject.about(key)
+        self._file = LineFile(Path(target))
         self.written = 0
 
     def refuse_taken(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
-from gputui.reports.export.formats import Format, missing_package
+from gputui.reports.export.formats import FORMATS, Format, missing_package
 from gputui.reports.export.sink import ExportError, Sink
 from gputui.reports.export.subject import Subject
 
@@ -18,30 +19,11 @@ def make_sink(name: Format, subject: Subject, target: str, key: str | None = Non
     missing = missing_package(name, target)
     if missing is not None:
         raise ExportError(missing)
-    about = subject.about(key or key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted))
-    if name == "jsonl":
-        from gputui.reports.export.jsonl_sink import JsonlSink
-
-        return JsonlSink(about, Path(target))
-    if name == "csv":
-        from gputui.reports.export.csv_sink import CsvSink
-
-        return CsvSink(about, Path(target), subject.metrics)
-    if name == "parquet":
-        from gputui.reports.export.parquet_sink import ParquetSink
-
-        return ParquetSink(subject, Path(target))
-    if name == "tensorboard":
-        from gputui.reports.export.tensorboard_sink import TensorBoardSink
-
-        return TensorBoardSink(about, Path(target))
-    if name == "mlflow":
-        from gputui.reports.export.mlflow_sink import MlflowSink
-
-        return MlflowSink(about, target)
-    from gputui.reports.export.wandb_sink import WandbSink
-
-    return WandbSink(about, Path(target))
+    module, _, made = FORMATS[name].sink.partition(":")
+    make: Callable[[Subject, str, str], Sink] = getattr(import_module(f"{__package__}.{module}"), made)
+    return make(
+        subject, target, key or key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted)
+    )
 
 
 def key_of(name: Format, run_id: str, created_at: float, target: str, metrics: Sequence[str] = ()) -> str:
@@ -58,7 +40,7 @@ def memory_key_of(name: Format, run_id: str, target: str, metrics: Sequence[str]
 
 def absolute_target(name: Format, target: str, base: Path) -> str:
     """A target from the folder that it is relative to, so that every process means the same place."""
-    if name != "mlflow":
+    if not FORMATS[name].is_address:
         return str(base / Path(target).expanduser())
     if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):
         return f"{_SQLITE}{base / target.removeprefix(_SQLITE)}"

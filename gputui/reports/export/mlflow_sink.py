@@ -19,7 +19,6 @@ from gputui.redaction import redact_text
 from gputui.reports.export.sink import (
     NOTE,
     PROJECT,
-    About,
     Begun,
     ExportError,
     Position,
@@ -27,6 +26,7 @@ from gputui.reports.export.sink import (
     cleaned,
     sentence,
 )
+from gputui.reports.export.subject import Subject
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 
@@ -41,7 +41,7 @@ _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 class MlflowSink:
-    def __init__(self, about: About, uri: str) -> None:
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
         # Without it MLflow reports its use to its makers over the network.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # A server that does not answer is tried again by a new process, which says so.
@@ -54,10 +54,10 @@ class MlflowSink:
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
         self._metric, self._param, self._tag, self._error = Metric, Param, RunTag, MlflowException
-        self._about = about
-        self._uri = uri
+        self._about = subject.about(key)
+        self._uri = target
         with self._refusals():
-            self._client: Any = MlflowClient(tracking_uri=uri)
+            self._client: Any = MlflowClient(tracking_uri=target)
         self._run_id = ""
         self._story: list[str] = []
         self.written = 0

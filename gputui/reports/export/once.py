@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from gputui.reports.export.formats import FORMATS, Format, is_uri
+from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import LineFile, cannot_write
 from gputui.reports.export.making import key_of, make_sink
 from gputui.reports.export.sink import ExportError, Sink
@@ -25,14 +25,14 @@ def export(connection: sqlite3.Connection, subject: Subject, name: Format, targe
 
     Raises ExportError with nothing left behind but, where a tracker refuses, what it took until then.
     """
-    if FORMATS[name].is_folder or is_uri(name):
+    if FORMATS[name].is_folder or FORMATS[name].is_address:
         key = (
             secrets.token_hex(8)
             if replace
             else key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted)
         )
         sink = make_sink(name, subject, target, key)
-        if not (replace and is_uri(name)):
+        if not (replace and FORMATS[name].is_address):
             sink.refuse_taken()
         return _write_all(connection, sink, subject.run.run_id, Path(target))
     path = Path(target)

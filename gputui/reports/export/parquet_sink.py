@@ -15,9 +15,9 @@ from gputui.store.export_queries import Item
 
 
 class ParquetSink:
-    def __init__(self, subject: Subject, target: Path) -> None:
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
         self._subject = subject
-        self._target = target
+        self._target = Path(target)
         self.written = 0
 
     def refuse_taken(self) -> None:

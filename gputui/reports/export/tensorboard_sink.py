@@ -18,7 +18,8 @@ from typing import Any
 
 from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.places import refuse_full_folder
-from gputui.reports.export.sink import NOTE, About, Begun, ExportError, Position, cleaned, sentence
+from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned, sentence
+from gputui.reports.export.subject import Subject
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 
@@ -27,7 +28,7 @@ _STORY_SENTENCES = 100
 
 
 class TensorBoardSink:
-    def __init__(self, about: About, target: Path) -> None:
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
         from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
@@ -35,8 +36,8 @@ class TensorBoardSink:
         self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
         self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
         self._crc = masked_crc32c
-        self._about = about
-        self._target = target
+        self._about = subject.about(key)
+        self._target = Path(target)
         self._file: LineFile | None = None
         self._number = 0
         # The attempt that was begun last, and the newest step.

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.places import refuse_full_folder
-from gputui.reports.export.sink import NOTE, PROJECT, About, Begun, ExportError, Position, cleaned, sentence
+from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, cleaned, sentence
+from gputui.reports.export.subject import Subject
 from gputui.store.export_queries import Item, Note
 from gputui.store.metric_queries import StoredLine
 
 
 class WandbSink:
-    def __init__(self, about: About, target: Path) -> None:
+    def __init__(self, subject: Subject, target: str, key: str) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else it reports its own errors over the network
         import wandb
 
         self._wandb: Any = wandb
-        self._about = about
-        self._target = target
+        self._about = subject.about(key)
+        self._target = Path(target)
         self._run: Any = None
         self._story: list[str] = []
         self.written = 0

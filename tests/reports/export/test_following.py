@@ -8,6 +8,7 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from gputui.reports.export.csv_sink import CsvSink
 from gputui.reports.export.following import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
-from gputui.reports.export.sink import About, ExportError
+from gputui.reports.export.sink import ExportError
+from gputui.reports.export.subject import read_subject
 from gputui.store.export_queries import Progress
 from gputui.store.metric_queries import StoredLine
 from tests.tui.filling import NOW, Filler
@@ -363,11 +365,11 @@ def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         assert place.read() is None
 
 
-def test_a_metric_whose_name_is_not_unicode_has_one_column(tmp_path: Path) -> None:
+def test_a_metric_whose_name_is_not_unicode_has_one_column(filler: Filler, tmp_path: Path) -> None:
     target, position = tmp_path / "out.csv", {"rows": 0}
-    about = About("net-1", "net", "net", NOW, {}, (), "k")
+    subject = replace(read_subject(filler.connection, "net-1"), metrics=("a\ud800",))
     for step in (1, 2):
-        sink = CsvSink(about, target, ["a\ud800"])
+        sink = CsvSink(subject, str(target), "k")
         begun = sink.begin(position)
         line = StoredLine(1, 0, step, NOW, {"a\ud800": 0.5, "b\udfff": 0.25})
         position = dict(sink.write([line], False))
