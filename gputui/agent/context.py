@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.hiding import redactor_of
@@ -13,13 +13,15 @@ from gputui.agent.jobs import Jobs
 from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
+from gputui.runs.attempt_processes import ProcessScanner
 
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
     """``connection`` is the writer of the store and belongs to the loop's thread; ``now`` gives UTC unix seconds,
     ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
-    ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics."""
+    ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics,
+    ``scanner`` finds the processes of attempts."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -29,6 +31,7 @@ class AgentContext:
     jobs: Jobs
     recorder: Recorder
     ingest: MetricsIngest
+    scanner: ProcessScanner = field(default_factory=ProcessScanner)
 
     @classmethod
     def of(

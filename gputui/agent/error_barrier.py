@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import ActiveRuns, Trouble
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 
@@ -33,16 +34,21 @@ _OF_ONE_ROW = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 
 @dataclass(slots=True)
 class Guard:
-    """Remembers which runs and which parts of a turn met something unforeseen; each is left alone for a while, then
-    tried again."""
+    """Isolates unexpected errors: the run, or the part of a turn, that met one is left alone for a while, then tried
+    again."""
 
     context: AgentContext
-    until: dict[str, float] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
+    runs: ActiveRuns
+    parts: dict[str, Trouble] = field(default_factory=dict)
 
     def is_resting(self, run_id: str) -> bool:
-        """Whether the run (or the part) is left alone for now."""
-        return self.context.monotonic() < self.until.get(run_id, 0.0)
+        """Whether the run is left alone for now."""
+        run = self.runs.get(run_id)
+        return run is not None and self.context.monotonic() < run.trouble.until
+
+    def is_part_resting(self, name: str) -> bool:
+        """Whether the part of the loop's turn is left alone for now."""
+        return name in self.parts and self.context.monotonic() < self.parts[name].until
 
     @contextmanager
     def around(self, run_id: str) -> Iterator[None]:
@@ -59,23 +65,26 @@ class Guard:
 
     @contextmanager
     def _around(self, key: str, what: str, rest_seconds: float, run_id: str | None) -> Iterator[None]:
+        trouble = self.parts.setdefault(key, Trouble()) if run_id is None else self.runs.of(run_id).trouble
         try:
             yield
         except _OF_ONE_ROW as error:
-            self._note(key, what, rest_seconds, run_id, error)
+            self._note(trouble, key, what, rest_seconds, run_id, error)
         except sqlite3.Error:
             raise
         except Exception as error:
-            self._note(key, what, rest_seconds, run_id, error)
+            self._note(trouble, key, what, rest_seconds, run_id, error)
         else:
-            self.told.pop(key, None)
+            trouble.told = None
 
-    def _note(self, key: str, what: str, rest_seconds: float, run_id: str | None, error: Exception) -> None:
+    def _note(
+        self, trouble: Trouble, key: str, what: str, rest_seconds: float, run_id: str | None, error: Exception
+    ) -> None:
         log.error("%s: %s", key, what, exc_info=error)
         roll_back(self.context.connection)
-        self.until[key] = self.context.monotonic() + rest_seconds
+        trouble.until = self.context.monotonic() + rest_seconds
         text = f"{error}" or type(error).__name__
-        if self.told.get(key) == text:
+        if trouble.told == text:
             return
         add_event(
             self.context.connection,
@@ -86,7 +95,7 @@ class Guard:
             severity="error",
             run_id=run_id,
         )
-        self.told[key] = text
+        trouble.told = text
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ class Parts:
         """What ``act`` returns; None where it failed, or rests after it did. An error of the database that may pass (a
         full disk) is kept in ``unwritable``. Raises sqlite3.Error where nothing can be written now (a lock held
         elsewhere), or ever (damage)."""
-        if self.guard.is_resting(name):
+        if self.guard.is_part_resting(name):
             self.is_one_resting = True
             return None
         began = self.guard.context.monotonic()

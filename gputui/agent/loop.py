@@ -205,7 +205,7 @@ class Agent:
         # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
         soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
         if now >= due["metrics"]:
-            due["metrics"] = now + INTAKE_SECONDS if self.supervisor.live else math.inf
+            due["metrics"] = now + INTAKE_SECONDS if self.supervisor.runs.attempts() else math.inf
             if parts.do("metrics", self._pump):
                 due["metrics"] = now
         if soon >= due["commands"]:
@@ -217,7 +217,7 @@ class Agent:
         self.supervisor.advance()
         if soon >= due["housekeeping"]:
             due["housekeeping"] = now + HOUSEKEEPING_SECONDS
-            if self.supervisor.live:
+            if self.supervisor.runs.attempts():
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
         if now >= due["reducing"]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
 from gputui.agent.lifecycle.examination import examine
-from gputui.agent.lifecycle.postmortem import Ending
+from gputui.agent.lifecycle.postmortem import Ending, evidence_to_read, has_read_rest
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.demo.training import CHECKPOINT_STEPS, lines, save
@@ -222,8 +222,7 @@ class Past:
 
     def _end(self, run_id: str, attempt: AttemptRecord, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
-        ending = Ending(context)
-        while not ending.has_read_rest(attempt, 60.0):
+        while not has_read_rest(context, attempt, 60.0):
             pass
         fresh = repository.get_attempt(self._connection, run_id, attempt.number)
         assert fresh is not None
@@ -231,8 +230,8 @@ class Past:
             "code": act.code, "signal": None, "started_at": began_at, "ended_at": self._clock.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
-        task = ending.task(fresh, record, ())
-        ending.attempt_ended(task, examine(task), Surroundings(gpus=uuids))
+        task = evidence_to_read(context, fresh, record, ())
+        Ending(context).attempt_ended(task, examine(task), Surroundings(gpus=uuids))
         run = repository.get_run(self._connection, run_id)
         assert run is not None
         if run.state.is_over:

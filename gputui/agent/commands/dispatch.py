@@ -274,7 +274,8 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     target = find(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
-    if target.run_id in supervisor.draining.entries:
+    active = supervisor.runs.get(target.run_id)
+    if active is not None and active.releasing is not None:
         raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
     try:
         away = put_away(supervisor.context.workspace, target.run_id)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import GpuProgress, LiveAttempt
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
@@ -81,57 +82,40 @@ def hardware_evidence(
 
 
 @dataclass(slots=True)
-class _Course:
-    """What is remembered of one attempt. Times are monotonic."""
-
-    number: int
-    step: int | None
-    moved_at: float
-    ended: bool = False
-
-
-@dataclass(slots=True)
 class GpuTrouble:
-    """The GPUs of all living attempts. ``end`` ends an attempt at once; nothing is kept that a successor could not find
-    out again."""
+    """The GPUs of all living attempts. Nothing is kept that a successor could not find out again."""
 
     context: AgentContext
-    end: Callable[[AttemptRecord], None]
-    courses: dict[str, _Course] = field(default_factory=dict)
     due: float = float("-inf")
 
-    def turn(self, living: Collection[AttemptRecord]) -> None:
+    def turn(self, living: Collection[LiveAttempt]) -> None:
         """Look at the GPUs of all attempts that are alive, when it is time. Raises sqlite3.Error."""
         now = self.context.monotonic()
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
-        numbers = {record.run_id: record.number for record in living}
-        self.courses = {run_id: one for run_id, one in self.courses.items() if numbers.get(run_id) == one.number}
-        for record in living:
-            if record.gpus:
-                self._look(record)
+        for attempt in living:
+            if attempt.record.gpus:
+                self._look(attempt)
 
-    def _look(self, record: AttemptRecord) -> None:
+    def _look(self, attempt: LiveAttempt) -> None:
+        record = attempt.record
         fresh = repository.get_attempt(self.context.connection, record.run_id, record.number)
         if fresh is None or fresh.stop_requested is not None:
             return
-        course = self.courses.get(record.run_id)
+        course = attempt.gpu_progress
         if course is None or course.step != fresh.last_step:
-            before = course
-            course = _Course(record.number, fresh.last_step, self.context.monotonic())
-            if before is not None:
-                course.ended = before.ended
-            self.courses[record.run_id] = course
-        if not course.ended and self.context.monotonic() - course.moved_at >= QUIET_SECONDS:
+            is_ending = course is not None and course.is_ending
+            course = attempt.gpu_progress = GpuProgress(fresh.last_step, self.context.monotonic(), is_ending)
+        if not course.is_ending and self.context.monotonic() - course.moved_at >= QUIET_SECONDS:
             gone = self._gone(fresh)
             if gone is not None:
-                course.ended = True
+                course.is_ending = True
                 quiet = f"{gone.text}; no step was made for {QUIET_SECONDS:.0f} s"
                 may_end = self._may_end(record.run_id)
                 self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet)
                 if may_end:
-                    self.end(record)
+                    attempt.ask_to_end(at_once=True)
 
     def _may_end(self, run_id: str) -> bool:
         """Whether the run's policy does anything at all."""

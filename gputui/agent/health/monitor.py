@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from gputui.agent.context import AgentContext
@@ -19,6 +19,7 @@ from gputui.agent.health.stack_dump import Conclusion, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle import attempt_launch
+from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.postmortem import policy_of
 from gputui.charts import units
 from gputui.charts.safe_text import clean
@@ -28,9 +29,9 @@ from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.runs import repository
-from gputui.runs.attempt_processes import AttemptProcess, ProcessScan, ProcessScanner
+from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.readings import available_bytes
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store.events import add_event
 from gputui.store.watch_queries import newest_lines, observations
@@ -61,55 +62,49 @@ _HEADS = {
 
 @dataclass(slots=True)
 class Watching:
-    """All living attempts of one state directory. ``end`` ends an attempt at once, ``ask`` asks it to save and end
-    within its grace; ``wake`` makes the loop turn."""
+    """All living attempts of one state directory."""
 
     context: AgentContext
-    end: Callable[[AttemptRecord], None]
-    ask: Callable[[AttemptRecord], None]
-    watched: dict[str, Watched] = field(default_factory=dict)
-    troubled_until: dict[str, float] = field(default_factory=dict)
     due: float = float("-inf")
-    scanner: ProcessScanner = field(default_factory=ProcessScanner)
     # Of this turn: all attempts are looked for in one look at the machine.
     scan: ProcessScan | None = None
 
-    def turn(self, living: Collection[AttemptRecord]) -> None:
+    def turn(self, living: Collection[LiveAttempt]) -> None:
         """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
-        self._conclude()
+        self._conclude(living)
         now = self.context.monotonic()
         if now < self.due:
             return
         if now - self.due >= SLEPT_SECONDS:
-            for one in self.watched.values():
-                one.begin_anew(now)
+            for attempt in living:
+                if attempt.watched is not None:
+                    attempt.watched.begin_anew(now)
         self.due = now + LOOK_SECONDS
         self.scan = None
-        numbers = {record.run_id: record.number for record in living}
-        self.watched = {run_id: one for run_id, one in self.watched.items() if numbers.get(run_id) == one.record.number}
-        for record in living:
-            if now >= self.troubled_until.get(record.run_id, now):
-                self._look_guarded(record)
+        for attempt in living:
+            if now >= attempt.unwatched_until:
+                self._look_guarded(attempt)
 
-    def _look_guarded(self, record: AttemptRecord) -> None:
-        """What nobody foresaw in watching one run must not end the agent, nor the watching of the others."""
+    def _look_guarded(self, attempt: LiveAttempt) -> None:
+        """What is unexpected in watching one run must not end the agent, nor the watching of the others."""
         try:
-            self._look(record)
+            self._look(attempt)
         except sqlite3.Error:
             raise
         except Exception:
-            log.exception("%s cannot be watched", record.run_id)
-            self.troubled_until[record.run_id] = self.context.monotonic() + TROUBLE_SECONDS
+            log.exception("%s cannot be watched", attempt.record.run_id)
+            attempt.unwatched_until = self.context.monotonic() + TROUBLE_SECONDS
 
-    def _look(self, record: AttemptRecord) -> None:
+    def _look(self, attempt: LiveAttempt) -> None:
+        record = attempt.record
         run = repository.get_run(self.context.connection, record.run_id)
         if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
-        one = self.watched.get(record.run_id)
+        one = attempt.watched
         if one is None:
-            one = Watched.begin(self.context.connection, record, self.context.monotonic(), self.context.now())
-            self.watched[record.run_id] = one
-            self._remember(one)
+            context = self.context
+            one = attempt.watched = Watched.begin(context.connection, record, context.monotonic(), context.now())
+            self._remember(attempt, one)
         if one.ending is not None:
             return
         policy = policy_of(run)
@@ -117,29 +112,29 @@ class Watching:
         before = one.progress_at
         found, one.pending = [*one.pending, *one.take(lines, self.context.monotonic(), self.context.now())], []
         for finding in found:
-            self._found(one, finding, policy)
+            self._found(attempt, one, finding, policy)
         if one.progress_at > before:
             one.note_power(self._gpus())
         if one.ending is None:
-            self._look_for_hang(one, policy)
+            self._look_for_hang(attempt, one, policy)
         self._look_for_metrics(one, run)
         # Until steps are made, data may be read into memory and caches be filled.
         settled = not run.spec.metrics or one.course.lines >= EARLY_LINES
         if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
-            self._look_for_leak(one, run, policy)
+            self._look_for_leak(attempt, one, run, policy)
 
-    def _remember(self, one: Watched) -> None:
+    def _remember(self, attempt: LiveAttempt, one: Watched) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
         for row in observations(self.context.connection, one.record.run_id, one.record.number):
             one.told.add(row.kind)
             if row.ends:
                 one.ending = row.kind
         if one.ending is not None:
-            self._begin_conclusion(one)
+            self._begin_conclusion(attempt, one)
 
     # --- what is looked for ---------------------------------------------------------------------------------------
 
-    def _look_for_hang(self, one: Watched, policy: Policy) -> None:
+    def _look_for_hang(self, attempt: LiveAttempt, one: Watched, policy: Policy) -> None:
         quiet = silence(one.course, self.context.monotonic() - one.progress_at, policy.hang_after_seconds)
         if not quiet.is_worth_a_look:
             one.last, one.stuck_since = None, None
@@ -149,7 +144,7 @@ class Watching:
         if verdict is not None and not verdict.is_stuck:
             self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
         elif verdict is not None and is_certain:
-            self._found(one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
+            self._found(attempt, one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
     def _look_for_metrics(self, one: Watched, run: RunRecord) -> None:
         """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
@@ -177,7 +172,7 @@ class Watching:
             name = f"looking for what {record.run_id} prints and saves"
             one.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
-    def _look_for_leak(self, one: Watched, run: RunRecord, policy: Policy) -> None:
+    def _look_for_leak(self, attempt: LiveAttempt, one: Watched, run: RunRecord, policy: Policy) -> None:
         one.memory_at = self.context.monotonic()
         available = available_bytes()
         look = look_at(self._processes(one), self.context.monotonic())
@@ -190,7 +185,7 @@ class Watching:
         text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
         checkpoints = run.spec.checkpoints
         if leak.is_near and checkpoints is not None and checkpoints.resume:
-            self._found(one, Finding("memory_leak", text, one.course.step), policy)
+            self._found(attempt, one, Finding("memory_leak", text, one.course.step), policy)
         else:
             # One that would begin anew had better use the memory that is left.
             self._tell(one, "memory_leak", None, one.course.step, text)
@@ -201,14 +196,14 @@ class Watching:
 
     def _processes(self, one: Watched) -> list[AttemptProcess]:
         if self.scan is None:
-            self.scan = self.scanner.scan()
+            self.scan = self.context.scanner.scan()
         found = self.scan.processes_of(self.context.workspace.run_dir(one.record.run_id), one.record.number)
         shim = one.record.shim
         return [process for process in found if shim is None or process.pid != shim.pid]
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
-    def _found(self, one: Watched, finding: Finding, policy: Policy) -> None:
+    def _found(self, attempt: LiveAttempt, one: Watched, finding: Finding, policy: Policy) -> None:
         # The stuck kinds are one to a person who writes a policy.
         subject = "hang" if finding.kind == "rank_left_early" else finding.kind
         if one.ending is not None:
@@ -218,7 +213,7 @@ class Watching:
             return
         self._write(one, finding.kind, finding.rank, finding.step, finding.text, ends=True)
         one.ending = finding.kind
-        self._begin_conclusion(one)
+        self._begin_conclusion(attempt, one)
 
     def _tell(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str) -> None:
         if kind not in one.told:
@@ -246,7 +241,7 @@ class Watching:
                 attempt=record.number,
             )
 
-    def _begin_conclusion(self, one: Watched) -> None:
+    def _begin_conclusion(self, attempt: LiveAttempt, one: Watched) -> None:
         record = one.record
         if one.ending in ("hang", "rank_left_early"):
             one.conclusion = Conclusion(
@@ -257,16 +252,17 @@ class Watching:
                 self.context.wake,
             )
         elif one.ending == "memory_leak":
-            self.ask(record)
+            attempt.ask_to_end(at_once=False)
         else:
             # What it would still save is of the trouble, and might take the place of the last good checkpoint.
-            self.end(record)
+            attempt.ask_to_end(at_once=True)
 
-    def _conclude(self) -> None:
-        for one in self.watched.values():
-            if one.conclusion is not None and one.conclusion.is_over:
+    def _conclude(self, living: Collection[LiveAttempt]) -> None:
+        for attempt in living:
+            one = attempt.watched
+            if one is not None and one.conclusion is not None and one.conclusion.is_over:
                 one.conclusion = None
-                self.end(one.record)
+                attempt.ask_to_end(at_once=True)
 
 
 def held_bytes(look: Look) -> int:

@@ -1,4 +1,8 @@
-"""One attempt of which processes may exist: its shim, what it is told, and what is done about what it left behind."""
+"""All that the agent remembers of a run while it is active: its attempt, its phase, and the GPUs that it has left.
+
+A run goes through the phases in the order of this file; what a phase needs to know is in the phase. Nothing else of the
+agent keeps a state by run. What must outlive the agent is in the store and in the run's folder, not here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,16 @@ import contextlib
 import os
 import selectors
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from gputui.agent.health.attempt_state import Watched
 from gputui.agent.jobs import Job
-from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.examination import Findings, Task
+from gputui.recovery.checkpoint_ledger import Rows
+from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, open_pidfd, send_signal
 from gputui.runs.repository import AttemptRecord
 
@@ -21,33 +30,45 @@ UNKILLABLE_SECONDS = 30.0
 KILL = "kill"
 
 
+# --- an attempt -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GpuProgress:
+    """The newest step of an attempt and since when it is that (monotonic); ``is_ending``: it was found without a GPU
+    that it needs."""
+
+    step: int | None
+    moved_at: float
+    is_ending: bool = False
+
+
+@dataclass(slots=True)
+class CheckpointLook:
+    """When an attempt's checkpoints are looked for next (monotonic), and the look that is under way."""
+
+    due_at: float
+    search: Search | None = None
+    job: Job[Rows] | None = None
+    is_told: bool = False
+
+
 @dataclass(slots=True)
 class LiveAttempt:
-    """``pidfd`` becomes readable the moment the shim ends; ``is_seen_alive``: its command was seen to do something;
-    ``looked_at`` (for that) and ``sweeping_since`` are in seconds of a monotonic clock. ``ended_clock`` (monotonic) and
-    ``ended_at`` (UTC unix seconds): when nothing of it was left.
-    ``is_reading_rest``: it has ended, and its metrics files hold more than one turn can read. ``examination`` looks at
-    what ``task`` names."""
+    """One attempt of which processes may exist. ``pidfd`` becomes readable the moment the shim ends, and wakes
+    ``selector``; ``baseline_bytes`` is the memory in use on each of its GPUs before it began. ``watched`` is what its
+    health is judged by; after something unexpected it is not looked at before ``unwatched_until`` (monotonic)."""
 
     record: AttemptRecord
     shim: ProcessIdentity | None
+    baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    selector: selectors.BaseSelector | None = None
     pidfd: int | None = None
     is_reaped: bool = False
-    is_told: bool = False
-    is_seen_alive: bool = False
-    looked_at: float = float("-inf")
-    sweeping_since: float | None = None
-    ended_at: float | None = None
-    ended_clock: float = 0.0
-    is_reading_rest: bool = False
-    task: Task | None = None
-    examination: Job[Findings] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """As far as is known, its command has not ended."""
-        has_ended = self.sweeping_since is not None or self.ended_at is not None or self.is_reading_rest
-        return self.examination is None and not has_ended
+    watched: Watched | None = None
+    unwatched_until: float = float("-inf")
+    gpu_progress: GpuProgress | None = None
+    checkpoint_look: CheckpointLook | None = None
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Let the selector wake when the shim ends. Without a descriptor, the end is noticed a little later."""
@@ -59,18 +80,20 @@ class LiveAttempt:
             return
         try:
             selector.register(self.pidfd, selectors.EVENT_READ, None)
+            self.selector = selector
         except OSError:
             os.close(self.pidfd)
             self.pidfd = None
 
-    def release(self, selector: selectors.BaseSelector) -> None:
-        """Let go of the shim's descriptor, and reap it where it was our child."""
-        if self.pidfd is not None:
-            selector.unregister(self.pidfd)
+    def release(self) -> None:
+        """Close the shim's descriptor, and reap it where it was our child."""
+        if self.pidfd is not None and self.selector is not None:
+            self.selector.unregister(self.pidfd)
             os.close(self.pidfd)
             self.pidfd = None
         if self.shim is not None and not self.is_reaped and self.shim.boot_id == boot_id():
-            attempt_launch.reap(self.shim.pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.shim.pid, os.WNOHANG)
         self.is_reaped = True
 
     def ask_to_end(self, *, at_once: bool) -> None:
@@ -80,18 +103,198 @@ class LiveAttempt:
             # One that somebody stopped would never notice.
             send_signal(self.shim, signal.SIGCONT)
 
-    def sweep(self, left: list[ProcessIdentity], now: float) -> bool:
-        """End what a dead shim left behind. True when there is no more to be done: what is left cannot be killed.
-        ``now`` is monotonic."""
-        if self.sweeping_since is None:
-            self.sweeping_since = now
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Adopting:
+    """A predecessor left it with an attempt, which is not taken over yet."""
+
+
+@dataclass(slots=True)
+class Starting:
+    """Its shim was started; its command was not yet seen to do something. ``looked_at`` (monotonic) for that."""
+
+    looked_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Running:
+    """Its command was seen to do something."""
+
+
+@dataclass(slots=True)
+class Sweeping:
+    """The shim has ended. What it left behind is ended since ``since`` (monotonic); ``is_reading_rest``: its metrics
+    files hold more than one turn can read. ``ended_clock`` (monotonic) and ``ended_at`` (UTC unix seconds): when
+    nothing of it was left."""
+
+    since: float | None = None
+    is_reading_rest: bool = False
+    ended_at: float | None = None
+    ended_clock: float = 0.0
+
+    def is_over(self, left: list[ProcessIdentity], now: float) -> bool:
+        """End the processes that a dead shim left behind. True when there is no more to be done: what is left cannot be
+        killed. ``now`` is monotonic."""
+        if self.since is None:
+            self.since = now
             for process in left:
                 send_signal(process, signal.SIGTERM)
                 send_signal(process, signal.SIGCONT)
             return False
-        if now - self.sweeping_since > UNKILLABLE_SECONDS:
+        if now - self.since > UNKILLABLE_SECONDS:
             return True
-        if now - self.sweeping_since > TERM_BEFORE_KILL_SECONDS:
+        if now - self.since > TERM_BEFORE_KILL_SECONDS:
             for process in left:
                 send_signal(process, signal.SIGKILL)
         return False
+
+
+@dataclass(slots=True)
+class Postmortem:
+    """What the attempt left is read by ``job``, as ``task`` says; where that fails, it is begun again from ``swept``.
+    ``is_told``: the run's page says so."""
+
+    swept: Sweeping
+    task: Task
+    job: Job[Findings]
+    is_told: bool = False
+
+
+@dataclass(slots=True)
+class DiskLook:
+    """What is known of the room on a disk, and the look that is under way."""
+
+    text: str
+    job: Job[int] | None = None
+
+
+@dataclass(slots=True)
+class ResumeCheck:
+    """Whether the checkpoint at ``path`` is still the one that was chosen; ``is_told``: its end was noticed."""
+
+    path: str
+    search: Search
+    job: Job[Choice | None]
+    is_told: bool = False
+
+
+@dataclass(slots=True)
+class Waiting:
+    """No attempt: it waits for the next one. ``due_at`` (monotonic) is when its back-off ends, None once it is queued;
+    ``free_disk`` and ``pruning`` are preconditions that are being looked at. Of a queued run, ``resume_check`` is under
+    way; ``checked`` is the path that was found unchanged, None where it could not be looked at, and when (monotonic);
+    ``short_since`` (monotonic): GPUs are missing that only a person or a driver can bring back."""
+
+    due_at: float | None = None
+    free_disk: DiskLook | None = None
+    pruning: Job[list[Path]] | None = None
+    resume_check: ResumeCheck | None = None
+    checked: tuple[str | None, float] | None = None
+    short_since: float | None = None
+
+
+Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
+
+
+# --- the GPUs that it has left ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Releasing:
+    """GPUs that the run's last attempt had. Their memory must be back (``baseline_bytes``: what was in use before, None
+    where it is not known), and no process of ``attempt`` (None: of the run) left; without an answer, ``deadline``
+    (monotonic) counts. ``is_held``: processes live that nothing could end, and ``locks`` keep others from the GPUs."""
+
+    attempt: int | None
+    baseline_bytes: Mapping[str, int | None]
+    ended_at: float
+    deadline: float
+    is_held: bool = False
+    locks: HeldLocks | None = None
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Trouble:
+    """An unexpected error: what it concerns is left alone until ``until`` (monotonic); ``told`` is what was reported,
+    None where all was well since."""
+
+    until: float = float("-inf")
+    told: str | None = None
+
+
+@dataclass(slots=True)
+class ActiveRun:
+    """One run. ``attempt`` is there from Starting to Postmortem. The GPUs of the last attempt are released beside the
+    wait for the next one, which may be over first: where a process cannot be killed, it takes other GPUs."""
+
+    run_id: str
+    phase: Phase | None = None
+    attempt: LiveAttempt | None = None
+    releasing: Releasing | None = None
+    trouble: Trouble = field(default_factory=Trouble)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has to be remembered of it."""
+        is_waiting = self.phase is not None and self.phase != Waiting()
+        return not is_waiting and self.attempt is None and self.releasing is None and self.trouble.told is None
+
+    def begin(self, attempt: LiveAttempt) -> None:
+        self.attempt, self.phase = attempt, Starting()
+
+
+class ActiveRuns:
+    """The active runs of one state directory, by run id."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, ActiveRun] = {}
+
+    def __iter__(self) -> Iterator[ActiveRun]:
+        return iter(list(self._runs.values()))
+
+    def get(self, run_id: str) -> ActiveRun | None:
+        return self._runs.get(run_id)
+
+    def of(self, run_id: str) -> ActiveRun:
+        """The run, which is active from now on."""
+        return self._runs.setdefault(run_id, ActiveRun(run_id))
+
+    def attempt(self, run_id: str) -> LiveAttempt | None:
+        """The run's attempt of which processes may exist."""
+        run = self._runs.get(run_id)
+        return None if run is None else run.attempt
+
+    def attempts(self) -> list[LiveAttempt]:
+        """Every attempt of which processes may exist."""
+        return [run.attempt for run in self._runs.values() if run.attempt is not None]
+
+    def running(self) -> list[LiveAttempt]:
+        """Every attempt whose command has not ended, as far as is known."""
+        return [
+            run.attempt
+            for run in self._runs.values()
+            if run.attempt is not None and isinstance(run.phase, Starting | Running)
+        ]
+
+    def releasing(self) -> list[tuple[ActiveRun, Releasing]]:
+        return [(run, run.releasing) for run in self._runs.values() if run.releasing is not None]
+
+    def waiting(self) -> list[tuple[ActiveRun, Waiting]]:
+        return [(run, run.phase) for run in self._runs.values() if isinstance(run.phase, Waiting)]
+
+    def waiting_of(self, run_id: str) -> Waiting:
+        """The wait of a run that has no attempt."""
+        run = self.of(run_id)
+        if not isinstance(run.phase, Waiting):
+            run.phase = Waiting()
+        return run.phase
+
+    def forget_idle(self) -> None:
+        """Forget the runs of which nothing is to be remembered."""
+        self._runs = {run_id: run for run_id, run in self._runs.items() if not run.is_idle}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard
 from gputui.agent.lifecycle import attempt_launch
+from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.apply_plan import owe_notices
 from gputui.agent.lifecycle.gpu_availability import standings
 from gputui.agent.lifecycle.postmortem import policy_of
@@ -36,21 +37,19 @@ START_SECONDS = 0.02
 
 
 @dataclass(slots=True)
-class Starting:
+class Admission:
     """The way from the queue to a prepared attempt, which ``spawn`` brings to life, given the
-    descriptors of the GPUs' locks.
+    descriptors of the GPUs' locks and the memory in use on each before (bytes).
 
-    ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen. ``short_since``
-    (monotonic) is when a run was first seen to lack GPUs that only a person or a driver can bring back.
+    ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen.
     """
 
     context: AgentContext
+    runs: ActiveRuns
     guard: Guard
     draining: Draining
-    spawn: Callable[[AttemptRecord, Sequence[int]], None]
+    spawn: Callable[[AttemptRecord, Sequence[int], Mapping[str, int | None]], None]
     may_start: Callable[[RunRecord], bool]
-    baselines: dict[str, dict[str, int | None]] = field(default_factory=dict)
-    short_since: dict[str, float] = field(default_factory=dict)
     python: ShimPython = field(default_factory=ShimPython)
     locks: GpuLocks = field(init=False)
 
@@ -66,15 +65,17 @@ class Starting:
         """Start queued runs that may, for START_SECONDS, and write down what the others wait for; whether none is left
         that may start. Raises sqlite3.Error."""
         waiting = [run for run in repository.queue(self.context.connection) if self.is_understood(run)]
+        queued = {run.run_id for run in waiting}
+        for active, phase in self.runs.waiting():
+            if phase.due_at is None and active.run_id not in queued:
+                # It was stopped or removed while it waited.
+                active.phase = None
         if not waiting:
             return True
         paused = queue.pause(self.context.connection) is not None
         cpu = CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(self.context.connection))
         outcomes = schedule(waiting, self.standings(), paused=paused, cpu=cpu)
-        short = {
-            outcome.run.run_id for outcome in outcomes if isinstance(outcome, Wait) and outcome.in_service is not None
-        }
-        self.short_since = {run_id: self.short_since.get(run_id, self.context.monotonic()) for run_id in short}
+        self._note_short(outcomes)
         until = self.context.monotonic() + START_SECONDS
         is_done = True
         reasons: list[tuple[str, str]] = []
@@ -107,10 +108,25 @@ class Starting:
                 give_up(self.context, run, why)
             return False
 
+    def _note_short(self, outcomes: Sequence[Start | Wait]) -> None:
+        """Note since when runs lack GPUs that only a person or a driver can bring back."""
+        short = {
+            outcome.run.run_id for outcome in outcomes if isinstance(outcome, Wait) and outcome.in_service is not None
+        }
+        for active, phase in self.runs.waiting():
+            if active.run_id not in short:
+                phase.short_since = None
+        for run_id in short:
+            phase = self.runs.waiting_of(run_id)
+            if phase.short_since is None:
+                phase.short_since = self.context.monotonic()
+
     def _is_short_for_good(self, wait: Wait) -> bool:
         """Whether GPUs that a run held stayed away for so long that it must do without. While the driver does not
         answer at all, they are not known to be gone."""
-        since, inventory = self.short_since.get(wait.run.run_id), self.context.recorder.inventory
+        inventory = self.context.recorder.inventory
+        active = self.runs.get(wait.run.run_id)
+        since = active.phase.short_since if active is not None and isinstance(active.phase, Waiting) else None
         if since is None or inventory is None or inventory.problem is not None:
             return False
         return self.context.monotonic() - since >= MISSING_SECONDS
@@ -168,7 +184,7 @@ class Starting:
                 replaced=start.replaced,
                 lock_files=held.paths,
             )
-            self.baselines[start.run.run_id] = {
+            baseline = {
                 uuid: sample.memory_used_bytes if (sample := self.context.recorder.fast.get(uuid)) else None
                 for uuid in start.uuids
             }
@@ -181,7 +197,7 @@ class Starting:
                     severity="warning",
                     run_id=start.run.run_id,
                 )
-            self.spawn(record, held.descriptors)
+            self.spawn(record, held.descriptors, baseline)
         except (attempt_launch.LaunchError, PythonGoneError) as error:
             self._cannot_start(start.run, error)
         finally:
@@ -204,10 +220,6 @@ class Starting:
                 add_event(
                     connection, "cannot_start", text, now=self.context.now(), severity="warning", run_id=run.run_id
                 )
-
-    def baseline_of(self, run_id: str) -> dict[str, int | None]:
-        """Memory in use in bytes on each GPU before the run's attempt began, by UUID; told once."""
-        return self.baselines.pop(run_id, {})
 
 
 def give_up(context: AgentContext, run: RunRecord, why: str) -> None:

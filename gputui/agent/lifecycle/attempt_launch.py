@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import socket
 import sqlite3
@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import metrics_bytes
@@ -31,6 +32,10 @@ from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.events import add_event
 
+log = logging.getLogger(__name__)
+
+# More than any shim writes.
+RECORD_BYTES = 1 << 16
 _SHIM_NAME = os.fsencode(Path(shim.__file__).name)
 
 
@@ -228,7 +233,14 @@ def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
     return noted is not None and noted.boot_id != boot_id()
 
 
-def reap(pid: int) -> None:
-    """Collect a shim that has ended, where it was a child of this process."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record that the shim wrote, or None while there is none. A damaged one counts as an empty record: something
+    was written, so the shim has ended."""
+    try:
+        value = read_foreign_json(path, RECORD_BYTES)
+    except OSError:
+        return None
+    except ValueError as error:
+        log.warning("%s cannot be read: %s", path, error)
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -6,19 +6,20 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
 from gputui.recovery.checkpoint_search import Search, surveyed
 from gputui.runs import repository
 from gputui.runs.places import checkpoint_directory
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.store import checkpoints, queries
 from gputui.store.checkpoints import CheckpointRow
@@ -89,35 +90,25 @@ def attempt_begins(connection: sqlite3.Connection, run: RunRecord, number: int, 
 
 
 @dataclass(slots=True)
-class _Watched:
-    due_at: float
-    search: Search | None = None
-    job: Job[Rows] | None = None
-    is_told: bool = False
-
-
-@dataclass(slots=True)
 class CheckpointSurveys:
     """Looks into the checkpoint folders of all living attempts, one job a run."""
 
     context: AgentContext
-    watched: dict[tuple[str, int], _Watched] = field(default_factory=dict)
 
-    def turn(self, living: Collection[AttemptRecord]) -> None:
+    def turn(self, living: Collection[LiveAttempt]) -> None:
         """Enter what was found, and look again where it is time. Raises sqlite3.Error."""
         now = self.context.monotonic()
-        alive = {(record.run_id, record.number) for record in living}
-        # What is still under way for an attempt that has ended is of no use: its end looks again.
-        self.watched = {key: one for key, one in self.watched.items() if key in alive}
-        for run_id, number in alive:
-            one = self.watched.setdefault((run_id, number), _Watched(now + SURVEY_SECONDS))
+        for attempt in living:
+            one = attempt.checkpoint_look
+            if one is None:
+                one = attempt.checkpoint_look = CheckpointLook(now + SURVEY_SECONDS)
             if one.job is not None and one.job.is_over:
                 self._take(one, one.job)
                 one.job, one.due_at = None, self.context.monotonic() + SURVEY_SECONDS
             elif one.job is None and now >= one.due_at:
-                self._begin(run_id, number, one)
+                self._begin(attempt.record.run_id, attempt.record.number, one)
 
-    def _begin(self, run_id: str, number: int, one: _Watched) -> None:
+    def _begin(self, run_id: str, number: int, one: CheckpointLook) -> None:
         run = repository.get_run(self.context.connection, run_id)
         one.due_at = self.context.monotonic() + SURVEY_SECONDS
         try:
@@ -134,7 +125,7 @@ class CheckpointSurveys:
             name = f"looking for checkpoints in {one.search.folder}"
             one.job = self.context.jobs.start(name, partial(surveyed, one.search), deadline_seconds=DEADLINE_SECONDS)
 
-    def _take(self, one: _Watched, job: Job[Rows]) -> None:
+    def _take(self, one: CheckpointLook, job: Job[Rows]) -> None:
         search = one.search
         assert search is not None
         try:

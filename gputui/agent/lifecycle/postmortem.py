@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import Keepsake, keep
 from gputui.agent.hiding import redactor_of
+from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, take_effect
+from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, Sweeping
+from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, surroundings, take_effect
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, is_of_former_boot
-from gputui.agent.lifecycle.examination import Findings, Task
+from gputui.agent.lifecycle.examination import Findings, Task, examine
 from gputui.agent.lifecycle.run_files import notice_of
+from gputui.agent.lifecycle.scheduler import GpuStanding
 from gputui.charts import units
 from gputui.metrics.report import IngestReport
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
@@ -37,46 +41,115 @@ from gputui.store.events import add_event
 log = logging.getLogger(__name__)
 
 
+LOOK_TOLD_SECONDS = 1.0
+# Hundreds of gigabytes of checkpoints are read in minutes; a file system that does not answer is not waited for longer.
+EXAMINE_SECONDS = 1800.0
+
+
+def has_read_rest(context: AgentContext, attempt: AttemptRecord, budget_seconds: float) -> bool:
+    """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
+    sqlite3.Error."""
+    report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+    note_first_steps(context.connection, report, context.now())
+    return not report.more
+
+
+def evidence_to_read(
+    context: AgentContext, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]
+) -> Task:
+    """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
+    kill. Raises SpecError and sqlite3.Error."""
+    connection, workspace = context.connection, context.workspace
+    run, fresh = _current(connection, attempt)
+    folder = attempt_dir(workspace, run.run_id, attempt.number)
+    ended_at = time_in((exit_record or {}).get("ended_at")) or context.now()
+    return Task(
+        folder=folder,
+        attempt=fresh,
+        exit_record=exit_record,
+        survivors=tuple(survivors),
+        launcher=run.spec.launcher,
+        rebooted=is_of_former_boot(fresh, folder),
+        ended_at=ended_at,
+        checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
+        checkpoints_wanted=policy_of(run).checkpoints_wanted,
+        redactor=redactor_of(workspace, run.run_id),
+        observed=(
+            *observed_in(connection, run.run_id, attempt.number),
+            *seen_by_driver(connection, run, fresh, exit_record, context.now()),
+        ),
+    )
+
+
+def begin_postmortem(swept: Sweeping, task: Task, context: AgentContext) -> Postmortem:
+    """Read what the attempt left, in a job."""
+    name = f"reading what {task.attempt.run_id} left"
+    return Postmortem(swept, task, context.jobs.start(name, partial(examine, task), deadline_seconds=EXAMINE_SECONDS))
+
+
+def step(
+    run: ActiveRun, phase: Postmortem, context: AgentContext, gpus: Callable[[], Sequence[GpuStanding] | None]
+) -> Postmortem | None:
+    """None once it is written why the attempt ended and what follows. ``gpus`` gives how each GPU stands.
+
+    Raises sqlite3.Error where that cannot be written now. Raises what the job raised, and JobTimeoutError where it does
+    not end even without the checkpoints: the run is then swept again.
+    """
+    task = phase.task
+    if not phase.job.is_over:
+        return _wait(phase, context)
+    try:
+        findings = phase.job.result()
+    except JobTimeoutError:
+        if task.unanswered is not None:
+            run.phase = phase.swept
+            raise
+        why = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
+        return begin_postmortem(phase.swept, replace(task, unanswered=why), context)
+    except Exception:
+        run.phase = phase.swept
+        raise
+    around = surroundings(context.workspace, context.connection, task.attempt, gpus() or ())
+    Ending(context).attempt_ended(task, findings, around)
+    return None
+
+
+def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
+    """Checkpoints are read whole, so that the look may take minutes in which the run still counts as running. One that
+    is stopped meanwhile needs none of them."""
+    task, begun_at = phase.task, phase.job.begun_at
+    if begun_at is not None and context.monotonic() - begun_at < LOOK_TOLD_SECONDS:
+        return phase
+    run = repository.get_run(context.connection, task.attempt.run_id)
+    if run is None:
+        return phase
+    if run.state is RunState.STOPPING:
+        if task.attempt.stop_requested is None and task.unanswered is None:
+            unread = replace(task, unanswered="it was stopped while they were read")
+            return begin_postmortem(phase.swept, unread, context)
+    elif not phase.is_told:
+        phase.is_told = True
+        text = "has ended; its logs and checkpoints are being read"
+        repository.set_waiting_for(context.connection, run.run_id, text)
+    return phase
+
+
+def _current(connection: sqlite3.Connection, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
+    run = repository.get_run(connection, attempt.run_id)
+    fresh = repository.get_attempt(connection, attempt.run_id, attempt.number)
+    assert run is not None and fresh is not None
+    return run, fresh
+
+
 class Ending:
     """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
 
-    def has_read_rest(self, attempt: AttemptRecord, budget_seconds: float) -> bool:
-        """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
-        sqlite3.Error."""
-        report = self.context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
-        note_first_steps(self.context.connection, report, self.context.now())
-        return not report.more
-
-    def task(self, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]) -> Task:
-        """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
-        kill. Raises sqlite3.Error."""
-        run, fresh = self._current(attempt)
-        ended_at = time_in((exit_record or {}).get("ended_at")) or self.context.now()
-        return Task(
-            folder=attempt_dir(self.context.workspace, run.run_id, attempt.number),
-            attempt=fresh,
-            exit_record=exit_record,
-            survivors=tuple(survivors),
-            launcher=run.spec.launcher,
-            rebooted=is_of_former_boot(fresh, attempt_dir(self.context.workspace, run.run_id, attempt.number)),
-            ended_at=ended_at,
-            checkpoints=checkpoint_survey.search_of(
-                self.context.connection, self.context.workspace, run, self.context.now(), ended_at=ended_at
-            ),
-            checkpoints_wanted=policy_of(run).checkpoints_wanted,
-            redactor=redactor_of(self.context.workspace, run.run_id),
-            observed=(
-                *observed_in(self.context.connection, run.run_id, attempt.number),
-                *seen_by_driver(self.context.connection, run, fresh, exit_record, self.context.now()),
-            ),
-        )
-
     def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> None:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
-        run, attempt = self._current(task.attempt)
+        run, attempt = _current(self.context.connection, task.attempt)
         if task.survivors:
             self._note_survivors(attempt, task.survivors, self.context.now())
         match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
@@ -86,12 +159,6 @@ class Ending:
                 self._succeeded(run, attempt, task, findings)
             case "failed":
                 self._failed(run, attempt, task, findings, around)
-
-    def _current(self, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
-        run = repository.get_run(self.context.connection, attempt.run_id)
-        fresh = repository.get_attempt(self.context.connection, attempt.run_id, attempt.number)
-        assert run is not None and fresh is not None
-        return run, fresh
 
     # --- the three ends -------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gputui.agent.context import AgentContext
-from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.active_run import DiskLook, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.charts import units
 from gputui.recovery.checkpoint_ledger import course as ledger_course
@@ -42,30 +42,20 @@ class Closed:
 
 
 @dataclass(slots=True)
-class _DiskLook:
-    """What is known of the room on a disk, and the look that is under way."""
-
-    text: str
-    job: Job[int] | None = None
-
-
-@dataclass(slots=True)
 class Gates:
     """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
     system that does not answer."""
 
     context: AgentContext
-    pruning: dict[str, Job[list[Path]]] = field(default_factory=dict)
-    rooms: dict[str, _DiskLook] = field(default_factory=dict)
 
-    def look(self, run: RunRecord) -> Closed | None:
+    def look(self, run: RunRecord, waiting: Waiting) -> Closed | None:
         """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
         wanted = next_attempt.get(self.context.connection, run.run_id)
         waited = self.context.now() - wanted.since
         left = list(wanted.gates)
         while left:
             gate = left[0]
-            why = self._closed(run, gate)
+            why = self._closed(run, waiting, gate)
             late = waited >= float(gate.get("limit_seconds", 0.0))
             if why is not None and not late:
                 return Closed(f"waits {why}")
@@ -85,14 +75,14 @@ class Gates:
             next_attempt.set_gates(self.context.connection, run.run_id, left)
         return None
 
-    def _closed(self, run: RunRecord, gate: Mapping[str, Any]) -> str | None:
+    def _closed(self, run: RunRecord, waiting: Waiting, gate: Mapping[str, Any]) -> str | None:
         match gate.get("kind"):
             case "cool":
                 return self._hot(run, float(gate["margin_celsius"]))
             case "disk":
-                return self._no_room(run, int(gate["bytes_needed"]))
+                return self._no_room(run, waiting, int(gate["bytes_needed"]))
             case "prune":
-                return self._not_pruned(run, int(gate["keep"]))
+                return self._not_pruned(run, waiting, int(gate["keep"]))
         return None
 
     def _hot(self, run: RunRecord, margin_celsius: float) -> str | None:
@@ -118,11 +108,13 @@ class Gates:
                 )
         return None
 
-    def _no_room(self, run: RunRecord, needed: int) -> str | None:
+    def _no_room(self, run: RunRecord, waiting: Waiting, needed: int) -> str | None:
         folder = self._checkpoints(run)
         if folder is None:
             return None
-        room = self.rooms.setdefault(run.run_id, _DiskLook(f"for {folder} to answer"))
+        room = waiting.free_disk
+        if room is None:
+            room = waiting.free_disk = DiskLook(f"for {folder} to answer")
         if room.job is None:
             room.job = self.context.jobs.start(
                 f"looking at {folder}", partial(free_bytes, folder), deadline_seconds=LOOK_SECONDS
@@ -135,27 +127,27 @@ class Gates:
             room.text = f"for {folder}: {error.strerror or error}"
         else:
             if free >= needed:
-                del self.rooms[run.run_id]
+                waiting.free_disk = None
                 return None
             room.text = f"for {units.bytes_text(needed)} on the disk of {folder} ({units.bytes_text(free)} free)"
         room.job = None
         return room.text
 
-    def _not_pruned(self, run: RunRecord, keep: int) -> str | None:
+    def _not_pruned(self, run: RunRecord, waiting: Waiting, keep: int) -> str | None:
         folder = self._checkpoints(run)
         if folder is None or run.spec.checkpoints is None:
             return None
-        job = self.pruning.get(run.run_id)
+        job = waiting.pruning
         if job is None:
             search = search_of(self.context.connection, self.context.workspace, run, self.context.now())
             if search is None:
                 return None
             work = partial(prune, search, keep, run.resume_from)
             job = self.context.jobs.start(f"pruning {folder}", work, deadline_seconds=PRUNE_SECONDS)
-            self.pruning[run.run_id] = job
+            waiting.pruning = job
         if not job.is_over:
             return "for old checkpoints to be removed"
-        del self.pruning[run.run_id]
+        waiting.pruning = None
         try:
             kind: EventKind = "checkpoints_pruned"
             text, severity = f"removed {len(job.result())} old checkpoints", "info"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import ActiveRuns, Releasing
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
-from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.store.events import add_event
 
 # A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
@@ -21,80 +22,71 @@ HELD_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Entry:
-    attempt: int | None
-    baseline_bytes: Mapping[str, int | None]
-    ended_at: float
-    deadline: float
-    is_held: bool = False
-    locks: HeldLocks | None = None
-
-
-@dataclass(slots=True)
 class Draining:
     """The GPUs of attempts that have ended. A run that is over gives its leases back when they are drained; one that
     recovers keeps them."""
 
     context: AgentContext
+    runs: ActiveRuns
     locks: GpuLocks
-    entries: dict[str, _Entry] = field(default_factory=dict)
 
     def begin(self, run_id: str, attempt: int | None, baseline_bytes: Mapping[str, int | None]) -> None:
         """``baseline_bytes``: the used memory of each GPU before the attempt, None where it is not known. Without
         ``attempt`` all processes of the run count."""
         if baseline_bytes:
-            self.entries[run_id] = _Entry(
-                attempt, baseline_bytes, self.context.now(), self.context.monotonic() + DEADLINE_SECONDS
-            )
+            deadline = self.context.monotonic() + DEADLINE_SECONDS
+            self.runs.of(run_id).releasing = Releasing(attempt, baseline_bytes, self.context.now(), deadline)
 
     def uuids(self) -> set[str]:
         """The GPUs on which nothing may start yet."""
-        return {uuid for entry in self.entries.values() for uuid in entry.baseline_bytes}
+        return {uuid for _, entry in self.runs.releasing() for uuid in entry.baseline_bytes}
 
     def held(self) -> set[str]:
         """Those of them on which processes live that nothing could end."""
-        return {uuid for entry in self.entries.values() if entry.is_held for uuid in entry.baseline_bytes}
+        return {uuid for _, entry in self.runs.releasing() if entry.is_held for uuid in entry.baseline_bytes}
 
     def next_look_seconds(self) -> float | None:
         """How soon to look again, None where there is nothing to look at. What holds a GPU may live for days."""
-        if not self.entries:
+        entries = [entry for _, entry in self.runs.releasing()]
+        if not entries:
             return None
-        return HELD_LOOK_SECONDS if all(entry.is_held for entry in self.entries.values()) else LOOK_SECONDS
+        return HELD_LOOK_SECONDS if all(entry.is_held for entry in entries) else LOOK_SECONDS
 
     def turn(self) -> bool:
         """Let go of what is drained; True when something was. Raises sqlite3.Error."""
-        done = False
-        for run_id, entry in list(self.entries.items()):
-            late = self.context.monotonic() > entry.deadline
+        context, done = self.context, False
+        for active, entry in self.runs.releasing():
+            late = context.monotonic() > entry.deadline
             if not late and not self._memory_is_back(entry):
                 continue
-            if processes_of(self.context.workspace.run_dir(run_id), entry.attempt):
+            run_id = active.run_id
+            if processes_of(context.workspace.run_dir(run_id), entry.attempt):
                 # Whoever still holds a GPU keeps it, however long that takes.
-                entry.deadline = self.context.monotonic() + DEADLINE_SECONDS
-                entry.ended_at = self.context.now()
+                entry.deadline = context.monotonic() + DEADLINE_SECONDS
+                entry.ended_at = context.now()
                 entry.is_held = True
                 self._lock(entry)
                 continue
-            run = repository.get_run(self.context.connection, run_id)
+            run = repository.get_run(context.connection, run_id)
             if run is None or run.state.is_over:
-                repository.release_leases(self.context.connection, run_id)
+                repository.release_leases(context.connection, run_id)
             if entry.locks is not None:
                 entry.locks.close()
             if entry.is_held and run is not None:
                 text = "the last process of the run is gone; its GPUs can be used again"
-                add_event(self.context.connection, "gpus_released", text, now=self.context.now(), run_id=run_id)
-            del self.entries[run_id]
+                add_event(context.connection, "gpus_released", text, now=context.now(), run_id=run_id)
+            active.releasing = None
             done = True
         return done
 
-    def _lock(self, entry: _Entry) -> None:
+    def _lock(self, entry: Releasing) -> None:
         """Keep other homes and users from the GPUs too: the shim that did so has ended."""
         if entry.locks is None:
             # Where another was faster, it has the GPU; what is held here is tried again.
             with contextlib.suppress(GpuHeldError):
                 entry.locks = self.locks.take(list(entry.baseline_bytes))
 
-    def _memory_is_back(self, entry: _Entry) -> bool:
+    def _memory_is_back(self, entry: Releasing) -> bool:
         if self.context.recorder.fast_at <= entry.ended_at:
             return False
         for uuid, baseline in entry.baseline_bytes.items():

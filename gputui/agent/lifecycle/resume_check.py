@@ -4,12 +4,12 @@ start minutes or days may pass, in which another run may have written a file of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.active_run import ActiveRuns, ResumeCheck, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
 from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed
 from gputui.recovery.checkpoints import measured
@@ -25,26 +25,17 @@ CHECKED_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class _Check:
-    path: str
-    search: Search
-    job: Job[Choice | None]
-    is_told: bool = False
-
-
-@dataclass(slots=True)
 class ResumeChecks:
     """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason."""
 
     context: AgentContext
+    runs: ActiveRuns
     give_up: Callable[[RunRecord, str], None]
-    under_way: dict[str, _Check] = field(default_factory=dict)
-    # By run: the path that was found unchanged, None where it could not be looked at, and when (monotonic).
-    looked_at: dict[str, tuple[str | None, float]] = field(default_factory=dict)
 
     def is_one_over(self) -> bool:
         """Whether a check has ended since this was last asked."""
-        over = [check for check in self.under_way.values() if not check.is_told and check.job.is_over]
+        checks = [phase.resume_check for _, phase in self.runs.waiting()]
+        over = [check for check in checks if check is not None and not check.is_told and check.job.is_over]
         for check in over:
             check.is_told = True
         return bool(over)
@@ -52,42 +43,45 @@ class ResumeChecks:
     def may_start(self, run: RunRecord) -> bool:
         """Whether the run may start now. Where its checkpoint is another by now, the next best takes its place; the run
         ends where there is none. Raises sqlite3.Error."""
-        path, check = run.resume_from, self.under_way.get(run.run_id)
-        found, at = self.looked_at.get(run.run_id, (None, float("-inf")))
+        path = run.resume_from
+        if path is None:
+            return True
+        waiting = self.runs.waiting_of(run.run_id)
+        check = waiting.resume_check
+        found, at = waiting.checked or (None, float("-inf"))
         is_late = self.context.monotonic() - at >= CHECKED_SECONDS
-        if path is None or (path == found and not is_late):
-            self.looked_at.pop(run.run_id, None)
+        if path == found and not is_late:
+            waiting.checked = None
             return True
         if check is None or check.path != path:
-            return self._begin(run, path) if is_late else False
+            return self._begin(run, path, waiting) if is_late else False
         if not check.job.is_over:
             return False
-        del self.under_way[run.run_id]
+        waiting.resume_check = None
         try:
             choice = check.job.result()
         except OSError as error:
-            self.looked_at[run.run_id] = (None, self.context.monotonic())
+            waiting.checked = (None, self.context.monotonic())
             why = f"waits until {Path(path).name} can be read: {error.strerror or error}"
             repository.set_waiting_for(self.context.connection, run.run_id, why)
             return False
         if choice is None:
             return True
-        self._choose_again(run, check, choice)
+        self._choose_again(run, check, choice, waiting)
         return False
 
-    def _begin(self, run: RunRecord, path: str) -> bool:
-        search = search_of(self.context.connection, self.context.workspace, run, self.context.now())
+    def _begin(self, run: RunRecord, path: str, waiting: Waiting) -> bool:
+        context = self.context
+        search = search_of(context.connection, context.workspace, run, context.now())
         row = None if search is None else next((row for row in search.rows if row.path == path), None)
         if search is None or row is None:
             # Chosen before there was a ledger: there is nothing to compare it with.
             return True
-        job = self.context.jobs.start(
-            f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS
-        )
-        self.under_way[run.run_id] = _Check(path, search, job)
+        job = context.jobs.start(f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS)
+        waiting.resume_check = ResumeCheck(path, search, job)
         return False
 
-    def _choose_again(self, run: RunRecord, check: _Check, choice: Choice) -> None:
+    def _choose_again(self, run: RunRecord, check: ResumeCheck, choice: Choice, waiting: Waiting) -> None:
         name = Path(check.path).name
         changed = f"{name} was removed, or written again by another, after it had been chosen"
         if not choice.usable:
@@ -112,7 +106,7 @@ class ResumeChecks:
                 severity="warning",
                 run_id=run.run_id,
             )
-        self.looked_at[run.run_id] = (str(following), self.context.monotonic())
+        waiting.checked = (str(following), self.context.monotonic())
 
 
 def again(search: Search, row: CheckpointRow) -> Choice | None:

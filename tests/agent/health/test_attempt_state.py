@@ -12,6 +12,7 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import Look, Watched
 from gputui.agent.health.monitor import Watching
+from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
@@ -167,13 +168,13 @@ def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Co
 def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Connection, workspace: Workspace) -> None:
     now = [1000.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: now[0])
-    watching = Watching(context, end=lambda record: None, ask=lambda record: None)
+    watching = Watching(context)
     watching.turn([])
     watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)
-    watching.watched["r"] = watched
+    attempt = LiveAttempt(RECORD, None, watched=watched)
     now[0] += 4.0
-    watching.turn([RECORD])
+    watching.turn([attempt])
     assert watched.progress_at == 1000.0 - (NOW - (NOW - 500))
     now[0] += 5000.0
-    watching.turn([RECORD])
+    watching.turn([attempt])
     assert watched.progress_at == now[0]

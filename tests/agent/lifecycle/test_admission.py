@@ -12,7 +12,8 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Guard
-from gputui.agent.lifecycle.admission import MISSING_SECONDS, Starting
+from gputui.agent.lifecycle.active_run import ActiveRuns
+from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
 from gputui.agent.lifecycle.release import Draining
 from gputui.agent.lifecycle.shim_python import ShimPython
 from gputui.config import Workspace
@@ -43,11 +44,13 @@ class Bench:
             connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: self.clock
         )
         self.recorder = context.recorder
-        self.starting = Starting(
+        runs = ActiveRuns()
+        self.starting = Admission(
             context,
-            Guard(context),
-            Draining(context, GpuLocks((), None)),
-            lambda record, _locks: self.started.append(record),
+            runs,
+            Guard(context, runs),
+            Draining(context, runs, GpuLocks((), None)),
+            lambda record, *_: self.started.append(record),
             lambda _run: True,
         )
         spec = RunSpec(

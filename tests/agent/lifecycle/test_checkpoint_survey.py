@@ -16,6 +16,7 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
 from gputui.agent.lifecycle.preconditions import prune
 from gputui.agent.lifecycle.resume_check import ResumeChecks
@@ -139,8 +140,8 @@ def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], 
 
 
 def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
-    record, living = bench.attempt(1, 1.0, None), surveys(bench)
-    living.turn([record])
+    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), None), surveys(bench)
+    living.turn([attempt])
     assert not bench.context.jobs.is_busy
     at = bench.begin + 2.0 * HOUR
     source = bench.connection.execute(
@@ -150,7 +151,7 @@ def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> 
         bench.connection.execute("INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{}')", (source, place, step, when))
     bench.save("step_5000.pt", 2.0)
     bench.save("earlier.pt", 0.5)
-    turned(bench, lambda: living.turn([record]), lambda: checkpoints.of_run(bench.connection, "a-1"), 11.0)
+    turned(bench, lambda: living.turn([attempt]), lambda: checkpoints.of_run(bench.connection, "a-1"), 11.0)
     assert {row.name: (row.origin, row.step) for row in checkpoints.of_run(bench.connection, "a-1")} == {
         "step_5000.pt": ("run", 7),
         "earlier.pt": ("foreign", None),
@@ -194,13 +195,13 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_and_is_told_once(
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(checkpoint_survey, "surveyed", lambda _search: may_end.wait(30))
-    record, living = bench.attempt(1, 1.0, None), surveys(bench)
-    living.turn([record])
+    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), None), surveys(bench)
+    living.turn([attempt])
     for _ in range(3):
         bench.clock += checkpoint_survey.SURVEY_SECONDS + 1
-        living.turn([record])
+        living.turn([attempt])
         bench.clock += checkpoint_survey.DEADLINE_SECONDS + 1
-        living.turn([record])
+        living.turn([attempt])
     may_end.set()
     assert bench.events().count("checkpoints_unreadable") == 1
 
@@ -279,7 +280,7 @@ def test_a_home_that_is_older_than_the_ledger_can_be_resumed(bench: Bench) -> No
 
 
 def checks(bench: Bench) -> ResumeChecks:
-    return ResumeChecks(bench.context, lambda _run, why: bench.given_up.append(why))
+    return ResumeChecks(bench.context, ActiveRuns(), lambda _run, why: bench.given_up.append(why))
 
 
 def chosen(bench: Bench, name: str) -> None:
@@ -290,7 +291,7 @@ def chosen(bench: Bench, name: str) -> None:
 def decided(bench: Bench, checking: ResumeChecks) -> bool:
     """Whether it may start, once its file was looked at."""
     first = checking.may_start(bench.run())
-    if first or not checking.under_way:
+    if first or not checking.runs.waiting_of("a-1").resume_check:
         return first
     wait_until(checking.is_one_over, what="the look")
     return checking.may_start(bench.run())
@@ -338,6 +339,6 @@ def test_one_that_cannot_be_looked_at_is_waited_for(bench: Bench, monkeypatch: p
         patched.setattr(resume_check, "again", away)
         assert not decided(bench, checking)
     assert "Stale file handle" in (bench.run().waiting_for or "")
-    assert not checking.may_start(bench.run()) and not checking.under_way
+    assert not checking.may_start(bench.run()) and not checking.runs.waiting_of("a-1").resume_check
     bench.clock += resume_check.CHECKED_SECONDS
     assert decided(bench, checking)

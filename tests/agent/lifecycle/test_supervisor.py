@@ -17,14 +17,10 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
 from gputui.agent.lifecycle import examination
-from gputui.agent.lifecycle.active_run import LiveAttempt
-from gputui.agent.lifecycle.supervisor import (
-    ALIVE_SECONDS,
-    EXAMINE_SECONDS,
-    LOOK_TOLD_SECONDS,
-    SILENT_SECONDS,
-    Supervisor,
-)
+from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem, Running
+from gputui.agent.lifecycle.execution import ALIVE_SECONDS, SILENT_SECONDS
+from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS, LOOK_TOLD_SECONDS
+from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.command import Launch
@@ -50,7 +46,7 @@ class Troubled(Supervisor):
     trouble: Exception = ValueError("an odd file")
     looks = 0
 
-    def _check(self, live: LiveAttempt) -> None:
+    def step(self, run: ActiveRun, attempt: LiveAttempt, read_until: float) -> None:
         self.looks += 1
         raise self.trouble
 
@@ -149,7 +145,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     made = supervisor(Troubled, workspace, connection, clock)
     launch = Launch(("x",), {}, "/", 1.0)
     record = AttemptRecord("a-1", 1, "running", {}, (), launch, 0.0, 0.0, None, None, None, None, None, None)
-    made.live["a-1"] = LiveAttempt(record, None)
+    made.runs.of("a-1").begin(LiveAttempt(record, None))
     for _ in range(3):
         made.turn()
     (event,) = queries.events(connection)
@@ -264,10 +260,11 @@ def live_run(
         repository.move(connection, run, RunState.STARTING, cause="test", now=clock.wall)
     record = repository.get_attempt(connection, "a-1", 1)
     assert record is not None
-    made.live["a-1"] = LiveAttempt(record, identify(os.getpid()))
+    live = LiveAttempt(record, identify(os.getpid()))
+    made.runs.of("a-1").begin(live)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
-    return folder, made.live["a-1"]
+    return folder, live
 
 
 def after(made: Supervisor, clock: Clock, connection: sqlite3.Connection, seconds: float) -> str:
@@ -289,7 +286,7 @@ def test_a_command_that_writes_is_running_without_steps(
     rank.mkdir(parents=True)
     (rank / "stderr.log").write_text("Loading")
     assert after(made, clock, connection, 2.0) == "running"
-    assert live.is_seen_alive
+    assert live in made.runs.running() and isinstance(made.runs.of("a-1").phase, Running)
 
 
 def test_output_at_once_is_not_yet_a_command_that_runs(
@@ -343,7 +340,7 @@ def ended_run(connection: sqlite3.Connection, workspace: Workspace, made: Superv
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=now)
         made.context.ingest.begin_attempt("a-1", 1)
         repository.move(connection, run, RunState.STARTING, cause="test", now=now)
-    made.live["a-1"] = LiveAttempt(record_of(connection), None)
+    made.runs.of("a-1").begin(LiveAttempt(record_of(connection), None))
     return path
 
 
@@ -360,10 +357,10 @@ def test_what_an_attempt_left_unread_is_read_over_many_turns(
     path = ended_run(connection, workspace, made, clock.wall)
     path.write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(LONG)))
     turns = 0
-    while made.live["a-1"].task is None:
+    while not isinstance(made.runs.of("a-1").phase, Postmortem):
         made.turn()
         turns += 1
-        assert made.next_due() == clock.monotonic or made.live["a-1"].task is not None
+        assert made.next_due() == clock.monotonic or isinstance(made.runs.of("a-1").phase, Postmortem)
     assert turns > 2 and made.parts.unwritable is None
     wait_until(lambda: made.turn() or state(connection) == "succeeded", what="the end")
     ended = record_of(connection)
@@ -415,7 +412,7 @@ def test_a_row_that_cannot_be_understood_sets_only_its_own_run_aside(
     connection.execute(f"UPDATE runs SET {change}, state = ? WHERE run_id = 'b-1'", (state_before,))
     made = supervisor(Supervisor, workspace, connection, clock)
     started: list[str] = []
-    made.starting.spawn = lambda record, _locks: started.append(record.run_id)
+    made.starting.spawn = lambda record, *_: started.append(record.run_id)
     made.adopt()
     made.turn()
     states = dict(connection.execute("SELECT run_id, state FROM runs").fetchall())
@@ -452,7 +449,7 @@ def test_a_run_that_cannot_be_understood_is_watched_to_its_end_and_then_fails(
     connection.execute("UPDATE runs SET spec = '{'")
     repository.take_leases(connection, "a-1", ["g0"], clock.wall)
     made.turn()
-    assert state(connection) == "failed" and not made.live
+    assert state(connection) == "failed" and not made.runs.attempts()
     assert connection.execute("SELECT state FROM attempts").fetchone() == ("failed",)
     assert not repository.leases(connection)
 
@@ -482,7 +479,7 @@ def test_a_queue_that_is_opened_starts_its_runs_over_many_turns(
     made = supervisor(Supervisor, workspace, connection, clock)
     started: list[str] = []
 
-    def spawn(record: AttemptRecord, _locks: object) -> None:
+    def spawn(record: AttemptRecord, *_: object) -> None:
         started.append(record.run_id)
         clock.monotonic += 0.015
 
@@ -522,11 +519,11 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     made = supervisor(Supervisor, workspace, connection, clock)
     failed_run(workspace, connection, clock, made)
     made.turn()
-    assert made.live["a-1"].task is not None
+    assert isinstance(made.runs.of("a-1").phase, Postmortem)
     made.turn()
     assert state(connection) == "starting"
     clock.monotonic += EXAMINE_SECONDS + 1
-    wait_until(lambda: made.turn() or not made.live, what="the end")
+    wait_until(lambda: made.turn() or not made.runs.attempts(), what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not hanging.is_set()
 
@@ -540,5 +537,5 @@ def test_a_run_that_is_stopped_while_its_checkpoints_are_read_waits_for_none(
     commands.submit(connection, "stop", "a-1", {}, "me", now=clock.wall)
     assert dispatch.answer_all(made) == 1
     clock.monotonic += LOOK_TOLD_SECONDS + 1
-    wait_until(lambda: made.turn() or not made.live, what="the end")
+    wait_until(lambda: made.turn() or not made.runs.attempts(), what="the end")
     assert state(connection) == "stopped" and not hanging.is_set()

@@ -1,0 +1,91 @@
+"""Starting and Running: the shim of an attempt lives, or is believed to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import LiveAttempt, Running, Starting, Sweeping
+from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
+from gputui.runs import repository
+from gputui.runs.foreign_json import time_in
+from gputui.runs.identity import is_alive
+from gputui.runs.logs import rank_logs
+from gputui.runs.repository import transaction
+from gputui.runs.states import RunState
+from gputui.store.events import add_event
+
+# A command without steps counts as running once it has lived so long and written something; a silent one later.
+ALIVE_SECONDS = 5.0
+SILENT_SECONDS = 60.0
+ALIVE_LOOK_SECONDS = 1.0
+
+
+def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Starting | Running | Sweeping:
+    """Note that the command was started and that it does something; Sweeping once the shim has ended. Raises
+    sqlite3.Error."""
+    folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
+    if attempt.record.started_at is None:
+        _note_start(attempt, folder, context)
+    if attempt.shim is None or not is_alive(attempt.shim):
+        return Sweeping()
+    # Whatever lies there by now: the shim's own record is its last deed.
+    if isinstance(phase, Starting) and context.monotonic() - phase.looked_at >= ALIVE_LOOK_SECONDS:
+        phase.looked_at = context.monotonic()
+        if _is_seen_alive(attempt, folder, context):
+            return Running()
+    return phase
+
+
+def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
+    started = read_record(folder / "started.json")
+    if started is None:
+        return
+    connection, run_id, number = context.connection, attempt.record.run_id, attempt.record.number
+    at = time_in(started.get("at")) or context.now()
+    repository.set_attempt_started(connection, run_id, number, at)
+    refreshed = repository.get_attempt(connection, run_id, number)
+    if refreshed is not None and refreshed.shim is None and attempt.shim is not None:
+        repository.set_shim(connection, run_id, number, attempt.shim)
+    if refreshed is not None:
+        attempt.record = replace(refreshed, shim=attempt.shim)
+    refused = [str(name) for name in started.get("refused") or ()]
+    if refused:
+        add_event(
+            connection,
+            "limits_refused",
+            f"the agent may not give it {', '.join(refused)} of the shell that launched it; "
+            "gputui agent stop there lets the next one have them",
+            now=at,
+            severity="warning",
+            run_id=run_id,
+            attempt=number,
+        )
+
+
+def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) -> bool:
+    """Whether the command lives and writes: then it is running, whether it reports steps or not."""
+    record = attempt.record
+    if record.started_at is None:
+        return False
+    age = context.now() - record.started_at
+    if age >= ALIVE_SECONDS and any(_has_bytes(log.path) for log in rank_logs(folder)):
+        cause = "its command has written its first output"
+    elif age >= SILENT_SECONDS:
+        cause = f"its command has lived for {SILENT_SECONDS:.0f} s"
+    else:
+        return False
+    with transaction(context.connection) as connection:
+        run = repository.run_in(connection, record.run_id, RunState.STARTING)
+        if run is not None and run.attempt == record.number:
+            repository.move(connection, run, RunState.RUNNING, cause=cause, now=context.now())
+    return True
+
+
+def _has_bytes(path: Path) -> bool:
+    """Whether something is in the file; not where it is gone."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False

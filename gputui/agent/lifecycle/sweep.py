@@ -1,0 +1,59 @@
+"""Sweeping: the shim has ended. Nothing of its attempt may be left alive, and all that it wrote must be read, before it
+is judged why it ended."""
+
+from __future__ import annotations
+
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import LiveAttempt, Postmortem, Sweeping
+from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
+from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read, has_read_rest
+from gputui.runs import repository
+
+# The sampler reads once a second unless told otherwise, and needs some to begin.
+READING_SECONDS = 5.0
+
+
+def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
+    """What is left of the attempt ends, its metrics are read until ``read_until`` (monotonic), and its GPUs are read
+    once more; Postmortem when all of that is done. Raises SpecError where the run's row cannot be understood, and
+    sqlite3.Error."""
+    if phase.is_reading_rest and not _has_read_rest(attempt, phase, context, read_until):
+        return phase
+    record = attempt.record
+    exit_record = read_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
+    attempt.release()
+    left = [
+        process.identity
+        for process in context.scanner.scan().processes_of(context.workspace.run_dir(record.run_id), record.number)
+        if attempt.shim is None or process.pid != attempt.shim.pid
+    ]
+    # The shim has tried all that can be tried on its survivors.
+    given_up = (exit_record or {}).get("survivors") or ()
+    if any(process.pid not in given_up for process in left) and not phase.is_over(left, context.monotonic()):
+        return phase
+    has_failed = exit_record is None or exit_record.get("code") != 0
+    if record.gpus and has_failed and not _gpus_were_read(attempt, phase, context):
+        return phase
+    if not _has_read_rest(attempt, phase, context, read_until):
+        return phase
+    task = evidence_to_read(context, record, exit_record, [process.pid for process in left])
+    return begin_postmortem(phase, task, context)
+
+
+def _has_read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
+    """Store what the attempt's metrics files hold by now; whether that was all of it."""
+    left_seconds = max(0.0, read_until - context.monotonic())
+    phase.is_reading_rest = not has_read_rest(context, attempt.record, left_seconds)
+    return not phase.is_reading_rest
+
+
+def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
+    """Whether the GPUs were read after an attempt's end that nobody asked for: one that was lost with it is why it
+    ended. Not waited for long, for the driver may hang."""
+    if phase.ended_at is None:
+        fresh = repository.get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
+        if fresh is not None and fresh.stop_requested is not None:
+            return True
+        phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
+    was_read = context.recorder.fast_at > phase.ended_at
+    return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
