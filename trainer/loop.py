@@ -20,6 +20,9 @@ from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.timing import Lagged, Pending, Result, StepClock
 from trainer.validation import validate
 
+# Below it the loss of fp16 vanishes before its gradients become finite: those come from the model, not from the scale.
+SMALLEST_LOSS_SCALE = 2.0**-24
+
 
 @dataclass(frozen=True)
 class Note:
@@ -216,6 +219,11 @@ class Loop:
         # With fp16, infinite gradients are a part of finding the scale: the scaler has skipped that update.
         if not math.isfinite(loss) or not (math.isfinite(norm) or scaled):
             raise FloatingPointError(f"loss is {loss} and the gradient norm {norm} at step {result.step}")
+        if scaled and not math.isfinite(norm) and result.values["loss_scale"] < SMALLEST_LOSS_SCALE:
+            raise FloatingPointError(
+                f"gradients are not finite at step {result.step}, however small the scale of the loss: no update was"
+                " made for many steps; use --precision bf16 or fp32, or a lower --lr"
+            )
 
     def drain(self) -> None:
         """Publishes the steps that the device has been given, all of them."""

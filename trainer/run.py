@@ -77,12 +77,14 @@ class Run:
         """All phases, from where the newest checkpoint or none says."""
         began = time.perf_counter()
         choice = self.choose()
-        state = self.read(choice)
-        number, _, _ = phase_at(self.phases, state["step"] + 1 if state else 1)
+        # A phase empties this list: whoever kept a name for the state would keep it in memory while the phase trains.
+        former = [self.read(choice)]
+        number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
         while True:
             last = number == len(self.phases) - 1
-            ending, state = self.phase(number, choice, state)
-            ending, state = self.meeting.from_main(ending), None if last else self.meeting.share(state)
+            ending, carried = self.phase(number, choice, former)
+            ending, former = self.meeting.from_main(ending), [None if last else self.meeting.share(carried)]
+            del carried
             assert ending is not None
             if ending.stopped or last:
                 break
@@ -100,12 +102,12 @@ class Run:
 
     step = 0  # of the run, as far as this rank knows
 
-    def phase(self, number: int, choice: Choice, state: State | None) -> tuple[Ending | None, State | None]:
+    def phase(self, number: int, choice: Choice, former: list[State | None]) -> tuple[Ending | None, State | None]:
         """One phase, from a state or from the beginning: how it ended, and the state for the next one on rank 0.
 
-        Nothing on ranks that the phase does without.
+        `former` holds the state and is empty afterwards. Nothing on ranks that the phase does without.
         """
-        settings = self.phases[number]
+        settings, state = self.phases[number], former.pop()
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
         world = self.worlds[settings.ranks or self.world.size]
         if world is None:
@@ -115,6 +117,7 @@ class Run:
             session = stack.enter_context(Session(settings, world, first_step, progress))
             if state is not None:
                 self.take_over(session, state, choice)
+            del state
             self.telemetry.enter(settings, world, self.total_steps)
             checkpoints = Checkpointer(settings, world, before_write=self.faults.before_checkpoint)
             # Nothing may be written any more when the process group goes.
@@ -144,6 +147,9 @@ class Run:
             step, samples = session.progress.step, session.progress.samples
             self.telemetry.event(step, "resume", path=str(choice.path), samples=samples)
             self.telemetry.say(f"resumed from {choice.path} at step {step}")
+            former, optimizer = state["config"]["optimizer"], session.settings.optimizer
+            if former != optimizer:
+                self.telemetry.say(f"the optimizer's state starts afresh: {optimizer} instead of {former}")
 
     def announce(self, session: Session, number: int) -> None:
         """The lines with which a run, and each of its phases, begins."""
@@ -214,7 +220,8 @@ class Run:
         if choice.path is None:
             return None
         state = load(choice.path)
-        check_fits(state, self.settings, choice.path)
+        number, _, _ = phase_at(self.phases, state["step"] + 1)
+        check_fits(state, self.phases[number], choice.path)
         return state
 
 

@@ -480,6 +480,15 @@ def settle_with_broken_buckets(world: World) -> None:
         strategy.settle()
 
 
+def norm_where_one_is_not_finite(world: World, **settings: Any) -> float:
+    """The norm that a rank sees when the gradients of rank 1 are not finite."""
+    strategy = build(world, **settings)
+    backward(strategy, 0)
+    if world.rank == 1:
+        next(iter(strategy.own_gradients().values())).fill_(torch.nan)
+    return strategy.clip(1.0).item()
+
+
 # --- building ---------------------------------------------------------------------------------------------------------
 
 

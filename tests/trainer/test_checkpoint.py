@@ -193,6 +193,18 @@ def test_a_hash_that_cannot_be_written_leaves_everything_as_it_was(
     assert contents(folder) == before
 
 
+def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "best_model.pt"
+    files.save({"a": 1}, path)
+    log: list[str] = []
+    sync_folder, replace = files.sync_folder, Path.replace
+    monkeypatch.setattr(files, "sync_folder", lambda place: (log.append("folder"), sync_folder(place)))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (log.append(Path(to).name), replace(self, to))[1])
+    files.save({"a": 2}, path)
+    # Both hashes, the file, its own hash alone; each on disk before the next.
+    assert log == ["best_model.pt.sha256", "folder", "best_model.pt", "folder", "best_model.pt.sha256", "folder"]
+
+
 def test_what_cannot_be_saved_is_an_error_and_leaves_nothing(folder: Path) -> None:
     with pytest.raises(Exception, match=r"pickle|local object"):
         save(folder, 10, function=lambda: None)

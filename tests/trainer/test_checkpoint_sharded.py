@@ -275,6 +275,40 @@ def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all(
         check(path, 10)
 
 
+def save_with_a_bug(world: World, folder: Path, where: int, background: bool) -> str:
+    """What a rank's save raises where writing fails with a bug on rank `where`; -1: in the main file."""
+    saver = Checkpointer(settings(folder, async_checkpoints=background), with_writers(world))
+    model = shard_model(world)
+    stage = files.stage
+
+    def stage_or_fail(state: Any, path: Path, **values: Any) -> files.Staged:
+        if world.rank == max(where, 0) and (path.parent.suffix == ".shards") == (where >= 0):
+            raise ValueError("a bug")
+        return stage(state, path, **values)
+
+    files.stage = stage_or_fail
+    try:
+        saver.save(state_of(model, 20), step=20)
+        saver.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        files.stage = stage
+    return "saved"
+
+
+@pytest.mark.parametrize("where", [0, 1, -1])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_bug_in_one_writer_ends_all_ranks_at_once(
+    folder: Path, two_ranks: Ranks, where: int, background: bool
+) -> None:
+    said = two_ranks.run(save_with_a_bug, folder, where, background)
+    rank = max(where, 0)
+    assert said[rank] == "ValueError: a bug"
+    assert said[1 - rank] == f"RankError: rank {rank} could not write its checkpoint: ValueError: a bug"
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
 def test_shards_without_their_file_are_no_checkpoint_and_are_removed(folder: Path, two_ranks: Ranks) -> None:
     two_ranks.run(save, folder, {10: 0.5, 20: 0.75})
     names.step_file(folder, 20).unlink()

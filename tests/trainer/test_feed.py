@@ -301,15 +301,17 @@ def test_what_is_left_out_is_reported_and_limited() -> None:
         held_out(Rows(0))
 
 
-def test_held_out_samples_are_read_by_workers_again_and_again() -> None:
-    with held_out(Rows(20), num_workers=2) as share:
-        pids = set()
+def test_held_out_samples_are_read_by_workers_that_end_with_each_validation() -> None:
+    with feed(Rows(50), num_workers=2) as training, held_out(Rows(20), num_workers=2) as share:
+        training.seek(0, 4)
+        own = {int(training.next()["pid"][0]) for _ in range(4)}
         for _ in range(2):
             batches = list(share.batches(4))
             assert [number for fields in batches for number in fields["number"].tolist()] == list(range(20))
-            pids |= {int(fields["pid"][0]) for fields in batches}
-        assert len(pids) == 2
-    assert gone(pids)
+            pids = {int(fields["pid"][0]) for fields in batches}
+            assert len(pids) == 2 and not pids & own
+            assert gone(pids) and len(workers()) == len(own) == 2
+        assert {int(training.next()["pid"][0]) for _ in range(4)} == own
 
 
 def workers() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -267,3 +268,15 @@ def test_what_is_measured_is_one_model_with_the_statistics_of_rank_0(broadcast: 
     assert difference(main, other) > 1e-4
     assert difference(measured, main) == 0
     assert difference(also, main if broadcast else other) == 0
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_fsdp_measures_with_the_statistics_of_rank_0(offload: bool, two_ranks: Ranks) -> None:
+    (main, measured), (other, also) = two_ranks.run(checks.statistics, parallel="fsdp", cpu_offload=offload)
+    assert difference(main, other) > 1e-4
+    assert difference(measured, main) == difference(also, main) == 0
+
+
+def test_local_sgd_shows_all_ranks_that_one_has_gradients_that_are_not_finite(two_ranks: Ranks) -> None:
+    norms = two_ranks.run(checks.norm_where_one_is_not_finite, **STATEFUL["local_sgd"])
+    assert all(math.isnan(norm) for norm in norms)

@@ -61,6 +61,10 @@ def test_two_ranks_get_what_was_asked_for(settings: dict[str, Any], name: str, t
             {"device": "auto", "parallel": "fsdp", "precision": "fp16"},
             "--parallel fsdp needs --precision bf16 or fp32: ranks would not agree on the scale of the loss",
         ),
+        (
+            {"parallel": "local_sgd", "precision": "fp16"},
+            "--parallel local_sgd needs --precision bf16 or fp32: ranks would not agree on the scale of the loss",
+        ),
         ({"average_every": 3}, "--average-every needs --parallel local_sgd, not ddp"),
     ],
 )

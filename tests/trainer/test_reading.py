@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
-from trainer.data.contract import Fields
+from trainer.data.contract import BrokenSample, Fields, Indices
 from trainer.data.reading import Fetched, Reader, Request
 from trainer.data.sampler import order_for
 from trainer.data.samples import SampleCache, Samples
@@ -75,6 +77,35 @@ def test_a_cache_never_exceeds_its_bound_and_returns_what_was_put(asked: list[in
             assert kept["x"].tolist() == [number] * 10
         assert sum(other in cache for other in range(21)) * SAMPLE_BYTES <= limit
     assert cache.hits + cache.misses == len(asked)
+
+
+class Shaky(Rows):
+    """Rows on a disk that fails a few times."""
+
+    def __init__(self, failures: int, number: int) -> None:
+        super().__init__(10)
+        self.failures = failures
+        self.number = number
+
+    def read(self, indices: Indices) -> Fields:
+        if self.failures and 3 in indices:
+            self.failures -= 1
+            raise BrokenSample(3, "row 3", "the disk") from OSError(self.number, os.strerror(self.number))
+        return super().read(indices)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_error_of_the_disk_that_passes_costs_no_sample(number: int) -> None:
+    samples = Samples(Shaky(4, number), max_broken=0)
+    assert take(samples, 2, 3, 4) == [2, 3, 4]
+
+
+def test_a_file_that_is_not_there_is_not_looked_for_again() -> None:
+    split = Shaky(1, errno.ENOENT)
+    samples = Samples(split, max_broken=1)
+    assert take(samples, 2, 3, 4) == [2, 3, 4]  # one by one
+    assert split.failures == 0 and split.reads == [[2, 3, 4]]
+    assert take(Samples(Shaky(99, errno.ENOENT), max_broken=1), 3) == [4]
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.conftest import wait_until
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
 from tests.trainer.test_loop import same
-from trainer.checkpoints import load
+from trainer.checkpoints import Choice, load
 from trainer.config import unfold
+from trainer.loop import Ending, Loop
+from trainer.run import Run
+from trainer.session import Session
 from trainer.world import World
 
 PHASES = json.dumps(
@@ -174,3 +182,60 @@ def test_a_best_metric_that_is_not_measured_is_refused(tmp_path: Path, capsys: p
     flags = ("--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4", "--validate-every", "2")
     assert train(tmp_path, *flags) == 2
     assert "--best-metric val/acuracy is not measured; it can be val/accuracy, val/loss" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--steps", "2") == 0
+    other = ("--steps", "4", "--resume", "auto", "--optimizer", "sgd")
+    assert train(tmp_path, *other) == 1
+    assert "was made with --optimizer adamw, this run has sgd" in capsys.readouterr().err
+    assert train(tmp_path, *other, "--reset-optimizer") == 0
+    assert "the optimizer's state starts afresh: sgd instead of adamw" in capsys.readouterr().out
+    assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_phase_does_not_keep_the_state_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    take_over, loop_train = Run.take_over, Loop.train
+
+    def remember(self: Run, session: Session, state: dict[str, Any], choice: Choice) -> None:
+        moments = [value for one in state["optimizer"].values() for value in one.values()]
+        given.extend(weakref.ref(tensor) for tensor in (*state["model"].values(), *moments))
+        take_over(self, session, state, choice)
+
+    def count(self: Loop, *, last_phase: bool) -> Ending:
+        alive.append(sum(one() is not None for one in given))
+        return loop_train(self, last_phase=last_phase)
+
+    monkeypatch.setattr(Run, "take_over", remember)
+    monkeypatch.setattr(Loop, "train", count)
+    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 2}])
+    assert train(tmp_path, "--phases", phases) == 0
+    assert len(given) > 20 and alive == [0, 0]
+
+
+def endless_gradients(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A model whose loss is finite, and whose gradients are not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(math.prod(image_shape), classes)
+            self.zero = nn.Parameter(torch.zeros(()))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(images.flatten(1)) + self.zero.sqrt()
+            return logits
+
+    return Model()
+
+
+def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:
+    flags = ("--model", f"{__name__}:endless_gradients", "--precision", "fp16", "--device", "cpu")
+    with pytest.raises(FloatingPointError, match="however small the scale of the loss"):
+        train(tmp_path, *flags, "--steps", "100", "--validate-every", "0")
+    # 65536 is halved until the loss itself would vanish.
+    assert 35 <= step_lines(tmp_path)[-1]["step"] <= 45

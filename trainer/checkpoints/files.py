@@ -70,6 +70,7 @@ def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None)
             former = hashes.read(path)
     with _removed_on_failure(staged.temporary):
         hashes.write(path, [*entries, *(entry for entry in former if entry not in entries)])
+        sync_folder(path.parent)  # a power loss must not leave the new file with the former hash alone
         staged.temporary.replace(path)
         sync_folder(path.parent)
     if former:

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from trainer.checkpoints import best, files, names, rotation, sharded
 from trainer.checkpoints.snapshot import Snapshot
 from trainer.config import Settings
+from trainer.errors import RankError
 from trainer.world import World
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,7 +43,6 @@ class Job:
     def write(self, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None) -> None:
         """Never raises: it may run in a thread of its own. Collective where the checkpoint is sharded."""
         try:
-            self.snapshot.wait()
             _Writing(self, settings, world, before_write).run()
         except OSError as error:
             self.error = error
@@ -59,41 +62,44 @@ class _Writing:
         self.state: files.State
         self.pieces: sharded.Pieces | None
         self.state, self.pieces = job.snapshot.state
+        self.bug: Exception | None = None  # of this rank
 
     def run(self) -> None:
         if self.pieces is None:
+            self.job.snapshot.wait()
             self._write_main({})
             return
-        shards = self._write_shards(self.pieces)
-        error: OSError | None = None
-        if self.world.is_main:
-            try:
-                self._write_main(shards)
-            except OSError as problem:
-                error = problem
-        self.job.published, error = self.world.from_main((self.job.published, error))
-        if error is not None:
-            self._remove_own_shard()
-            raise error
-
-    def _write_shards(self, pieces: sharded.Pieces) -> dict[str, str]:
-        """Writes this rank's shard; all ranks' names of theirs, with hashes. Raises the same OSError on all ranks."""
-        result: tuple[str, int] | OSError
-        try:
-            result = self._write_own_shard(pieces)
-        except OSError as error:
-            result = error
-        everybody = self.world.gather(result)
+        pieces = self.pieces
         shards: dict[str, str] = {}
-        for rank, one in enumerate(everybody):
-            if isinstance(one, OSError):
-                self._remove_own_shard()
-                raise one
+        for rank, one in enumerate(self.world.gather(self._outcome(lambda: self._write_own_shard(pieces)))):
+            if isinstance(one, Exception):
+                self._fail(one)
             shards[self._shard_name(rank)] = one[0]
             self.job.bytes += one[1]
-        return shards
+        main = self._outcome(lambda: self._write_main(shards)) if self.world.is_main else None
+        self.job.published, main = self.world.from_main((self.job.published, main))
+        if isinstance(main, Exception):
+            self._fail(main)
+
+    def _outcome(self, work: Callable[[], T]) -> T | Exception:
+        """What `work` returns, or its error in a form that can be sent: the other ranks wait to hear of this one.
+
+        An OSError is the disk's and goes as it is. Anything else is a bug, which is raised on this rank in full.
+        """
+        try:
+            return work()
+        except OSError as error:
+            return error
+        except Exception as error:
+            self.bug = error
+            return RankError(f"rank {self.world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self._remove_own_shard()
+        raise self.bug or error
 
     def _write_own_shard(self, pieces: sharded.Pieces) -> tuple[str, int]:
+        self.job.snapshot.wait()
         first, *others = self._own_shards()
         staged = files.stage(pieces, first)
         staged.temporary.replace(first)

@@ -159,9 +159,10 @@ def load(path: Path) -> files.State:
 
 
 def check_fits(state: files.State, settings: Settings, path: Path) -> None:
-    """Raises CheckpointError where a checkpoint was made with other shapes than the settings ask for.
+    """Raises CheckpointError where a checkpoint was made with other shapes, or another optimizer, than the settings.
 
-    Phases, the way of working in parallel and the number of ranks may differ.
+    `settings` are those of the phase that goes on. With reset_optimizer the optimizer's state starts afresh. The way of
+    working in parallel and the number of ranks may differ.
     """
     made_with = state.get("config", {})
     wanted = settings.model_dump(mode="json")
@@ -173,6 +174,12 @@ def check_fits(state: files.State, settings: Settings, path: Path) -> None:
                 f"checkpoint {path} was made with {flag(name)} {_shown(value)}, this run has {_shown(wanted[name])};"
                 " use the same value, or --resume none"
             )
+    optimizer = made_with.get("optimizer", settings.optimizer)
+    if optimizer != settings.optimizer and not settings.reset_optimizer:
+        raise CheckpointError(
+            f"checkpoint {path} was made with --optimizer {optimizer}, this run has {settings.optimizer}: use the same,"
+            " or give --reset-optimizer to start the optimizer's state afresh"
+        )
 
 
 def _shown(value: object) -> str:

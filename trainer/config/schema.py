@@ -124,9 +124,7 @@ class DataSettings(_Group):
     )
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
-    persistent_workers: bool = Field(
-        True, description="keep the workers from one validation, or batch size, to the next"
-    )
+    persistent_workers: bool = Field(True, description="keep the workers of training from one batch size to the next")
     cache_bytes: int = Field(
         0, ge=0, description="bytes of memory per reading process for samples already read; 0: none"
     )
@@ -219,7 +217,9 @@ class OptimizerSettings(_Group):
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean squared gradient")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
-    reset_optimizer: bool = Field(False, description="forget the optimizer's state when this phase begins")
+    reset_optimizer: bool = Field(
+        False, description="forget the optimizer's state when this phase begins, or goes on with another optimizer"
+    )
     ema: float = Field(
         0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none"
     )

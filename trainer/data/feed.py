@@ -34,7 +34,8 @@ class Feed:
         self._device = device
         limit = settings.max_broken_samples
         samples = Samples(split, max_broken=limit, cache_bytes=settings.cache_bytes)
-        self._readers = readers_for(Reader(samples, order_for(split, settings.seed), transform), settings, device)
+        reader = Reader(samples, order_for(split, settings.seed), transform)
+        self._readers = readers_for(reader, settings, device, persistent=settings.persistent_workers)
         self._tally = Tally(limit)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins
@@ -114,7 +115,8 @@ class HeldOut:
         self._max_broken = settings.max_broken_samples
         order = Spread(self.samples, len(split) if split.blocks is None else self.samples)
         samples = Samples(split, max_broken=self._max_broken, replace=False)
-        self._readers = readers_for(Reader(samples, order, transform), settings, device)
+        # Not persistent: between validations they would hold as much memory again as those that read for training.
+        self._readers = readers_for(Reader(samples, order, transform), settings, device, persistent=False)
         self._tally = Tally(self._max_broken)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -62,6 +64,9 @@ def _size(sample: Fields) -> int:
     return _ENTRY_BYTES + sum(_TENSOR_BYTES + tensor.nbytes for tensor in sample.values())
 
 
+_RETRY_SECONDS = (0.05, 0.5)
+_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET, errno.ENOTCONN)
+
 _Samples = dict[int, Fields]  # single samples by number
 
 
@@ -81,7 +86,8 @@ class Samples:
     """A split as one process reads it. Picklable as long as nothing was read.
 
     A broken sample is replaced by the next readable one by number, so that a resumed run does the same; with `replace`
-    off it is left out. It is tried once. More than `max_broken` of them are an error, which ends any search.
+    off it is left out. Where the disk or the network failed it is tried again; whatever is broken then stays so. More
+    than `max_broken` of them are an error, which ends any search.
     """
 
     def __init__(self, split: Split, *, max_broken: int, cache_bytes: int = 0, replace: bool = True) -> None:
@@ -95,7 +101,7 @@ class Samples:
         """These samples, stacked; no fields where none is left. Raises TrainerError where too many are broken."""
         if self.cache is None and not self._broken and len(indices):
             try:
-                return Taken(self.split.read(indices), np.arange(len(indices)), {})
+                return Taken(_read_patiently(self.split, indices), np.arange(len(indices)), {})
             except BrokenSample:
                 pass  # which ones, and how many, shows when they are read one by one
         passed: dict[int, str] = {}
@@ -149,7 +155,7 @@ class Samples:
             raise RankError(f"none of the {len(self.split)} samples can be read; the last one: {reason}")
 
     def _read(self, indices: list[int]) -> Fields:
-        batch = self.split.read(np.array(indices, dtype=np.int64))
+        batch = _read_patiently(self.split, np.array(indices, dtype=np.int64))
         if self.cache is not None:
             for row, index in enumerate(indices):
                 self.cache.put(index, _one(batch, row))
@@ -160,6 +166,27 @@ class Samples:
             return {}
         found = [(index, self.cache.get(index)) for index in indices]
         return {index: sample for index, sample in found if sample is not None}
+
+
+def _read_patiently(split: Split, indices: Indices) -> Fields:
+    """`split.read`, tried again where the disk or the network failed in a way that may pass: EIO, ESTALE, a timeout."""
+    for delay in _RETRY_SECONDS:
+        try:
+            return split.read(indices)
+        except BrokenSample as error:
+            if not _may_pass(error):
+                raise
+        time.sleep(delay)
+    return split.read(indices)
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one of the disk or network and not of the content."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__
+    return False
 
 
 def too_many_broken(limit: int, reason: str) -> RankError:

@@ -42,7 +42,9 @@ class JoinedFiles:
                 file.seek(offset)
                 piece = file.read(wanted)
             if len(piece) < wanted:
-                raise OSError(errno.EIO, f"it is shorter than the {size} bytes that it had at first", self._paths[part])
+                raise OSError(
+                    errno.EINVAL, f"it is shorter than the {size} bytes that it had at first", self._paths[part]
+                )
             content += piece
             if len(content) < count:
                 content += b"\n"

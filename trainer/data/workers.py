@@ -39,10 +39,15 @@ class Readers(Protocol):
     def close(self) -> None: ...
 
 
-def readers_for(reader: Reader, settings: Settings, device: torch.device) -> Readers:
-    """As many reading processes as the settings ask for; none reads in this one. Batches are pinned for CUDA alone."""
+def readers_for(reader: Reader, settings: Settings, device: torch.device, *, persistent: bool) -> Readers:
+    """As many reading processes as the settings ask for; none reads in this one. Batches are pinned for CUDA alone.
+
+    Those that are not `persistent` end when their requests are answered.
+    """
     pin = settings.pin_memory and device.type == "cuda"
-    return Workers(reader, settings, pin=pin) if settings.num_workers else InProcess(reader, pin=pin)
+    if not settings.num_workers:
+        return InProcess(reader, pin=pin)
+    return Workers(reader, settings, pin=pin, persistent=persistent)
 
 
 class InProcess:
@@ -70,7 +75,7 @@ class Workers:
     handlers, and sockets that a forked reader would keep open beyond the rank's death, unnoticed by its peers.
     """
 
-    def __init__(self, reader: Reader, settings: Settings, *, pin: bool) -> None:
+    def __init__(self, reader: Reader, settings: Settings, *, pin: bool, persistent: bool) -> None:
         self.count = settings.num_workers
         self._processes: list[BaseProcess] = []
         self._requests = _Requests()
@@ -86,7 +91,7 @@ class Workers:
             sampler=self._requests,
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch,
-            persistent_workers=settings.persistent_workers,
+            persistent_workers=persistent,
             pin_memory=pin,
             multiprocessing_context=context,
             collate_fn=_as_it_is,
@@ -119,6 +124,8 @@ class Workers:
             try:
                 answer = next(self._iterator)
             except StopIteration:
+                if self._loader is not None and not self._loader.persistent_workers:
+                    self._end()
                 return
             except (RuntimeError, OSError, EOFError) as error:
                 raise self._explained(error) from error

@@ -67,8 +67,8 @@ def _complaints(settings: Settings, world: World) -> Iterator[str]:
         yield "--compress-gradients bf16 needs CUDA GPUs; fp16 works between CPUs too"
     if parallel == "data_parallel" and world.size > 1:
         yield f"--parallel data_parallel is for one process, not {world.size}: leave torchrun away, or use ddp"
-    if parallel == "fsdp" and settings.precision == "fp16":
-        yield "--parallel fsdp needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
+    if parallel in ("fsdp", "local_sgd") and settings.precision == "fp16" and world.backend:
+        yield f"--parallel {parallel} needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
     for name in ("cpu_offload", "sharded_checkpoints"):
         if getattr(settings, name) and not world.backend:
             yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"

@@ -21,7 +21,6 @@ from trainer.data.contract import Fields
 from trainer.models.blocks import transformer_blocks
 from trainer.optim import build_optimizer
 from trainer.parallel import collectives
-from trainer.parallel.collectives import take_from_main
 from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
 from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.tasks.objective import Objective
@@ -37,7 +36,7 @@ class Fsdp(Strategy):
         self.data_rank, self.data_ranks = world.rank, world.size
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
-        take_from_main(objective.model.state_dict().values(), world)
+        collectives.take_from_main(objective.model.state_dict().values(), world)
         self._spread(settings)
         # FSDP swaps a module's parameters while it is gathered: these are the ones that stay.
         self._names = names_by_parameter(objective.model)
@@ -62,6 +61,10 @@ class Fsdp(Strategy):
             model.set_requires_gradient_sync(last)
             model.set_is_last_backward(last)
         yield
+
+    def before_measuring(self) -> None:
+        # Buffers, such as batch statistics, are not sharded: until here every rank has those of its own batches.
+        collectives.take_from_main(self.objective.model.buffers(), self.world)
 
     def clip(self, max_norm: float) -> Tensor:
         return collectives.clip_gradients(self._names, limit(max_norm), self.world.device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import Settings
@@ -29,6 +30,15 @@ class LocalSgd(Plain):
         self.can_settle = not objective.exchanges
         self._every = settings.average_every
         take_from_main(objective.model.state_dict().values(), world)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Each rank clips by its own norm; the root of their mean square is returned: all see where one is not finite.
+
+        So all ranks end a run in the same step, before any of them takes part in a save.
+        """
+        square = super().clip(max_norm).double() ** 2 / self.world.size
+        dist.all_reduce(square, group=self.world.group)
+        return square.sqrt()
 
     def after_update(self, step: int) -> None:
         super().after_update(step)
