@@ -36,16 +36,17 @@ def xid_of_hardware(gpu: GpuMoment, limits: Limits) -> Reading:
 
 def ecc(gpu: GpuMoment, limits: Limits) -> Reading:
     """New uncorrected memory errors."""
-    return Reading(None if gpu.ecc_uncorrected_new is None else float(gpu.ecc_uncorrected_new), 0.0)
+    new = gpu.grown.get("ecc_uncorrected")
+    return Reading(None if new is None else float(new), 0.0)
 
 
 def row_remap(gpu: GpuMoment, limits: Limits) -> Reading:
     """1 while a memory row waits to be remapped by a reset, 2 where remapping failed."""
-    if gpu.row_remap_pending is None and gpu.row_remap_failed is None:
+    if gpu.slow is None or (gpu.slow.row_remap_pending is None and gpu.slow.row_remap_failed is None):
         return UNKNOWN
-    if gpu.row_remap_failed:
+    if gpu.slow.row_remap_failed:
         return Reading(2.0, 0.0, "remapping a bad memory row failed")
-    return Reading(float(bool(gpu.row_remap_pending)), 0.0, "a bad memory row waits to be remapped")
+    return Reading(float(bool(gpu.slow.row_remap_pending)), 0.0, "a bad memory row waits to be remapped")
 
 
 def gpu_memory(gpu: GpuMoment, limits: Limits) -> Reading:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputui.gpu.model import GpuSlowSample
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -31,8 +33,9 @@ class GpuMoment:
 
     ``busy_percent`` and ``throttled_percent`` are means over the last minute, ``power_watts`` over five and
     ``power_before_watts`` over the last hour under the same attempt (None before there is enough of it).
-    ``training_run`` is the run that claims the GPU and has made steps. The counts are of what was reported since the
-    moment before.
+    ``training_run`` is the run that claims the GPU and has made steps. ``slow`` is all that the driver gives every few
+    seconds, and ``grown`` by how much each whole number of it is larger than in the moment before. ``xids`` are those
+    reported since then.
     """
 
     uuid: str
@@ -52,9 +55,8 @@ class GpuMoment:
     training_run: str | None = None
     holder: str | None = None
     xids: tuple[int, ...] = ()
-    ecc_uncorrected_new: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failed: bool | None = None
+    slow: GpuSlowSample | None = None
+    grown: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """The alert rules as data: what each looks at, from where on it is trouble, for how long, and what to do then.
 
+A new rule is a row here, a measure in ``measures`` (of a GPU or the host) or ``run_measures``, a case in
+``tests/alerts/test_rules.py`` and ``python -m docs.alert_tables``.
+
 Where a threshold comes from stands with it: NVIDIA's documentation for what the hardware says, else experience with
 training runs, and then it is meant to be changed in ``alerts.yaml`` or in a profile.
 """

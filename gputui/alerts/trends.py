@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any
 
 from gputui.alerts.moments import GpuMoment
-from gputui.gpu.model import GpuFacts, GpuSample
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.gpu.throttle import TROUBLE
 
 MINUTE_SECONDS = 60.0
@@ -59,14 +59,15 @@ class Mean:
 
 @dataclass(slots=True)
 class GpuTrend:
-    """One GPU. ``attempt`` is the run and attempt for which the power is compared."""
+    """One GPU. ``attempt`` is the run and attempt for which the power is compared; ``counts`` are the newest whole
+    numbers of the slow tier, by name."""
 
     attempt: str | None = None
     busy: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
     throttled: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
     power: Mean = field(default_factory=lambda: Mean(POWER_SECONDS))
     power_before: Mean = field(default_factory=lambda: Mean(POWER_BEFORE_SECONDS))
-    ecc_uncorrected: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
 
     def moment(
         self,
@@ -77,12 +78,11 @@ class GpuTrend:
         training: tuple[str, int] | None,
         holder: str | None,
         xids: tuple[int, ...] = (),
-        ecc_uncorrected: int | None = None,
-        row_remap: tuple[bool | None, bool | None] = (None, None),
+        slow: GpuSlowSample | None = None,
     ) -> GpuMoment:
         """The GPU now. ``sample`` is None while the driver says nothing; ``training`` is the run and attempt that
-        train on it, ``ecc_uncorrected`` the driver's counter."""
-        ecc_new = self._ecc(ecc_uncorrected)
+        train on it."""
+        grown = self._grown(slow)
         attempt = None if training is None else f"{training[0]} {training[1]}"
         if attempt != self.attempt:
             # What was drawn under another run says nothing of this one.
@@ -91,9 +91,8 @@ class GpuTrend:
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
         if sample is None or sample.state == "error":
             return GpuMoment(
-                facts.uuid, facts.index, is_known=False, xids=xids, ecc_uncorrected_new=ecc_new,
+                facts.uuid, facts.index, is_known=False, xids=xids, slow=slow, grown=grown,
                 training_run=training[0] if training else None,
-                row_remap_pending=row_remap[0], row_remap_failed=row_remap[1],
             )  # fmt: skip
         reasons = sample.throttle_reasons
         held = None if reasons is None else 100.0 * any(reason in TROUBLE for reason in reasons)
@@ -119,17 +118,18 @@ class GpuTrend:
             training_run=training[0] if training else None,
             holder=holder,
             xids=xids,
-            ecc_uncorrected_new=ecc_new,
-            row_remap_pending=row_remap[0],
-            row_remap_failed=row_remap[1],
+            slow=slow,
+            grown=grown,
         )
 
-    def _ecc(self, counted: int | None) -> int | None:
-        """How many more than before; the first count, and a smaller one (the driver was loaded anew), tell nothing."""
-        if counted is None:
-            return None
-        before, self.ecc_uncorrected = self.ecc_uncorrected, counted
-        return max(0, counted - before) if before is not None else 0
+    def _grown(self, slow: GpuSlowSample | None) -> dict[str, int]:
+        """How much more than before; the first count, and a smaller one (the driver was loaded again), tell nothing."""
+        if slow is None:
+            return {}
+        counts = {each.name: value for each in fields(slow) if type(value := getattr(slow, each.name)) is int}
+        grown = {name: max(0, value - self.counts.get(name, value)) for name, value in counts.items()}
+        self.counts |= counts
+        return grown
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,7 +138,7 @@ class GpuTrend:
             "throttled": self.throttled.to_json(),
             "power": self.power.to_json(),
             "power_before": self.power_before.to_json(),
-            "ecc_uncorrected": self.ecc_uncorrected,
+            "counts": self.counts,
         }
 
     @classmethod
@@ -150,7 +150,7 @@ class GpuTrend:
             throttled=Mean.from_json(MINUTE_SECONDS, data["throttled"]),
             power=Mean.from_json(POWER_SECONDS, data["power"]),
             power_before=Mean.from_json(POWER_BEFORE_SECONDS, data["power_before"]),
-            ecc_uncorrected=None if data["ecc_uncorrected"] is None else int(data["ecc_uncorrected"]),
+            counts={str(name): int(value) for name, value in data.get("counts", {}).items()},
         )
 
 

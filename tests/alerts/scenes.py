@@ -9,11 +9,16 @@ from gputui.alerts.engine import Change, Engine, Key
 from gputui.alerts.in_force import InForce, changed, standard
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
 from gputui.alerts.sentences import sentence
+from gputui.gpu.model import GpuSlowSample
 
 GIB = 2**30
 Moment = GpuMoment | HostMoment | RunMoment
 Scene = Iterable[tuple[Moment, float]]
 """Moments, and for how many seconds each lasts."""
+
+
+def slow(**values: Any) -> GpuSlowSample:
+    return GpuSlowSample("GPU-a", **values)
 
 
 def gpu(**values: Any) -> GpuMoment:
@@ -32,9 +37,8 @@ def gpu(**values: Any) -> GpuMoment:
         "power_watts": 600.0,
         "power_before_watts": 600.0,
         "training_run": "vit-1",
-        "ecc_uncorrected_new": 0,
-        "row_remap_pending": False,
-        "row_remap_failed": False,
+        "slow": slow(row_remap_pending=False, row_remap_failed=False),
+        "grown": {"ecc_uncorrected": 0},
     }
     return GpuMoment(**{**usual, **values})
 

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.alerts.moments import Stagnation
 from gputui.alerts.rules import RULES
-from tests.alerts.scenes import GIB, Scene, Stage, gpu, host, run
+from tests.alerts.scenes import GIB, Scene, Stage, gpu, host, run, slow
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ CASES: dict[str, Case] = {
         {"only what a kill leaves": [(gpu(xids=(45,)), 1)], "hardware has a rule of its own": [(gpu(xids=(48,)), 1)]},
     ),
     "ecc": Case(
-        [(gpu(ecc_uncorrected_new=2), 1)],
+        [(gpu(grown={"ecc_uncorrected": 2}), 1)],
         "GPU 3 counted 2 new uncorrected memory errors",
-        {"none new": [(gpu(ecc_uncorrected_new=0), 60)], "no counter": [(gpu(ecc_uncorrected_new=None), 60)]},
+        {"none new": [(gpu(grown={"ecc_uncorrected": 0, "pcie_width": 7}), 60)], "no counter": [(gpu(grown={}), 60)]},
     ),
     "row_remap": Case(
-        [(gpu(row_remap_pending=True), 1)],
+        [(gpu(slow=slow(row_remap_pending=True)), 1)],
         "GPU 3: a bad memory row waits to be remapped",
-        {"nothing pending": [(gpu(), 60)], "not told": [(gpu(row_remap_pending=None, row_remap_failed=None), 60)]},
+        {"nothing pending": [(gpu(), 60)], "not told": [(gpu(slow=slow()), 60)]},
     ),
     "gpu_memory": Case(
         [(gpu(memory_used_bytes=78 * GIB), 302)],
@@ -216,8 +216,7 @@ def test_what_is_unknown_neither_raises_nor_clears(rule_id: str) -> None:
     unknown = {
         "gpu": gpu(
             is_known=False, utilization_percent=None, busy_percent=None, memory_used_bytes=None,
-            temperature_celsius=None, throttled_percent=None, power_watts=None, ecc_uncorrected_new=None,
-            row_remap_pending=None, row_remap_failed=None,
+            temperature_celsius=None, throttled_percent=None, power_watts=None, slow=None, grown={},
         ),
         "host": host(
             memory_used_bytes=None, memory_growth_bytes_per_hour=None, disk_used_bytes=None, shm_used_bytes=None
@@ -255,5 +254,5 @@ def test_gradients_that_are_no_number_count_as_large(norm: float) -> None:
 
 def test_a_remap_that_failed_says_so() -> None:
     stage = Stage("row_remap")
-    assert stage.play([(gpu(row_remap_failed=True), 1)]) == ["raised"]
+    assert stage.play([(gpu(slow=slow(row_remap_failed=True)), 1)]) == ["raised"]
     assert stage.sentence("GPU 3") == "GPU 3: remapping a bad memory row failed"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 
 import pytest
 
 from gputui.alerts.run_trends import RunTrend
 from gputui.alerts.schedules import Schedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth, Mean
-from gputui.gpu.model import GpuFacts, GpuSample
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 
 FACTS = GpuFacts("GPU-a", 0, "x")
 
@@ -57,10 +58,23 @@ def test_counted_errors_tell_only_what_is_new() -> None:
     sample = GpuSample("GPU-a")
     counts = [7, 7, None, 9, 9, 2, 3]
     found = [
-        trend.moment(sample, FACTS, 1.0, training=None, holder=None, ecc_uncorrected=count).ecc_uncorrected_new
+        trend.moment(sample, FACTS, 1.0, training=None, holder=None, slow=GpuSlowSample("GPU-a", ecc_uncorrected=count))
         for count in counts
     ]
-    assert found == [0, 0, None, 2, 0, 0, 1], "a smaller count is a driver that began anew"
+    grown = [moment.grown.get("ecc_uncorrected") for moment in found]
+    assert grown == [0, 0, None, 2, 0, 0, 1], "a smaller count is a driver that began anew"
+    assert GpuTrend.from_json(trend.to_json()).counts == {"ecc_uncorrected": 3}
+
+
+def test_a_rule_sees_every_value_of_the_slow_tier_and_how_its_counts_grow() -> None:
+    """So that an alert on another value of the driver is a row and a measure."""
+    trend = GpuTrend()
+    for value in (3, 5):
+        numbers = {each.name: value for each in fields(GpuSlowSample) if each.name != "uuid"}
+        slow = GpuSlowSample("GPU-a", **numbers)  # type: ignore[arg-type]
+        moment = trend.moment(None, FACTS, 1.0, training=None, holder=None, slow=slow)
+        assert moment.slow == slow
+    assert dict(moment.grown) == dict.fromkeys(numbers, 2)
 
 
 def test_growth_is_the_slower_of_both_halves() -> None:

@@ -155,7 +155,6 @@ class AlertMoments:
             trend = self.gpus.get(uuid)
             if trend is None:
                 trend = self.gpus[uuid] = GpuTrend()
-            slow = recorder.slow.get(uuid) if is_fresh else None
             record = claims.get(uuid)
             sample = recorder.fast.get(uuid) if is_fresh else None
             moments.append(
@@ -166,8 +165,7 @@ class AlertMoments:
                     training=None if record is None else (record.run_id, record.number),
                     holder=self._holder(uuid) if sample is not None and sample.utilization_percent == 0 else None,
                     xids=tuple(xids.get(uuid, ())),
-                    ecc_uncorrected=slow.ecc_uncorrected if slow else None,
-                    row_remap=(slow.row_remap_pending, slow.row_remap_failed) if slow else (None, None),
+                    slow=recorder.slow.get(uuid) if is_fresh else None,
                 )
             )
         return moments
