@@ -159,7 +159,7 @@ class Navigation:
         self._app.push_screen(ConfirmScreen(title, text), decide)
 
     def do_help(self) -> None:
-        from gputui.tui.dialogs.help import HelpScreen
+        from gputui.tui.dialogs.sheet import HelpScreen
 
         self._app.push_screen(HelpScreen(self.page.context()))
 

@@ -10,8 +10,8 @@ from textual.screen import Screen
 from gputui.tui.actions import find
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.snapshot import Interest
-from gputui.tui.dialogs.help import HelpScreen
 from gputui.tui.dialogs.settings import SettingsScreen
+from gputui.tui.dialogs.sheet import HelpScreen
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen

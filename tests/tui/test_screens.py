@@ -17,9 +17,8 @@ from gputui.tui import commands as asking
 from gputui.tui.app import AgentState, GputuiApp, SnapshotRead
 from gputui.tui.data.feed import Feed
 from gputui.tui.dialogs.confirm import ConfirmScreen
-from gputui.tui.dialogs.help import HelpScreen
 from gputui.tui.dialogs.palette import PaletteScreen
-from gputui.tui.dialogs.sheet import SheetScreen
+from gputui.tui.dialogs.sheet import HelpScreen, SheetScreen
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen

@@ -15,7 +15,7 @@ from gputui.tui import settings as kept
 from gputui.tui.actions import ACTIONS, Scope, actions_in
 from gputui.tui.actions.keymap import key_name, resolve
 from gputui.tui.app import GputuiApp
-from gputui.tui.dialogs.settings_items import ITEMS
+from gputui.tui.dialogs.settings import ITEMS
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.settings import Preferences, Settings
 from tests.tui.conftest import StillFeed

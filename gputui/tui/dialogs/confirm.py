@@ -4,46 +4,28 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual import events
-from textual.app import ComposeResult
-from textual.screen import ModalScreen
-
 from gputui.charts.chart import Line
-from gputui.tui.layout.boxes import box
 from gputui.tui.layout.columns import fit_line, wrap
-from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.dialog import Content, Dialog
 
 
-class ConfirmScreen(ModalScreen[bool]):
-    """Answers True for y, False for n or escape; every other key is ignored, Enter too."""
+class ConfirmScreen(Dialog[bool]):
+    """Answers True for y, None for n or escape; every other key is ignored, Enter too."""
 
-    BINDINGS: ClassVar = []
-    WIDTH: ClassVar = 64
+    PANE_ID = "confirm"
+    CLOSING: ClassVar = frozenset({"n", "N", "escape", "q", "ctrl+c"})
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
         self._title = title
         self._text = text
-        self._pane = Pane(id="confirm")
 
-    def compose(self) -> ComposeResult:
-        self._draw()
-        yield self._pane
-
-    def on_resize(self) -> None:
-        self._draw()
-
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        if event.key in ("y", "Y"):
+    def press(self, key: str) -> bool:
+        if key in ("y", "Y"):
             self.dismiss(True)
-        elif event.key in ("n", "N", "escape", "q", "ctrl+c"):
-            self.dismiss(False)
+        return True
 
-    def _draw(self) -> None:
-        width = min(self.WIDTH, self.app.size.width)
-        body: list[Line] = [[(part, "text")] for part in wrap(self._text, width - 4)]
+    def content(self, width: int) -> Content:
+        body: list[Line] = [[(part, "text")] for part in wrap(self._text, width)]
         choice: Line = [("y", "key"), (" yes   ", "text"), ("n", "key"), (" no", "text")]
-        lines = box(self._title, [*body, fit_line([], width - 4), choice], width)
-        self._pane.styles.width = width
-        self._pane.show(lines, height=len(lines))
+        return Content(self._title, [*body, fit_line([], width), choice])

@@ -8,23 +8,19 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from textual import events
-from textual.app import ComposeResult
 from textual.message import Message
-from textual.screen import ModalScreen
 
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.tui.actions import actions_in
-from gputui.tui.dialogs.settings_items import ITEMS
-from gputui.tui.layout.boxes import box
+from gputui.tui.dialogs.settings import ITEMS
 from gputui.tui.layout.columns import between, fit_line
 from gputui.tui.layout.words import run_sign
 from gputui.tui.shell import Shell
 from gputui.tui.theme.colors import THEMES
+from gputui.tui.widgets.dialog import Content, Dialog
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.page import ActionScreen, Choice
-from gputui.tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
@@ -43,11 +39,12 @@ class Found(Message):
         self.choices = choices
 
 
-class PaletteScreen(ModalScreen[Choice | None]):
+class PaletteScreen(Dialog[Choice]):
     """A line to type into and the choices that fit; Enter takes the one under the cursor."""
 
-    BINDINGS: ClassVar = []
-    WIDTH: ClassVar = 76
+    WIDTH = 76
+    PANE_ID = "palette"
+    CLOSES_BESIDE = True
     ROWS: ClassVar = 12
 
     def __init__(self, choices: Sequence[Choice], more: Callable[[], Sequence[Choice]] | None = None) -> None:
@@ -55,15 +52,10 @@ class PaletteScreen(ModalScreen[Choice | None]):
         super().__init__()
         self._choices = list(choices)
         self._more = more
-        self._edit = LineEdit()
+        self.edit: LineEdit = LineEdit()
         self._place = 0
         self._top = 0
         self._room = 1
-        self._pane = Pane(id="palette")
-
-    def compose(self) -> ComposeResult:
-        self._draw()
-        yield self._pane
 
     def on_mount(self) -> None:
         if self._more is not None:
@@ -78,83 +70,55 @@ class PaletteScreen(ModalScreen[Choice | None]):
         self._choices += message.choices
         if current is not None:
             self._place = self._found().index(current)
-        self._draw()
+        self.draw()
 
     def _found(self) -> list[Choice]:
-        return ranked(self._choices, self._edit.text, lambda each: (each.searched, each.hint, each.why_not is None))
+        return ranked(self._choices, self.edit.text, lambda each: (each.searched, each.hint, each.why_not is None))
 
     def _current(self) -> Choice | None:
         found = self._found()
         return found[self._place] if self._place < len(found) else None
 
-    def on_resize(self) -> None:
-        self._draw()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click takes a choice; one beside the palette closes it."""
-        event.stop()
-        if event.widget is not self._pane:
-            self.dismiss(None)
-            return
-        place = self._top + event.y - 2
+    def click(self, row: int) -> None:
+        """A click takes a choice."""
+        place = self._top + row - 1
         found = self._found()
-        if event.y >= 2 and place < min(len(found), self._top + self._room):
+        if row >= 1 and place < min(len(found), self._top + self._room):
             self.dismiss(found[place])
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self._move(1)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self._move(-1)
-
-    def _move(self, by: int) -> None:
+    def scroll(self, by: int) -> None:
         self._place = min(max(0, self._place + by), max(0, len(self._found()) - 1))
-        self._draw()
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        if event.key in ("escape", "ctrl+c"):
-            self.dismiss(None)
-        elif event.key == "enter":
+    def edited(self) -> None:
+        self._place = 0
+
+    def press(self, key: str) -> bool:
+        if key == "enter":
             self.dismiss(self._current())
-        elif event.key in ("down", "ctrl+n", "tab"):
-            self._move(1)
-        elif event.key in ("up", "ctrl+p", "shift+tab"):
-            self._move(-1)
-        elif event.key in ("pagedown", "pageup"):
-            self._move(self._room if event.key == "pagedown" else -self._room)
-        elif (edit := self._edit.press(event.key)) is not None:
-            self._edit, self._place = edit, 0
-        elif event.character is not None and event.is_printable:
-            self._edit, self._place = self._edit.insert(event.character), 0
-        self._draw()
+        elif key in ("down", "ctrl+n", "tab"):
+            self.scroll(1)
+        elif key in ("up", "ctrl+p", "shift+tab"):
+            self.scroll(-1)
+        elif key in ("pagedown", "pageup"):
+            self.scroll(self._room if key == "pagedown" else -self._room)
+        else:
+            return False
+        return True
 
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        self._edit, self._place = self._edit.insert(event.text), 0
-        self._draw()
-
-    def _draw(self) -> None:
-        columns, rows = self.app.size
-        width = min(self.WIDTH, columns)
-        inner = width - 4
+    def content(self, width: int) -> Content:
         found = self._found()
-        room = self._room = max(1, min(self.ROWS, rows - 5))
+        room = self._room = max(1, min(self.ROWS, self.app.size.height - 5))
         top = self._top = max(0, self._place - room + 1)
-        lines: list[Line] = [[("› ", "cursor"), *self._edit.spans(inner - 2)]]
+        lines: list[Line] = [[("› ", "cursor"), *self.edit.spans(width - 2)]]
         for number, choice in enumerate(found[top : top + room], top):
             current = number == self._place
             style = "dim" if choice.why_not else "cursor" if current else "text"
             title = ("▸ " if current else "  ") + choice.title
-            lines.append(between([(title, style)], [(" " + (choice.why_not or choice.hint), "dim")], inner))
+            lines.append(between([(title, style)], [(" " + (choice.why_not or choice.hint), "dim")], width))
         if not found:
-            lines.append(fit_line([("  Nothing fits.", "dim")], inner))
-        lines += [fit_line([], inner)] * (room + 1 - len(lines))
-        shown = box("Find", lines, width, f"{len(found)} of {len(self._choices)}")
-        self._pane.styles.width = width
-        self._pane.show(shown, height=len(shown))
+            lines.append(fit_line([("  Nothing fits.", "dim")], width))
+        lines += [fit_line([], width)] * (room + 1 - len(lines))
+        return Content("Find", lines, f"{len(found)} of {len(self._choices)}")
 
 
 # --- what can be chosen

@@ -1,36 +1,73 @@
-"""Choosing GPUs for a launch from a table of how each stands now."""
+"""Choosing GPUs for a launch from a table: how much room each has, who is on it, and why not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from textual import events
 from textual.app import ComposeResult
-from textual.screen import ModalScreen
 
 from gputui.charts.chart import Line
+from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.tui.data.snapshot import Snapshot
-from gputui.tui.dialogs.gpu_table import GpuChoice, picker_lines
-from gputui.tui.layout.boxes import box
-from gputui.tui.layout.columns import fit_line
-from gputui.tui.shell import Shell
-from gputui.tui.widgets.pane import Pane
+from gputui.charts.units import celsius, gibibytes, percent
+from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
+from gputui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
 
 
-HEAD_LINES = 2
-"""The frame and the names of the columns, above the rows."""
+@dataclass(frozen=True)
+class GpuChoice:
+    """One row. ``state`` says in words who has it or what is wrong; ``style`` how that is shown."""
+
+    index: int
+    name: str
+    free_bytes: int | None
+    total_bytes: int | None
+    utilization_percent: float | None
+    temperature_celsius: float | None
+    state: str
+    style: str
+    is_chosen: bool
+    is_recommended: bool
 
 
-class PickGpusScreen(ModalScreen[str | None]):
+def picker_lines(choices: Sequence[GpuChoice], cursor: int, top: int, rows: int, width: int) -> list[Line]:
+    """The head and the rows from ``top`` on."""
+    placed = place(_COLUMNS, width - 2)
+    lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
+    for number, choice in enumerate(choices[top : top + rows], top):
+        mark: Span = ("▸ " if number == cursor else "  ", "cursor")
+        lines.append([mark, *row_line(placed, choice, width - 2)])
+    return lines
+
+
+_COLUMNS: tuple[Column[GpuChoice], ...] = (
+    Column("", 3, lambda row, _: [("[x]" if row.is_chosen else "[ ]", "accent" if row.is_chosen else "dim")]),
+    Column("#", 3, lambda row, _: [(str(row.index), "label")], align=">"),
+    Column(
+        "free GiB",
+        11,
+        lambda row, _: [(gibibytes(row.free_bytes), "text"), (f" / {gibibytes(row.total_bytes, 0)}", "dim")],
+        align=">",
+    ),
+    Column("util", 5, lambda row, _: [(percent(row.utilization_percent), "text")], align=">", importance=2),
+    Column("temp", 6, lambda row, _: [(celsius(row.temperature_celsius), "text")], align=">", importance=3),
+    Column("who", 16, lambda row, _: [(row.state, row.style)], grow=2, most=60),
+    Column("", 11, lambda row, _: [("recommended" if row.is_recommended else "", "good")], importance=1),
+    Column("model", 18, lambda row, _: [(row.name, "dim")], importance=4, grow=1, most=32),
+)
+
+
+class PickGpusScreen(Dialog[str]):
     """Answers with a selection as the form's field takes it (``0,2``), or None when nothing was chosen."""
 
-    BINDINGS: ClassVar = []
-    WIDTH: ClassVar = 100
+    WIDTH = 100
+    PANE_ID = "sheet"
+    CLOSING: ClassVar = frozenset({"escape", "ctrl+c", "q"})
 
     def __init__(self, count: int, memory_bytes: int | None, chosen: Sequence[str] = ()) -> None:
         super().__init__()
@@ -39,25 +76,15 @@ class PickGpusScreen(ModalScreen[str | None]):
         self._chosen = set(chosen)
         self._cursor = 0
         self._top = 0
-        self._pane = Pane(id="sheet")
 
     def compose(self) -> ComposeResult:
-        if not self._chosen:
-            self._chosen = set(self._recommended())
-        self.paint()
-        yield self._pane
-
-    def on_resize(self) -> None:
-        self.paint()
-
-    @property
-    def _snapshot(self) -> Snapshot:
-        return cast("Shell", self.app).snapshot
+        self._chosen = self._chosen or set(self._recommended())
+        yield from super().compose()
 
     def _situation(self) -> GpuSituation | None:
         from gputui.profiles.situation import situation_of
 
-        snapshot = self._snapshot
+        snapshot = self.shell.snapshot
         return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
 
     def _recommended(self) -> tuple[str, ...]:
@@ -72,7 +99,7 @@ class PickGpusScreen(ModalScreen[str | None]):
         situation, recommended = self._situation(), self._recommended()
         facts = {} if situation is None else {gpu.uuid: gpu for gpu in situation.facts}
         found = []
-        for gpu in self._snapshot.gpus:
+        for gpu in self.shell.snapshot.gpus:
             state, style = "free", "good"
             if situation is not None and gpu.uuid in facts:
                 fact = facts[gpu.uuid]
@@ -95,61 +122,43 @@ class PickGpusScreen(ModalScreen[str | None]):
             )  # fmt: skip
         return found
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        gpus = self._snapshot.gpus
-        if event.key in ("escape", "ctrl+c", "q"):
-            self.dismiss(None)
-            return
-        if event.key == "enter":
+    def press(self, key: str) -> bool:
+        gpus = self.shell.snapshot.gpus
+        if key == "enter":
             indices = [str(gpu.index) for gpu in gpus if gpu.uuid in self._chosen]
             # One index alone would be a number of GPUs.
             self.dismiss((",".join(indices) + ("," if len(indices) == 1 else "")) if indices else None)
-            return
-        if event.key in ("down", "j"):
-            self._cursor = min(self._cursor + 1, max(0, len(gpus) - 1))
-        elif event.key in ("up", "k"):
-            self._cursor = max(0, self._cursor - 1)
-        elif event.key == "space" and self._cursor < len(gpus):
+        elif key in ("down", "j"):
+            self.scroll(1)
+        elif key in ("up", "k"):
+            self.scroll(-1)
+        elif key == "space" and self._cursor < len(gpus):
             self._chosen ^= {gpus[self._cursor].uuid}
-        elif event.key == "r":
+        elif key == "r":
             self._chosen = set(self._recommended())
-        self.paint()
+        return True
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self._cursor = min(self._cursor + 1, max(0, len(self._snapshot.gpus) - 1))
-        self.paint()
+    def scroll(self, by: int) -> None:
+        self._cursor = max(0, min(self._cursor + by, len(self.shell.snapshot.gpus) - 1))
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self._cursor = max(0, self._cursor - 1)
-        self.paint()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click chooses a row, one on the chosen row takes the GPU or leaves it."""
-        event.stop()
-        gpus = self._snapshot.gpus
-        place = self._top + event.y - HEAD_LINES
-        if event.widget is self._pane and event.y >= HEAD_LINES and place < len(gpus):
+    def click(self, row: int) -> None:
+        """A click chooses a row, one on the chosen row takes the GPU or leaves it. The columns' names are above."""
+        gpus = self.shell.snapshot.gpus
+        place = self._top + row - 1
+        if row >= 1 and place < len(gpus):
             if place == self._cursor:
                 self._chosen ^= {gpus[place].uuid}
             self._cursor = place
-            self.paint()
 
-    def paint(self) -> None:
-        """Draw the GPUs as they stand in the newest snapshot."""
-        columns, rows = self.app.size
-        width = min(self.WIDTH, columns)
+    def content(self, width: int) -> Content:
+        """The GPUs as they are in the newest snapshot."""
         choices = self.choices()
-        room = max(1, min(len(choices), rows - 6))
+        room = max(1, min(len(choices), self.app.size.height - 6))
         self._top = min(max(self._top, self._cursor - room + 1), self._cursor)
-        lines: list[Line] = picker_lines(choices, self._cursor, self._top, room, width - 4)
+        lines: list[Line] = picker_lines(choices, self._cursor, self._top, room, width)
         if not choices:
-            lines = [fit_line([("No GPU is known; a run can go on the CPU with 0.", "dim")], width - 4)]
+            lines = [fit_line([("No GPU is known; a run can go on the CPU with 0.", "dim")], width)]
         number = sum(choice.is_chosen for choice in choices)
         chosen = "1 chosen" if number == 1 else f"{number} chosen"
         note = f"{chosen} · space takes · r recommended · ↵ done · esc back"
-        shown = box(f"Choose GPUs · the profile asks for {self._count}", lines, width, note)
-        self._pane.styles.width = width
-        self._pane.show(shown, height=len(shown))
+        return Content(f"Choose GPUs · the profile asks for {self._count}", lines, note)

@@ -1,90 +1,127 @@
-"""The settings, to change with keys; each change holds at once."""
+"""The settings, to change with keys; each change takes effect at once."""
 
 from __future__ import annotations
 
 import os
-from typing import ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
-from textual import events
-from textual.app import ComposeResult
-from textual.screen import ModalScreen
-
-from gputui.tui.dialogs.settings_items import ITEMS, settings_lines, turned
-from gputui.tui.layout.boxes import box
-from gputui.tui.shell import Shell
-from gputui.tui.widgets.pane import Pane
+from gputui.charts.chart import Line
+from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.settings import CHOICES, Settings
+from gputui.tui.widgets.dialog import Content, Dialog
 
 
-class SettingsScreen(ModalScreen[None]):
+class Item(NamedTuple):
+    """One line of the sheet. ``values`` are what it can be, in order."""
+
+    name: str
+    label: str
+    values: tuple[Any, ...]
+    help: str
+    word: Callable[[Any], str] = str
+
+
+def _on_off(value: object) -> str:
+    return "on" if value else "off"
+
+
+ITEMS: tuple[Item, ...] = (
+    Item("theme", "theme", CHOICES["theme"], "colours; NO_COLOR in the environment means mono whatever is chosen here"),
+    Item("characters", "characters", CHOICES["characters"],
+         "what curves and signs are drawn with; auto looks at the locale, GPUTUI_ASCII=1 asks for ASCII"),
+    Item("mouse", "mouse", CHOICES["mouse"], "auto: on, but off over SSH; hold shift to select text as ever"),
+    Item("refresh_seconds", "update at most every", (0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
+         "keys are answered at once whatever it is", lambda value: f"{value:g} s"),
+    Item("slow_line", "slow line", CHOICES["slow_line"],
+         "auto: fewer updates while the line does not keep up; on: always fewer"),
+    Item("title", "terminal's title", (False, True), "counts of runs and the worst state, in the window's title",
+         _on_off),
+    Item("bell", "bell", (False, True), "ring when something bad happens: warnings and errors among the events",
+         _on_off),
+    Item("fold", "GPUs together", (False, True), "begin with all GPUs together instead of each in a row", _on_off),
+)  # fmt: skip
+
+
+def turned(settings: Settings, item: Item, by: int) -> Any:
+    """The value ``by`` places further, going round."""
+    value = getattr(settings, item.name)
+    values = item.values
+    place = values.index(value) if value in values else min(range(len(values)), key=lambda n: _far(values[n], value))
+    return values[(place + by) % len(values)]
+
+
+def settings_lines(settings: Settings, place: int, width: int, overruled: Mapping[str, str]) -> list[Line]:
+    """A line for each setting and what the one under the cursor means. ``overruled`` says of some why they have no
+    effect now."""
+    label_width = max(len(item.label) for item in ITEMS) + 2
+    lines: list[Line] = []
+    for number, item in enumerate(ITEMS):
+        current = number == place
+        value = item.word(getattr(settings, item.name))
+        lines.append(
+            fit_line(
+                [
+                    ("▸ " if current else "  ", "cursor"),
+                    (f"{item.label:<{label_width}}", "cursor" if current else "text"),
+                    ("← " if current else "  ", "dim"),
+                    (value, "title" if current else "text"),
+                    (" →" if current else "", "dim"),
+                    (f"  {overruled[item.name]}" if item.name in overruled else "", "warn"),
+                ],
+                width,
+            )
+        )
+    lines.append(fit_line([], width))
+    help_parts = wrap(ITEMS[place].help, width - 2)
+    lines += [fit_line([("  ", "text"), (part, "dim")], width) for part in help_parts]
+    return lines + [fit_line([], width)] * (2 - len(help_parts))
+
+
+def _far(one: Any, other: Any) -> float:
+    return abs(float(one) - float(other)) if isinstance(one, float) and isinstance(other, float) else 1.0
+
+
+class SettingsScreen(Dialog[None]):
     """Arrows choose and change; escape, enter or the key that opened it close."""
 
-    BINDINGS: ClassVar = []
-    WIDTH: ClassVar = 72
+    WIDTH = 72
+    PANE_ID = "settings"
+    CLOSING: ClassVar = frozenset({"escape", "enter", "comma", "f2", "q", "ctrl+c"})
+    CLOSES_BESIDE = True
 
     def __init__(self) -> None:
         super().__init__()
         self._place = 0
-        self._pane = Pane(id="settings")
 
-    @property
-    def _shell(self) -> Shell:
-        return cast("Shell", self.app)
-
-    def compose(self) -> ComposeResult:
-        self._draw()
-        yield self._pane
-
-    def on_resize(self) -> None:
-        self._draw()
-
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        if event.key in ("down", "j", "tab"):
+    def press(self, key: str) -> bool:
+        if key in ("down", "j", "tab"):
             self._place = (self._place + 1) % len(ITEMS)
-        elif event.key in ("up", "k", "shift+tab"):
+        elif key in ("up", "k", "shift+tab"):
             self._place = (self._place - 1) % len(ITEMS)
-        elif event.key in ("right", "l", "space"):
+        elif key in ("right", "l", "space"):
             self._turn(1)
-        elif event.key in ("left", "h"):
+        elif key in ("left", "h"):
             self._turn(-1)
-        elif event.key in ("escape", "enter", "comma", "f2", "q", "ctrl+c"):
-            self.dismiss(None)
-            return
-        self._draw()
+        return True
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self._place = min(self._place + 1, len(ITEMS) - 1)
-        self._draw()
+    def scroll(self, by: int) -> None:
+        self._place = min(max(self._place + by, 0), len(ITEMS) - 1)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self._place = max(self._place - 1, 0)
-        self._draw()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click chooses a line, on the chosen one it changes the value; beside the sheet it closes."""
-        event.stop()
-        if event.widget is not self._pane:
-            self.dismiss(None)
-            return
-        place = event.y - 1
-        if 0 <= place < len(ITEMS):
-            if place == self._place:
+    def click(self, row: int) -> None:
+        """A click chooses a line, on the chosen one it changes the value."""
+        if 0 <= row < len(ITEMS):
+            if row == self._place:
                 self._turn(1)
-            self._place = place
-            self._draw()
+            self._place = row
 
     def _turn(self, by: int) -> None:
         item = ITEMS[self._place]
-        self._shell.change(**{item.name: turned(self._shell.settings, item, by)})
+        self.shell.change(**{item.name: turned(self.shell.settings, item, by)})
 
-    def _draw(self) -> None:
-        width = min(self.WIDTH, self.app.size.width)
+    def content(self, width: int) -> Content:
         overruled = {"theme": "NO_COLOR is set"} if self.app.no_color else {}
         if os.environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
             overruled["characters"] = "GPUTUI_ASCII is set"
-        lines = settings_lines(self._shell.settings, self._place, width - 4, overruled)
-        shown = box("Settings", lines, width, "↑↓ choose  ←→ change  esc closes")
-        self._pane.styles.width = width
-        self._pane.show(shown, height=len(shown))
+        lines = settings_lines(self.shell.settings, self._place, width, overruled)
+        return Content("Settings", lines, "↑↓ choose  ←→ change  esc closes")

@@ -1,78 +1,63 @@
-"""Text to read above a screen."""
+"""Text to read above a page: of a process, of parameters, of a launch; and the keys of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from textual import events
-from textual.app import ComposeResult
-from textual.screen import ModalScreen
-
 from gputui.charts.chart import Line
-from gputui.tui.layout.boxes import box
+from gputui.tui.actions import Context
+from gputui.tui.actions.footer import help_lines
 from gputui.tui.layout.columns import wrap
-from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.dialog import Content, Dialog
 
 WHEEL_LINES = 3
+_STEPS = {"down": 1, "j": 1, "pagedown": 10, "space": 10, "up": -1, "k": -1, "pageup": -10}
 
 
-class SheetScreen(ModalScreen[None]):
+class SheetScreen(Dialog[None]):
     """Lines in a frame; arrows scroll, any other key closes."""
 
-    BINDINGS: ClassVar = []
-    WIDTH: ClassVar = 120
+    WIDTH = 120
+    PANE_ID = "sheet"
+    CLOSES_BESIDE = True
 
     def __init__(self, title: str, texts: Sequence[str] = ()) -> None:
         super().__init__()
         self._title = title
         self._texts = tuple(texts)
         self._top = 0
-        self._pane = Pane(id="sheet")
 
-    def compose(self) -> ComposeResult:
-        self._draw()
-        yield self._pane
-
-    def on_resize(self) -> None:
-        self._draw()
-
-    def content(self, width: int) -> list[Line]:
-        """The lines for a width."""
+    def lines(self, width: int) -> list[Line]:
+        """All lines for a width."""
         return [[(part, "text")] for text in self._texts for part in (wrap(text, width, indent=13) or [""])]
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        steps = {"down": 1, "j": 1, "pagedown": 10, "space": 10, "up": -1, "k": -1, "pageup": -10}
-        if event.key in steps:
-            self._top += steps[event.key]
-            self._draw()
+    def press(self, key: str) -> bool:
+        if key in _STEPS:
+            self._top += _STEPS[key]
         else:
             self.dismiss(None)
+        return True
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self._top += WHEEL_LINES
-        self._draw()
+    def scroll(self, by: int) -> None:
+        self._top += WHEEL_LINES * by
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self._top -= WHEEL_LINES
-        self._draw()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click beside the sheet closes it."""
-        event.stop()
-        if event.widget is not self._pane:
-            self.dismiss(None)
-
-    def _draw(self) -> None:
-        columns, rows = self.app.size
-        width = min(self.WIDTH, columns)
-        lines = self.content(width - 4)
-        room = max(1, rows - 4)
+    def content(self, width: int) -> Content:
+        lines = self.lines(width)
+        room = max(1, self.app.size.height - 4)
         self._top = min(max(0, self._top), max(0, len(lines) - room))
         note = "↑↓ more, any other key closes" if len(lines) > room else "any key closes"
-        shown = box(self._title, lines[self._top : self._top + room], width, note)
-        self._pane.styles.width = width
-        self._pane.show(shown, height=len(shown))
+        return Content(self._title, lines[self._top : self._top + room], note)
+
+
+class HelpScreen(SheetScreen):
+    """The keys of one page, with why some do nothing now."""
+
+    WIDTH: ClassVar = 84
+
+    def __init__(self, about: Context) -> None:
+        super().__init__("Keys")
+        self._about = about
+
+    def lines(self, width: int) -> list[Line]:
+        return help_lines(self._about, width)

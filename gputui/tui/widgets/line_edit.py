@@ -52,6 +52,13 @@ class LineEdit:
             return LineEdit(text[:start] + text[cursor:], start)
         return None
 
+    def typed(self, key: str, character: str | None) -> LineEdit | None:
+        """The edit after a key that edits or types ``character``; None when it does neither."""
+        pressed = self.press(key)
+        if pressed is None and character is not None and character.isprintable():
+            return self.insert(character)
+        return pressed
+
     def spans(self, width: int, style: str = "input") -> list[Span]:
         """The text with its cursor in ``width`` cells, scrolled so that the cursor is seen."""
         before, behind = self.text[: self.cursor], self.text[self.cursor :]

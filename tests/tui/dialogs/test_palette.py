@@ -11,8 +11,8 @@ from gputui.config import Workspace
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.confirm import ConfirmScreen
-from gputui.tui.dialogs.help import HelpScreen
 from gputui.tui.dialogs.palette import PaletteScreen, cost, ranked
+from gputui.tui.dialogs.sheet import HelpScreen
 from gputui.tui.pages.launch.page import LaunchScreen
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler

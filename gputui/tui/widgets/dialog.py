@@ -1,0 +1,120 @@
+"""What opens above a page: a frame that asks one thing, and closes with the answer."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple, TypeVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import ModalScreen
+
+from gputui.charts.chart import Line
+from gputui.tui.layout.boxes import box
+from gputui.tui.shell import Shell
+from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.pane import Pane
+
+Answer = TypeVar("Answer")
+
+
+class Content(NamedTuple):
+    """What is in the frame; ``note`` is in its lower edge."""
+
+    title: str
+    lines: list[Line]
+    note: str = ""
+
+
+class Dialog(ModalScreen[Answer | None]):
+    """The frame, its keys and its answer; None where nothing was chosen.
+
+    A subclass gives the ``content``, and takes keys in ``press``; with ``edit`` set, other keys are text.
+    """
+
+    BINDINGS: ClassVar = []
+    WIDTH: ClassVar = 64
+    PANE_ID: ClassVar = "dialog"
+    CLOSING: ClassVar[frozenset[str]] = frozenset({"escape", "ctrl+c"})
+    """Keys that close it without an answer."""
+    CLOSES_BESIDE: ClassVar = False
+    """Whether a click beside the frame closes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pane = Pane(id=self.PANE_ID)
+        self.edit: LineEdit | None = None
+
+    @property
+    def shell(self) -> Shell:
+        """The app, as dialogs see it."""
+        return cast("Shell", self.app)
+
+    def content(self, width: int) -> Content:
+        """What is shown, in lines of ``width`` cells."""
+        raise NotImplementedError
+
+    def press(self, key: str) -> bool:
+        """Take a key; False where it means nothing here."""
+        return False
+
+    def edited(self) -> None:
+        """The typed text has changed."""
+
+    def scroll(self, by: int) -> None:
+        """The wheel was turned by one notch, down is 1."""
+
+    def click(self, row: int) -> None:
+        """The frame was clicked, ``row`` lines below its first line of content."""
+
+    def compose(self) -> ComposeResult:
+        self.draw()
+        yield self.pane
+
+    def on_resize(self) -> None:
+        self.draw()
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        if event.key in self.CLOSING:
+            self.dismiss(None)
+            return
+        if not self.press(event.key) and self.edit is not None:
+            self._edit_to(self.edit.typed(event.key, event.character))
+        self.draw()
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        if self.edit is not None:
+            self._edit_to(self.edit.insert(event.text))
+            self.draw()
+
+    def _edit_to(self, edit: LineEdit | None) -> None:
+        if edit is not None:
+            self.edit = edit
+            self.edited()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.scroll(1)
+        self.draw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.scroll(-1)
+        self.draw()
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        if event.widget is self.pane:
+            self.click(event.y - 1)
+            self.draw()
+        elif self.CLOSES_BESIDE:
+            self.dismiss(None)
+
+    def draw(self) -> None:
+        """Draw the frame in the middle of the screen."""
+        width = min(self.WIDTH, self.app.size.width)
+        content = self.content(width - 4)
+        shown = box(content.title, content.lines, width, content.note)
+        self.pane.styles.width = width
+        self.pane.show(shown, height=len(shown))
