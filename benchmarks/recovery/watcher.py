@@ -157,7 +157,7 @@ def _record(gpus: tuple[str, ...]) -> AttemptRecord:
         created_at=BEGAN_AT,
         started_at=BEGAN_AT,
         first_step_at=None,
-        shim=None,
+        executor=None,
         first_step=None,
         last_step=None,
         resumed_step=None,

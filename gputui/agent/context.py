@@ -14,6 +14,8 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner
+from gputui.runs.executors.base import Executor
+from gputui.runs.executors.local import LocalExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class AgentContext:
     """``connection`` is the writer of the store and belongs to the loop's thread; ``now`` gives UTC unix seconds,
     ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
     ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics,
-    ``scanner`` finds the processes of attempts."""
+    ``scanner`` finds the processes of attempts,
+    ``executor`` runs them."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -32,6 +35,7 @@ class AgentContext:
     recorder: Recorder
     ingest: MetricsIngest
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
+    executor: Executor = field(default_factory=LocalExecutor)
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, woken by the sampler, by commands, by a shim that ended, or by time."""
+"""The agent's loop: one thread, woken by the sampler, by commands, by an executor that ended, or by time."""
 
 from __future__ import annotations
 

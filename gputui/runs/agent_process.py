@@ -156,7 +156,7 @@ def agent_argv(workspace: Workspace) -> list[str]:
     return [sys.executable, "-m", "gputui.agent", *home]
 
 
-def agent_of_shim(workspace: Workspace) -> dict[str, Any]:
+def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
     """The entry ``agent`` of attempt.json: how a shim whose attempt ends while no agent lives starts one."""
     return {
         "argv": agent_argv(workspace),

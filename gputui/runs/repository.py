@@ -84,7 +84,7 @@ def understood(text: str) -> RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """An attempt as the agent works with it. ``shim`` is None until its identity is known."""
+    """An attempt as the agent works with it. ``executor`` serves it, None until its identity is known."""
 
     run_id: str
     number: int
@@ -95,7 +95,7 @@ class AttemptRecord:
     created_at: float
     started_at: float | None
     first_step_at: float | None
-    shim: ProcessIdentity | None
+    executor: ProcessIdentity | None
     first_step: int | None
     last_step: int | None
     resumed_step: int | None
@@ -256,7 +256,7 @@ def run_in(connection: sqlite3.Connection, run_id: str, state: RunState) -> RunR
 def insert_attempt(
     connection: sqlite3.Connection, run: RunRecord, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
-    """A new attempt in state ``starting``; its shim is not known yet. Its step to begin with is that of the ledger."""
+    """A new attempt in state ``starting``; its executor is not known yet. It begins with the step of the ledger."""
     connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
         "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?)",
@@ -293,7 +293,7 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
     ).fetchone()
     if row is None:
         return None
-    shim = None if row[9] is None else ProcessIdentity(row[9], row[10], row[11])
+    executor = None if row[9] is None else ProcessIdentity(row[9], row[10], row[11])
     return AttemptRecord(
         run_id=row[0],
         number=row[1],
@@ -304,7 +304,7 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
         created_at=row[6],
         started_at=row[7],
         first_step_at=row[8],
-        shim=shim,
+        executor=executor,
         first_step=row[12],
         last_step=row[13],
         resumed_step=row[14],
@@ -312,10 +312,10 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
     )
 
 
-def set_shim(connection: sqlite3.Connection, run_id: str, number: int, shim: ProcessIdentity) -> None:
+def set_executor(connection: sqlite3.Connection, run_id: str, number: int, executor: ProcessIdentity) -> None:
     connection.execute(
         "UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ? WHERE run_id = ? AND number = ?",
-        (shim.pid, shim.start_ticks, shim.boot_id, run_id, number),
+        (executor.pid, executor.start_ticks, executor.boot_id, run_id, number),
     )
 
 

@@ -213,7 +213,7 @@ class Watched:
 
 
 def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> Look:
-    """Read an attempt's processes, the shim left out; also whether its ranks have connections beyond this machine."""
+    """Read an attempt's processes without its executor; also whether its ranks have connections beyond this machine."""
     ranks: dict[int | None, list[Reading]] = {}
     others: list[Reading] = []
     size = 1

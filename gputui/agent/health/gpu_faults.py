@@ -115,7 +115,7 @@ class GpuTrouble:
                 may_end = self._may_end(record.run_id)
                 self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet)
                 if may_end:
-                    attempt.ask_to_end(at_once=True)
+                    attempt.executor.ask_to_end(at_once=True)
 
     def _may_end(self, run_id: str) -> bool:
         """Whether the run's policy does anything at all."""

@@ -197,9 +197,8 @@ class Watching:
     def _processes(self, one: Watched) -> list[AttemptProcess]:
         if self.scan is None:
             self.scan = self.context.scanner.scan()
-        found = self.scan.processes_of(self.context.workspace.run_dir(one.record.run_id), one.record.number)
-        shim = one.record.shim
-        return [process for process in found if shim is None or process.pid != shim.pid]
+        run_dir = self.context.workspace.run_dir(one.record.run_id)
+        return self.context.executor.processes(self.scan, run_dir, one.record)
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
@@ -252,17 +251,17 @@ class Watching:
                 self.context.wake,
             )
         elif one.ending == "memory_leak":
-            attempt.ask_to_end(at_once=False)
+            attempt.executor.ask_to_end(at_once=False)
         else:
             # What it would still save is of the trouble, and might take the place of the last good checkpoint.
-            attempt.ask_to_end(at_once=True)
+            attempt.executor.ask_to_end(at_once=True)
 
     def _conclude(self, living: Collection[LiveAttempt]) -> None:
         for attempt in living:
             one = attempt.watched
             if one is not None and one.conclusion is not None and one.conclusion.is_over:
                 one.conclusion = None
-                attempt.ask_to_end(at_once=True)
+                attempt.executor.ask_to_end(at_once=True)
 
 
 def held_bytes(look: Look) -> int:

@@ -6,9 +6,6 @@ agent keeps a state by run. What must outlive the agent is in the store and in t
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,8 +16,9 @@ from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.examination import Findings, Task
 from gputui.recovery.checkpoint_ledger import Rows
 from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
-from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, open_pidfd, send_signal
+from gputui.runs.identity import ProcessIdentity, send_signal
 from gputui.runs.repository import AttemptRecord
 
 TERM_BEFORE_KILL_SECONDS = 2.0
@@ -55,53 +53,19 @@ class CheckpointLook:
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """One attempt of which processes may exist. ``pidfd`` becomes readable the moment the shim ends, and wakes
-    ``selector``; ``baseline_bytes`` is the memory in use on each of its GPUs before it began. ``watched`` is what its
-    health is judged by; after something unexpected it is not looked at before ``unwatched_until`` (monotonic)."""
+    """One attempt of which processes may exist. ``executor`` serves it; ``baseline_bytes`` is the memory in use on each
+    of its GPUs before it began, ``served_since`` (monotonic)
+    when this executor was started. ``watched`` is what its health is judged by; after something unexpected it is not
+    looked at before ``unwatched_until`` (monotonic)."""
 
     record: AttemptRecord
-    shim: ProcessIdentity | None
+    executor: ExecutorProcess
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
-    selector: selectors.BaseSelector | None = None
-    pidfd: int | None = None
-    is_reaped: bool = False
+    served_since: float = float("-inf")
     watched: Watched | None = None
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
     checkpoint_look: CheckpointLook | None = None
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Let the selector wake when the shim ends. Without a descriptor, the end is noticed a little later."""
-        if self.shim is None or not is_alive(self.shim):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self.pidfd = open_pidfd(self.shim.pid)
-        if self.pidfd is None:
-            return
-        try:
-            selector.register(self.pidfd, selectors.EVENT_READ, None)
-            self.selector = selector
-        except OSError:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-    def release(self) -> None:
-        """Close the shim's descriptor, and reap it where it was our child."""
-        if self.pidfd is not None and self.selector is not None:
-            self.selector.unregister(self.pidfd)
-            os.close(self.pidfd)
-            self.pidfd = None
-        if self.shim is not None and not self.is_reaped and self.shim.boot_id == boot_id():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.shim.pid, os.WNOHANG)
-        self.is_reaped = True
-
-    def ask_to_end(self, *, at_once: bool) -> None:
-        """Tell the shim to end the attempt, with the profile's grace or without."""
-        if self.shim is not None:
-            send_signal(self.shim, signal.SIGUSR2 if at_once else signal.SIGTERM)
-            # One that somebody stopped would never notice.
-            send_signal(self.shim, signal.SIGCONT)
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
@@ -114,7 +78,7 @@ class Adopting:
 
 @dataclass(slots=True)
 class Starting:
-    """Its shim was started; its command was not yet seen to do something. ``looked_at`` (monotonic) for that."""
+    """Its executor was started; its command was not yet seen to do something. ``looked_at`` (monotonic) for that."""
 
     looked_at: float = float("-inf")
 
@@ -126,9 +90,9 @@ class Running:
 
 @dataclass(slots=True)
 class Sweeping:
-    """The shim has ended. What it left behind is ended since ``since`` (monotonic); ``is_reading_rest``: its metrics
-    files hold more than one turn can read. ``ended_clock`` (monotonic) and ``ended_at`` (UTC unix seconds): when
-    nothing of it was left."""
+    """Its executor has ended. What it left behind is ended since ``since`` (monotonic); ``is_reading_rest``: its
+    metrics files hold more than one turn can read. ``ended_clock`` (monotonic) and ``ended_at`` (UTC unix seconds):
+    when nothing of it was left."""
 
     since: float | None = None
     is_reading_rest: bool = False
@@ -136,7 +100,7 @@ class Sweeping:
     ended_clock: float = 0.0
 
     def is_over(self, left: list[ProcessIdentity], now: float) -> bool:
-        """End the processes that a dead shim left behind. True when there is no more to be done: what is left cannot be
+        """End the processes that an executor left behind. True when there is no more to be done: what is left cannot be
         killed. ``now`` is monotonic."""
         if self.since is None:
             self.since = now

@@ -17,11 +17,11 @@ from gputui.agent.lifecycle.postmortem import policy_of
 from gputui.agent.lifecycle.release import Draining
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuStanding, Start, Wait, gpus_wanted, schedule
-from gputui.agent.lifecycle.shim_python import PythonGoneError, ShimPython
 from gputui.config import Workspace
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
+from gputui.runs.executors.base import ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
@@ -50,7 +50,6 @@ class Admission:
     draining: Draining
     spawn: Callable[[AttemptRecord, Sequence[int], Mapping[str, int | None]], None]
     may_start: Callable[[RunRecord], bool]
-    python: ShimPython = field(default_factory=ShimPython)
     locks: GpuLocks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +73,9 @@ class Admission:
             return True
         paused = queue.pause(self.context.connection) is not None
         cpu = CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(self.context.connection))
-        outcomes = schedule(waiting, self.standings(), paused=paused, cpu=cpu)
+        outcomes = schedule(
+            waiting, self.standings(), paused=paused, cpu=cpu, places_gpus=self.context.executor.places_gpus
+        )
         self._note_short(outcomes)
         until = self.context.monotonic() + START_SECONDS
         is_done = True
@@ -168,7 +169,8 @@ class Admission:
             repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")
             return
         try:
-            self.python.find()
+            # Asked before anything is written.
+            self.context.executor.program(self.context.workspace.run_dir(start.run.run_id))
             if disk is not None and (free := free_disk_bytes(self.context.workspace)) < disk:
                 raise attempt_launch.LaunchError(
                     f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
@@ -198,7 +200,7 @@ class Admission:
                     run_id=start.run.run_id,
                 )
             self.spawn(record, held.descriptors, baseline)
-        except (attempt_launch.LaunchError, PythonGoneError) as error:
+        except (attempt_launch.LaunchError, ExecutorGoneError) as error:
             self._cannot_start(start.run, error)
         finally:
             held.close()

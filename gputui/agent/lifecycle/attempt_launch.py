@@ -1,12 +1,10 @@
-"""Starting an attempt: intent first, then the shim, so that a successor can tell at any moment what was meant."""
+"""Preparing an attempt: intent first, then its executor, so that a successor can tell at any moment what was meant."""
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sqlite3
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,11 +15,10 @@ from gputui.agent.lifecycle.run_files import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
-from gputui.runs import next_attempt, repository, shim
-from gputui.runs.agent_process import AGENT_MARK, agent_of_shim
+from gputui.runs import next_attempt, repository
+from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import build_launch
 from gputui.runs.foreign_json import read_foreign_json
-from gputui.runs.identity import ProcessIdentity, boot_id, identify, is_alive, marked_processes
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Placement
 from gputui.runs.places import checkpoint_directory
@@ -34,9 +31,8 @@ from gputui.store.events import add_event
 
 log = logging.getLogger(__name__)
 
-# More than any shim writes.
+# More than any executor writes.
 RECORD_BYTES = 1 << 16
-_SHIM_NAME = os.fsencode(Path(shim.__file__).name)
 
 
 class LaunchError(Exception):
@@ -72,7 +68,7 @@ def prepare_attempt(
 ) -> AttemptRecord:
     """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
     besides ``uuids`` is given up; ``replaced`` says why.
-    ``lock_files`` are what the shim holds meanwhile.
+    ``lock_files`` are what its executor holds meanwhile.
 
     Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
     worst, an unused folder.
@@ -116,7 +112,7 @@ def prepare_attempt(
                 "resume_from": run.resume_from,
                 "lock_files": list(lock_files),
                 "shell": None if spec.shell is None else asdict(spec.shell),
-                "agent": agent_of_shim(workspace),
+                "agent": agent_for_executor(workspace),
                 "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
             },
         )
@@ -163,79 +159,9 @@ def rank_output(spec: RunSpec, gpus_given: int) -> str:
     return LAUNCHERS[spec.launcher].rank_output(ranks_for(spec, gpus_given))
 
 
-def spawn_shim(
-    workspace: Workspace, attempt: AttemptRecord, python: str, locks: Sequence[int] = ()
-) -> ProcessIdentity | None:
-    """Start the attempt's shim with that interpreter: own session, no standard input, nothing inherited but the
-    descriptors in ``locks``, which it holds from then on; without them it locks the files itself. None when it ended at
-    once."""
-    folder = attempt_dir(workspace, attempt.run_id, attempt.number)
-    environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
-    environment |= {
-        "GPUTUI_RUN_ID": attempt.run_id,
-        "GPUTUI_RUN_DIR": str(workspace.run_dir(attempt.run_id)),
-        "GPUTUI_ATTEMPT": str(attempt.number),
-    }
-    descriptor = os.open(folder / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        process = subprocess.Popen(
-            [python, "-I", "-S", shim.__file__, str(folder), *map(str, locks)],
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-            env=environment,
-            cwd="/",
-            pass_fds=tuple(locks),
-        )
-    finally:
-        os.close(descriptor)
-    # The loop reaps by PID; Popen's own bookkeeping would complain about a process that outlives it.
-    process.returncode = 0
-    return identify(process.pid)
-
-
-def find_shim(workspace: Workspace, run_id: str, number: int) -> ProcessIdentity | None:
-    """The living shim of an attempt whose starter died before noting it, or whose database was lost.
-
-    Its own record tells who it is. Where it could not write that yet, it is the process that was started with the
-    attempt's folder; never known by where its program lies, for another installation has it elsewhere.
-    """
-    folder = attempt_dir(workspace, run_id, number)
-    noted = shim_in(folder)
-    if noted is not None and is_alive(noted):
-        return noted
-    for identity in marked_processes(workspace.run_dir(run_id), number):
-        try:
-            argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == _SHIM_NAME for word in argv):
-            return identity
-    return None
-
-
-def shim_in(folder: Path) -> ProcessIdentity | None:
-    """The shim that the record of an attempt's start names, alive or not; None while there is no such record."""
-    try:
-        started = read_foreign_json(folder / "started.json")
-        return ProcessIdentity(int(started["shim_pid"]), int(started["shim_start_ticks"]), str(started["boot_id"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def is_of_former_boot(attempt: AttemptRecord, folder: Path) -> bool:
-    """Whether the machine was rebooted since the attempt began; told by its shim, also where its starter died before
-    noting that."""
-    if attempt.shim is not None:
-        return attempt.shim.boot_id != boot_id()
-    noted = shim_in(folder)
-    return noted is not None and noted.boot_id != boot_id()
-
-
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record that the shim wrote, or None while there is none. A damaged one counts as an empty record: something
-    was written, so the shim has ended."""
+    """A record that the executor wrote, or None while there is none. A damaged one counts as an empty record: something
+    was written, so the executor has ended."""
     try:
         value = read_foreign_json(path, RECORD_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""Starting and Running: the shim of an attempt lives, or is believed to."""
+"""Starting and Running: the executor of an attempt lives, or is believed to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import LiveAttempt, Running, Starting, Sweeping
+from gputui.agent.lifecycle.active_run import Adopting, LiveAttempt, Phase, Running, Starting, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
 from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
-from gputui.runs.identity import is_alive
 from gputui.runs.logs import rank_logs
 from gputui.runs.repository import transaction
 from gputui.runs.states import RunState
@@ -20,17 +19,23 @@ from gputui.store.events import add_event
 ALIVE_SECONDS = 5.0
 SILENT_SECONDS = 60.0
 ALIVE_LOOK_SECONDS = 1.0
+# A replaceable executor is started again this long after it was, at the earliest.
+REPLACE_SECONDS = 5.0
 
 
-def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Starting | Running | Sweeping:
-    """Note that the command was started and that it does something; Sweeping once the shim has ended. Raises
-    sqlite3.Error."""
+def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Phase:
+    """Note that the command was started and that it does something; Sweeping once its executor has ended, but
+    Adopting where another may take its place. Raises sqlite3.Error."""
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
     if attempt.record.started_at is None:
         _note_start(attempt, folder, context)
-    if attempt.shim is None or not is_alive(attempt.shim):
-        return Sweeping()
-    # Whatever lies there by now: the shim's own record is its last deed.
+    if not attempt.executor.is_alive:
+        if not context.executor.is_replaceable or (folder / "exit.json").exists():
+            return Sweeping()
+        # One that ends at once is not begun again and again.
+        attempt.executor.release()
+        return phase if context.monotonic() < attempt.served_since + REPLACE_SECONDS else Adopting()
+    # Whatever lies there by now: the executor's own record is its last deed.
     if isinstance(phase, Starting) and context.monotonic() - phase.looked_at >= ALIVE_LOOK_SECONDS:
         phase.looked_at = context.monotonic()
         if _is_seen_alive(attempt, folder, context):
@@ -46,10 +51,10 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     at = time_in(started.get("at")) or context.now()
     repository.set_attempt_started(connection, run_id, number, at)
     refreshed = repository.get_attempt(connection, run_id, number)
-    if refreshed is not None and refreshed.shim is None and attempt.shim is not None:
-        repository.set_shim(connection, run_id, number, attempt.shim)
+    if refreshed is not None and refreshed.executor is None and attempt.executor.identity is not None:
+        repository.set_executor(connection, run_id, number, attempt.executor.identity)
     if refreshed is not None:
-        attempt.record = replace(refreshed, shim=attempt.shim)
+        attempt.record = replace(refreshed, executor=attempt.executor.identity)
     refused = [str(name) for name in started.get("refused") or ()]
     if refused:
         add_event(

@@ -26,7 +26,7 @@ def standings(
     if inventory is None:
         return None
     holders = repository.leases(connection)
-    # Held by shims of this home.
+    # Held by executors of this home.
     in_use = repository.leases_in_use(connection)
     failed = quarantined(connection)
     found = []

@@ -17,7 +17,7 @@ from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, Sweeping
 from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, surroundings, take_effect
-from gputui.agent.lifecycle.attempt_launch import attempt_dir, is_of_former_boot
+from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.examination import Findings, Task, examine
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.lifecycle.scheduler import GpuStanding
@@ -31,6 +31,7 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import Surroundings
 from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
 from gputui.runs import repository
+from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
@@ -69,7 +70,7 @@ def evidence_to_read(
         exit_record=exit_record,
         survivors=tuple(survivors),
         launcher=run.spec.launcher,
-        rebooted=is_of_former_boot(fresh, folder),
+        rebooted=is_of_former_boot(fresh.executor, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
         checkpoints_wanted=policy_of(run).checkpoints_wanted,

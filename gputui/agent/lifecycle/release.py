@@ -80,7 +80,7 @@ class Draining:
         return done
 
     def _lock(self, entry: Releasing) -> None:
-        """Keep other homes and users from the GPUs too: the shim that did so has ended."""
+        """Keep other homes and users from the GPUs too: the executor that did so has ended."""
         if entry.locks is None:
             # Where another was faster, it has the GPU; what is held here is tried again.
             with contextlib.suppress(GpuHeldError):

@@ -79,6 +79,7 @@ def schedule(
     *,
     paused: bool = False,
     cpu: CpuRoom | None = None,
+    places_gpus: bool = True,
 ) -> list[Start | Wait]:
     """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: nobody else can have those,
     and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
@@ -87,6 +88,7 @@ def schedule(
     for those that are lost, in quarantine or in use by others. Runs without GPUs start while there is room for their
     ranks; one that waits for that holds back later ones without GPUs.
 
+    Where the executor does not run attempts here (``places_gpus`` is False), nothing of this machine is waited for.
     ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
     incident.
     """
@@ -97,6 +99,8 @@ def schedule(
     for run in sorted(queue, key=lambda run: run.run_id not in holders):
         if paused and not goes_on(run):
             outcome.append(Wait(run, PAUSED))
+        elif not places_gpus:
+            outcome.append(Start(run, ()))
         elif not gpus_wanted(run):
             # More ranks than there is ever room for have it to themselves.
             if cpu is None or not ranks or ranks + run.spec.nproc <= cpu.limit:

@@ -1,6 +1,6 @@
 """Supervision: starts what may start, notices what ended, adopts what a predecessor started.
 
-The database says what is meant, the shims say what is: nothing here is believed from memory alone, so that an agent
+The database says what is meant, executors say what is: nothing here is believed from memory alone, so that an agent
 that was killed at any line is followed by one that carries on.
 """
 
@@ -37,12 +37,13 @@ from gputui.agent.lifecycle.preconditions import Gates
 from gputui.agent.lifecycle.release import LOOK_SECONDS, Draining
 from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.resume_check import ResumeChecks
-from gputui.agent.lifecycle.shim_python import PythonGoneError
 from gputui.agent.lifecycle.waiting import Waits
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
 from gputui.recovery.checkpoint_search import Choice, Search
 from gputui.runs import notices, repository
+from gputui.runs.executors.base import ExecutorGoneError
+from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
@@ -133,16 +134,18 @@ class Supervisor:
                 repository.move(connection, run, RunState.FAILED, cause=cause, now=self.context.now())
             active.phase = None
             return
-        shim = record.shim or attempt_launch.find_shim(self.context.workspace, run_id, record.number)
+        known = record.executor or find(self.context.executor, self.context.workspace.run_dir(run_id), record.number)
+        executor = ExecutorProcess(known)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
-        if shim is None and not begun:
-            # Its starter died between the row and the shim; the shim itself refuses to run twice.
+        is_lost = self.context.executor.is_replaceable and not executor.is_alive and not (folder / "exit.json").exists()
+        if is_lost or (known is None and not begun):
+            # Its starter died between the row and the executor, which itself refuses to run twice.
             self._spawn(record)
             return
-        self._watch(LiveAttempt(record, shim))
-        if shim is not None and record.shim is None:
-            repository.set_shim(connection, run_id, record.number, shim)
+        self._watch(LiveAttempt(record, executor))
+        if known is not None and record.executor is None:
+            repository.set_executor(connection, run_id, record.number, known)
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
@@ -294,15 +297,15 @@ class Supervisor:
                 add_event(self.context.connection, "stopped", f"stopped by {actor}", now=now, run_id=run.run_id)
             note()
         if live is not None:
-            live.ask_to_end(at_once=now_at_once)
+            live.executor.ask_to_end(at_once=now_at_once)
         self.needs_schedule = True
 
     def repeat_stops(self) -> None:
-        """After adoption: a stop whose signal may not have been sent is sent again; a shim ignores the second."""
+        """After adoption: a stop whose signal may not have been sent is sent again; an executor ignores the second."""
         for run in repository.runs_in(self.context.connection, [RunState.STOPPING]):
             live = self.runs.attempt(run.run_id)
             if live is not None:
-                live.ask_to_end(at_once=live.record.stop_requested == KILL)
+                live.executor.ask_to_end(at_once=live.record.stop_requested == KILL)
 
     def occupants(self) -> list[Occupant]:
         """Our ranks on their GPUs, for the simulated source."""
@@ -328,17 +331,19 @@ class Supervisor:
         self, record: AttemptRecord, locks: Sequence[int] = (), baseline_bytes: Mapping[str, int | None] | None = None
     ) -> None:
         try:
-            python = self.starting.python.find()
-            shim = attempt_launch.spawn_shim(self.context.workspace, record, python, locks)
-        except (OSError, PythonGoneError) as error:
-            # Noticed like a shim that was lost at once: the policy tells how often that is tried again.
+            run_dir = self.context.workspace.run_dir(record.run_id)
+            started = start(self.context.executor, run_dir, record.number, locks)
+        except (OSError, ExecutorGoneError) as error:
+            # Noticed like one that was lost at once: the policy tells how often that is tried again.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
-            shim = None
+            started = None
         # What runs is looked after, also where that cannot be written now.
-        self._watch(LiveAttempt(replace(record, shim=shim), shim, baseline_bytes or {}))
-        if shim is not None:
-            repository.set_shim(self.context.connection, record.run_id, record.number, shim)
+        executor = ExecutorProcess(started)
+        now = self.context.monotonic()
+        self._watch(LiveAttempt(replace(record, executor=started), executor, baseline_bytes or {}, now))
+        if started is not None:
+            repository.set_executor(self.context.connection, record.run_id, record.number, started)
 
     def _watch(self, attempt: LiveAttempt) -> None:
-        attempt.watch(self.selector)
+        attempt.executor.watch(self.selector)
         self.runs.of(attempt.record.run_id).begin(attempt)

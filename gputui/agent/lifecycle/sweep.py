@@ -1,5 +1,5 @@
-"""Sweeping: the shim has ended. Nothing of its attempt may be left alive, and all that it wrote must be read, before it
-is judged why it ended."""
+"""Sweeping: the executor has ended. Nothing of its attempt may be left alive, and all that it wrote must be read,
+before it is judged why it ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
         return phase
     record = attempt.record
     exit_record = read_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
-    attempt.release()
-    left = [
-        process.identity
-        for process in context.scanner.scan().processes_of(context.workspace.run_dir(record.run_id), record.number)
-        if attempt.shim is None or process.pid != attempt.shim.pid
-    ]
-    # The shim has tried all that can be tried on its survivors.
+    attempt.executor.release()
+    run_dir = context.workspace.run_dir(record.run_id)
+    left = [one.identity for one in context.executor.processes(context.scanner.scan(), run_dir, record)]
+    # The executor has tried all that can be tried on its survivors.
     given_up = (exit_record or {}).get("survivors") or ()
     if any(process.pid not in given_up for process in left) and not phase.is_over(left, context.monotonic()):
         return phase

@@ -16,6 +16,7 @@ from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.readings import Reading
 from gputui.runs.repository import AttemptRecord
 from gputui.store.watch_queries import WatchedLine, newest_lines
@@ -32,7 +33,7 @@ RECORD = AttemptRecord(
     created_at=NOW - 500,
     started_at=NOW - 500,
     first_step_at=None,
-    shim=None,
+    executor=None,
     first_step=None,
     last_step=None,
     resumed_step=None,
@@ -171,7 +172,7 @@ def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Con
     watching = Watching(context)
     watching.turn([])
     watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)
-    attempt = LiveAttempt(RECORD, None, watched=watched)
+    attempt = LiveAttempt(RECORD, ExecutorProcess(None), watched=watched)
     now[0] += 4.0
     watching.turn([attempt])
     assert watched.progress_at == 1000.0 - (NOW - (NOW - 500))

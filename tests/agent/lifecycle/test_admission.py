@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from gputui.agent.error_barrier import Guard
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
 from gputui.agent.lifecycle.release import Draining
-from gputui.agent.lifecycle.shim_python import ShimPython
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.runs import repository
+from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import GpuRequest, RunSpec
@@ -182,7 +183,8 @@ def test_a_run_waits_with_the_reason_while_no_python_can_start_it(
     own = tmp_path / "python"
     own.symlink_to(sys.executable)
     bench = Bench(connection, workspace, "standard", None)
-    bench.starting.python = ShimPython(str(own), lambda: iter(()))
+    local = LocalExecutor(str(own), lambda: iter(()))
+    bench.starting.context = replace(bench.starting.context, executor=local)
     bench.see(*UUIDS)
     own.unlink()
     for _ in range(3):

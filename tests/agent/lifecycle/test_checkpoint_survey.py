@@ -27,6 +27,7 @@ from gputui.recovery.checkpoint_search import Search, for_person, surveyed, trou
 from gputui.recovery.checkpoints import look_in
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
@@ -140,7 +141,7 @@ def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], 
 
 
 def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
-    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), None), surveys(bench)
+    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None)), surveys(bench)
     living.turn([attempt])
     assert not bench.context.jobs.is_busy
     at = bench.begin + 2.0 * HOUR
@@ -195,7 +196,7 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_and_is_told_once(
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(checkpoint_survey, "surveyed", lambda _search: may_end.wait(30))
-    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), None), surveys(bench)
+    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None)), surveys(bench)
     living.turn([attempt])
     for _ in range(3):
         bench.clock += checkpoint_survey.SURVEY_SECONDS + 1

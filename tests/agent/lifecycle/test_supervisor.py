@@ -24,6 +24,7 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import identify
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import RunSpec
@@ -145,7 +146,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     made = supervisor(Troubled, workspace, connection, clock)
     launch = Launch(("x",), {}, "/", 1.0)
     record = AttemptRecord("a-1", 1, "running", {}, (), launch, 0.0, 0.0, None, None, None, None, None, None)
-    made.runs.of("a-1").begin(LiveAttempt(record, None))
+    made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None)))
     for _ in range(3):
         made.turn()
     (event,) = queries.events(connection)
@@ -260,7 +261,7 @@ def live_run(
         repository.move(connection, run, RunState.STARTING, cause="test", now=clock.wall)
     record = repository.get_attempt(connection, "a-1", 1)
     assert record is not None
-    live = LiveAttempt(record, identify(os.getpid()))
+    live = LiveAttempt(record, ExecutorProcess(identify(os.getpid())))
     made.runs.of("a-1").begin(live)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
@@ -340,7 +341,7 @@ def ended_run(connection: sqlite3.Connection, workspace: Workspace, made: Superv
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=now)
         made.context.ingest.begin_attempt("a-1", 1)
         repository.move(connection, run, RunState.STARTING, cause="test", now=now)
-    made.runs.of("a-1").begin(LiveAttempt(record_of(connection), None))
+    made.runs.of("a-1").begin(LiveAttempt(record_of(connection), ExecutorProcess(None)))
     return path
 
 

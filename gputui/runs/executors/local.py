@@ -1,5 +1,5 @@
-"""Which Python starts shims: that of this installation, or another where it was replaced or removed under a living
-agent. Any of at least 3.9 will do: a shim needs nothing but the standard library."""
+"""The executor of this machine: the shim, which needs nothing but the standard library of any Python from 3.9 on: that
+of this installation, or another where it was replaced or removed under a living agent."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gputui.runs import shim
+from gputui.runs.executors.base import Executor, ExecutorGoneError
 
 TRIAL_SECONDS = 5.0
 _TRIAL = "import ctypes, fcntl, json, resource, signal, subprocess, sys; sys.exit(sys.version_info < (3, 9))"
 
 # Another device, inode or time is another program.
 _Seen = tuple[int, int, int]
-
-
-class PythonGoneError(Exception):
-    """No Python can start a shim; the text says why and what to do."""
 
 
 def other_pythons() -> Iterator[str]:
@@ -31,8 +28,11 @@ def other_pythons() -> Iterator[str]:
     return (path for path in found if path)
 
 
-class ShimPython:
-    """Finds the interpreter again only when the file of the one in use has changed."""
+class LocalExecutor(Executor):
+    """Runs attempts on this machine. It looks for an interpreter again only when the file of the one in use has
+    changed."""
+
+    file_name = Path(shim.__file__).name
 
     def __init__(self, own: str = sys.executable, others: Callable[[], Iterator[str]] = other_pythons) -> None:
         self._own = own
@@ -41,16 +41,15 @@ class ShimPython:
         self._in_use = (own, _seen(own))
         self._failed: set[tuple[str, _Seen]] = set()
 
-    def find(self) -> str:
-        """The path of an interpreter that works.
+    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
+        return (self._find(), "-I", "-S", shim.__file__, str(folder), *map(str, locks))
 
-        Raises PythonGoneError.
-        """
+    def _find(self) -> str:
         path, seen = self._in_use
         if seen is None or _seen(path) != seen:
             path = self._search()
         if not Path(shim.__file__).is_file():
-            raise PythonGoneError(
+            raise ExecutorGoneError(
                 f"gputui's own files are gone ({shim.__file__}); install it again, then restart the agent"
             )
         return path
@@ -65,7 +64,7 @@ class ShimPython:
                 return path
             self._failed.add((path, seen))
         gone = "is gone" if _seen(self._own) is None else "was replaced and does not work"
-        raise PythonGoneError(
+        raise ExecutorGoneError(
             f"the Python of this gputui {gone} ({self._own}), and no other was found; install gputui again, then "
             "gputui agent stop and gputui agent start"
         )

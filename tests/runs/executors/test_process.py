@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.lifecycle.attempt_launch import find_shim
 from gputui.config import locate
 from gputui.runs import shim
+from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors.process import find
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
 from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
@@ -33,8 +34,8 @@ def test_the_shim_of_another_installation_is_found(attempt: Attempt, has_record:
     assert attempt.process is not None
     if not has_record:
         (attempt.folder / "started.json").unlink()
-    assert find_shim(workspace, "job-1", 1) == identify(attempt.process.pid)
-    assert find_shim(workspace, "job-1", 2) is None
+    assert find(LocalExecutor(), workspace.run_dir("job-1"), 1) == identify(attempt.process.pid)
+    assert find(LocalExecutor(), workspace.run_dir("job-1"), 2) is None
 
 
 def test_a_record_of_a_process_that_is_gone_names_no_shim(attempt: Attempt) -> None:  # noqa: F811
@@ -48,4 +49,4 @@ def test_a_record_of_a_process_that_is_gone_names_no_shim(attempt: Attempt) -> N
     attempt.process.wait()
     os.kill(started["pid"], signal.SIGKILL)
     wait_until(lambda: identify(started["pid"]) is None, what="the end of the command")
-    assert find_shim(workspace, "job-1", 1) is None
+    assert find(LocalExecutor(), workspace.run_dir("job-1"), 1) is None

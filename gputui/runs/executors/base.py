@@ -1,0 +1,51 @@
+"""What the agent asks of every executor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
+from gputui.runs.checks import CheckResult
+from gputui.runs.repository import AttemptRecord
+from gputui.runs.spec import RunSpec
+
+
+class ExecutorGoneError(Exception):
+    """The executor's program cannot be started now; the text says why and what to do."""
+
+
+class Executor(ABC):
+    """A program that keeps the attempt contract.
+
+    Attributes:
+        places_gpus: attempts run on this machine's GPUs, so that leases and lock files apply to them.
+        is_replaceable: where the program died without exit.json, another finds the attempt by what is in its folder;
+            else the attempt ended with it.
+        sees_processes: the attempt's processes are this machine's.
+        file_name: of the program's script, by which one is known that has not written started.json yet.
+    """
+
+    places_gpus = True
+    is_replaceable = False
+    sees_processes = True
+    file_name: str
+
+    @abstractmethod
+    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
+        """The argument vector that serves the attempt in ``folder``, which inherits the descriptors in ``locks``.
+
+        Raises ExecutorGoneError.
+        """
+
+    def checks(self, spec: RunSpec) -> list[CheckResult]:
+        """What it needs for a run and takes no time to see."""
+        return []
+
+    def processes(self, scan: ProcessScan, run_dir: Path, attempt: AttemptRecord) -> list[AttemptProcess]:
+        """The living processes of an attempt, the executor's own left out; none where it does not see them."""
+        if not self.sees_processes:
+            return []
+        own = None if attempt.executor is None else attempt.executor.pid
+        return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != own]

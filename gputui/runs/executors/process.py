@@ -1,0 +1,138 @@
+"""The process that serves an attempt: started, found again, waited for and asked to end. For every executor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.runs.agent_process import AGENT_MARK
+from gputui.runs.executors.base import Executor
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.identity import (
+    ProcessIdentity,
+    boot_id,
+    identify,
+    is_alive,
+    marked_processes,
+    open_pidfd,
+    send_signal,
+)
+
+
+def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
+    """Start the program for an attempt: own session, no standard input, nothing inherited but the descriptors in
+    ``locks``, which it holds from then on. None when it ended at once.
+
+    Raises ExecutorGoneError and OSError.
+    """
+    folder = run_dir / "attempts" / str(attempt)
+    program = executor.program(folder, locks)
+    environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
+    environment |= {"GPUTUI_RUN_ID": run_dir.name, "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": str(attempt)}
+    log = Path(executor.file_name).with_suffix(".log").name
+    descriptor = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            program,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            env=environment,
+            cwd="/",
+            pass_fds=tuple(locks),
+        )
+    finally:
+        os.close(descriptor)
+    # `release` reaps by PID; Popen's own bookkeeping would complain about a process that outlives it.
+    process.returncode = 0
+    return identify(process.pid)
+
+
+def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | None:
+    """The living process of an attempt whose starter died before noting it, or whose database was lost.
+
+    Its own record names it. Where it could not write that yet, it is the process that was started with the attempt's
+    folder; never known by where its program lies, for another installation has it elsewhere.
+    """
+    folder = run_dir / "attempts" / str(attempt)
+    noted = named_in(folder)
+    if noted is not None and is_alive(noted):
+        return noted
+    name = os.fsencode(executor.file_name)
+    for identity in marked_processes(run_dir, attempt):
+        try:
+            argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == name for word in argv):
+            return identity
+    return None
+
+
+def named_in(folder: Path) -> ProcessIdentity | None:
+    """The process that started.json names, alive or not; None while there is no such record."""
+    try:
+        started = read_foreign_json(folder / "started.json")
+        return ProcessIdentity(int(started["shim_pid"]), int(started["shim_start_ticks"]), str(started["boot_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_of_former_boot(noted: ProcessIdentity | None, folder: Path) -> bool:
+    """Whether the machine was rebooted since the attempt began, by the process that its row or its folder names."""
+    process = noted or named_in(folder)
+    return process is not None and process.boot_id != boot_id()
+
+
+@dataclass(slots=True)
+class ExecutorProcess:
+    """The process that serves an attempt; ``identity`` is None where it could not be started."""
+
+    identity: ProcessIdentity | None
+    _selector: selectors.BaseSelector | None = None
+    _descriptor: int | None = None
+    _is_reaped: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.identity is not None and is_alive(self.identity)
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Wake the selector when the process ends. Without a descriptor, the end is noticed a little later."""
+        if self.identity is None or not self.is_alive:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._descriptor = open_pidfd(self.identity.pid)
+        if self._descriptor is None:
+            return
+        try:
+            selector.register(self._descriptor, selectors.EVENT_READ, None)
+            self._selector = selector
+        except OSError:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def release(self) -> None:
+        """Close what `watch` opened, and reap the process where it was our child. May be called again."""
+        if self._descriptor is not None and self._selector is not None:
+            self._selector.unregister(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+        if self.identity is not None and not self._is_reaped and self.identity.boot_id == boot_id():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.identity.pid, os.WNOHANG)
+        self._is_reaped = True
+
+    def ask_to_end(self, *, at_once: bool) -> None:
+        """Have the attempt ended, with the profile's grace or without."""
+        if self.identity is not None:
+            send_signal(self.identity, signal.SIGUSR2 if at_once else signal.SIGTERM)
+            # One that somebody stopped would never notice.
+            send_signal(self.identity, signal.SIGCONT)
