@@ -34,8 +34,20 @@ def interface(folder: Path) -> Interface:
 
 def missing(older: Names, newer: Names) -> list[str]:
     """What only the older one has."""
-    gone = [f"{name}: {one}" for name, ones in older.items() for one in ones if one not in newer.get(name, ones)]
+    gone = [
+        f"{name}: {one}"
+        for name, ones in older.items()
+        if name in newer
+        for one in _each_choice(ones)
+        if one not in _each_choice(newer[name])
+    ]
     return [*gone, *(name for name in older if name not in newer)]
+
+
+def _each_choice(ones: list[str]) -> list[str]:
+    """``--to csv|jsonl`` as ``--to csv`` and ``--to jsonl``: an option may get another choice."""
+    return [f"{option} {choice}".strip() for one in ones for option, _, choices in [one.partition(" ")]
+            for choice in choices.split("|")]  # fmt: skip
 
 
 def commands() -> Names:

@@ -10,9 +10,11 @@ import pytest
 
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.loading import load, read_profile
+from gputui.profiles.nearest import one_of
 from gputui.profiles.preflight import quick_checks
 from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import resolve
+from gputui.reports.export.formats import FORMATS
 from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import RunSpec
 
@@ -27,14 +29,14 @@ def problem(sinks: str) -> str:
     ("sinks", "said"),
     [
         ("tensorbord", "x.yaml:2: sinks: unknown sink; did you mean tensorboard?"),
-        ("[csv, splunk]", "x.yaml:2: sinks.1: unknown sink; there are csv, jsonl, parquet, tensorboard, mlflow, wandb"),
+        ("[csv, splunk]", f"x.yaml:2: sinks.1: unknown sink; there are {', '.join(FORMATS)}"),
         ("{jsonlines: x}", "x.yaml:2: sinks.jsonlines: unknown sink; did you mean jsonl?"),
         ("{csv: /tmp/x.csv}", "sinks.csv: every run would write to the same place; add {run_id} to it"),
         ("{csv: 3}", "sinks.csv: expected a path as text"),
         ("mlflow", "needs its address: mlflow: sqlite:////path/mlflow.db, or a server's http://…"),
         ("{mlflow: mlruns}", "expected an address such as sqlite:////path/mlflow.db or http://127.0.0.1:5000"),
         ("{mlflow: 'sqlite:///x.db'}", "the path of the database is relative; sqlite: takes four slashes"),
-        ("3", "expected csv, jsonl, parquet, tensorboard, mlflow or wandb, a list of them, or a mapping"),
+        ("3", f"expected {one_of(FORMATS)}, a list of them, or a mapping"),
         ("", "sinks: has no value"),
     ],
 )

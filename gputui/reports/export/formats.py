@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-Format = Literal["csv", "jsonl", "parquet", "tensorboard", "mlflow", "wandb"]
+Format = Literal["csv", "jsonl", "parquet", "sqlite", "tensorboard", "mlflow", "wandb"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class FormatFacts:
             is an address that begins with ``sqlite:``.
         is_folder: the target is a folder, not a file.
         is_address: the target is an address, not a path.
-        unit: what is counted of it: lines of a file, or steps of a tracker.
+        unit: what is counted of it: lines of a file, steps of a tracker, or rows of tables.
         seconds: pass at least between two looks for something new.
         environment: variables that begin so are passed on from the profile and the launching shell, "" for none.
     """
@@ -34,7 +34,7 @@ class FormatFacts:
     sqlite_packages: tuple[str, ...] = ()
     is_folder: bool = False
     is_address: bool = False
-    unit: Literal["line", "step"] = "line"
+    unit: Literal["line", "step", "row"] = "line"
     seconds: float = 2.0
     environment: str = ""
 
@@ -46,6 +46,7 @@ FORMATS: Mapping[Format, FormatFacts] = {
         "parquet_sink:ParquetSink", "{run_dir}/sinks/metrics.parquet",
         packages=("pyarrow",), extra="train", seconds=60.0,
     ),
+    "sqlite": FormatFacts("sqlite_sink:SqliteSink", "{run_dir}/sinks/run.sqlite", unit="row", seconds=60.0),
     "tensorboard": FormatFacts(
         "tensorboard_sink:TensorBoardSink", "{run_dir}/sinks/tensorboard",
         packages=("tensorboard",), extra="trackers", is_folder=True, unit="step",

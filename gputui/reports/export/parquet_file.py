@@ -39,7 +39,7 @@ def write_parquet(subject: Subject, target: Path) -> int:
                 writer.write_table(pyarrow.table(columns, schema=schema))
         return count
 
-    return _whole(target, fill)
+    return whole(target, fill)
 
 
 def _batches(subject: Subject) -> Iterator[dict[str, list[Any]]]:
@@ -61,7 +61,7 @@ def _batches(subject: Subject) -> Iterator[dict[str, list[Any]]]:
         yield columns
 
 
-def _whole(target: Path, fill: Callable[[IO[bytes]], int]) -> int:
+def whole(target: Path, fill: Callable[[IO[bytes]], int]) -> int:
     """Write beside the target first and put it in place when everything is on the disk."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:

@@ -18,8 +18,9 @@ from gputui.store.views import RunView
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A run as exports want it. ``metrics`` are the names to write; ``lines`` begins a new walk over its lines each
-    time it is called. ``wanted`` are the names that were asked for, empty for all."""
+    time it is called. ``wanted`` are the names that were asked for, empty for all; ``connection`` reads the store."""
 
+    connection: sqlite3.Connection
     run: RunView
     params: Mapping[str, Any]
     metrics: tuple[str, ...]
@@ -49,6 +50,7 @@ def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str
         return tuple(metric_queries.metric_names(connection, run.run_id))
 
     return Subject(
+        connection,
         run,
         redact_params(params),
         metrics or names(),
