@@ -21,6 +21,7 @@ from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
+from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.past_peaks import PastPeak
@@ -73,6 +74,7 @@ def quick_checks(
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
         *LAUNCHERS[spec.launcher].checks(spec),
+        *LocalExecutor().checks(spec),
         check_sinks(spec, state),
     ]
 

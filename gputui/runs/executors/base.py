@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.checks import CheckResult
-from gputui.runs.repository import AttemptRecord
-from gputui.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
+    from gputui.runs.repository import AttemptRecord
+    from gputui.runs.spec import RunSpec
 
 
 class ExecutorGoneError(Exception):

@@ -1,0 +1,113 @@
+"""An executor whose attempts run elsewhere: no GPU here is waited for, and one that was killed is replaced."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.execution import REPLACE_SECONDS
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.config import Workspace
+from gputui.runs import repository
+from gputui.runs.executors.base import Executor
+from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
+from tests.conftest import wait_until
+from tests.stores import open_store
+
+SPEC = RunSpec(name="a", launcher="python", program=("x.py",), python="/p", workdir="/", gpus=GpuRequest(8), nproc=8)
+SCRIPT = Path(__file__).with_name("courier.py")
+
+
+class Courier(Executor):
+    places_gpus = False
+    is_replaceable = True
+    sees_processes = False
+    file_name = SCRIPT.name
+
+    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
+        return (sys.executable, "-I", "-S", str(SCRIPT), str(folder))
+
+
+class Bench:
+    """A supervisor whose executor is a courier, with a clock that the test moves."""
+
+    def __init__(self, workspace: Workspace, connection: sqlite3.Connection) -> None:
+        self.workspace, self.connection, self.clock = workspace, connection, 1000.0
+        self.folder = workspace.run_dir("a-1") / "attempts" / "1"
+        self.supervise()
+
+    def supervise(self) -> None:
+        context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, monotonic=lambda: self.clock)
+        self.supervisor = Supervisor(replace(context, executor=Courier()), selectors.DefaultSelector())
+
+    def attempt(self) -> AttemptRecord:
+        found = repository.get_attempt(self.connection, "a-1", 1)
+        assert found is not None
+        return found
+
+    def pid(self) -> int:
+        executor = self.attempt().executor
+        assert executor is not None
+        return executor.pid
+
+    def state(self) -> str:
+        self.supervisor.turn()
+        return str(self.connection.execute("SELECT state FROM runs").fetchone()[0])
+
+    def is_served_by_another(self, pid: int) -> bool:
+        self.supervisor.turn()
+        return self.pid() != pid
+
+
+@pytest.fixture
+def bench(workspace: Workspace) -> Iterator[Bench]:
+    connection = open_store(workspace.database)
+    with transaction(connection):
+        repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=SPEC, params={}, now=1.0, actor="me")
+    workspace.run_dir("a-1").mkdir()
+    write_spec(workspace.run_dir("a-1") / SPEC_FILE, SPEC)
+    made = Bench(workspace, connection)
+    yield made
+    # Whatever happened, neither side of it stays.
+    made.folder.mkdir(parents=True, exist_ok=True)
+    (made.folder / "finish").touch()
+    wait_until(lambda: made.state() == "succeeded", what="the end")
+    connection.close()
+
+
+def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
+    bench.supervisor.turn()
+    wait_until(lambda: bench.state() == "starting" and bench.attempt().started_at is not None, what="the start")
+    first = bench.pid()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not bench.supervisor.runs.attempts()[0].executor.is_alive, what="its end")
+    assert not bench.is_served_by_another(first), "one that ends at once is not begun again and again"
+    bench.clock += REPLACE_SECONDS
+    wait_until(lambda: bench.is_served_by_another(first), what="another courier")
+    (bench.folder / "finish").touch()
+    wait_until(lambda: bench.state() == "succeeded", what="the end of the job")
+    assert (bench.folder / "submitted").read_text() == "once\n"
+    assert bench.connection.execute("SELECT count(*) FROM attempts").fetchone() == (1,)
+
+
+def test_one_that_died_with_its_agent_is_replaced_by_the_next_agent(bench: Bench) -> None:
+    bench.supervisor.turn()
+    wait_until(lambda: bench.state() == "starting" and bench.attempt().started_at is not None, what="the start")
+    first = bench.pid()
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    bench.supervise()
+    bench.supervisor.adopt()
+    wait_until(lambda: bench.is_served_by_another(first), what="another courier")
+    assert bench.state() == "starting"
