@@ -9,6 +9,7 @@ import torch
 
 from trainer.batch import smaller
 from trainer.checkpoints import Checkpointer
+from trainer.checkpoints.streams import sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.probing import largest_batch
@@ -253,15 +254,16 @@ class Loop:
         self.drain()
         sharded = self.settings.sharded_checkpoints and self.world.backend
         try:
-            self.checkpoints.save(
-                self.session.spread_state if sharded else self.session.state,
-                step=self.progress.step,
-                periodic=periodic,
-                epoch=epoch,
-                phase=self.settings.phase,
-                score=score,
-                required=required,
-            )
+            with self.signals.patient(sign_of_life):
+                self.checkpoints.save(
+                    self.session.spread_state if sharded else self.session.state,
+                    step=self.progress.step,
+                    periodic=periodic,
+                    epoch=epoch,
+                    phase=self.settings.phase,
+                    score=score,
+                    required=required,
+                )
         finally:
             self.tell_of_checkpoints()
 

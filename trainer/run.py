@@ -82,8 +82,12 @@ class Run:
         number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
         while True:
             last = number == len(self.phases) - 1
-            ending, carried = self.phase(number, choice, former)
-            ending, former = self.meeting.from_main(ending), [None if last else self.meeting.share(carried)]
+            takes_part = self.worlds[self.phases[number].ranks or self.world.size] is not None
+            note = StopNote(self.meeting, number)
+            with self.signals.listening(note.read) if takes_part else self.signals.waiting(note.write):
+                ending, carried = self.phase(number, choice, former)
+                ending = self.meeting.from_main(ending)
+            former = [None if last else self.meeting.share(carried)]
             del carried
             assert ending is not None
             if ending.stopped or last:
@@ -223,6 +227,28 @@ class Run:
         number, _, _ = phase_at(self.phases, state["step"] + 1)
         check_fits(state, self.phases[number], choice.path)
         return state
+
+
+class StopNote:
+    """How a rank that waits out a phase tells those that train that it was asked to stop: a key in the group's store.
+
+    No collective can do that: those that train answer to none before the phase ends.
+    """
+
+    def __init__(self, world: World, phase: int) -> None:
+        self._store = world.store
+        self._key = f"stop_in_phase_{phase}"
+
+    def write(self, reason: str) -> None:
+        if self._store is not None:
+            self._store.set(self._key, reason)
+
+    def read(self) -> str:
+        """What a waiting rank was asked to stop by; empty: nothing so far."""
+        if self._store is None or not self._store.check([self._key]):
+            return ""
+        reason: bytes = self._store.get(self._key)
+        return reason.decode()
 
 
 def _writes_apart(phase: Settings) -> bool:

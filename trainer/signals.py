@@ -8,7 +8,8 @@ Where a launcher started the ranks, its death asks to stop as well: nobody looks
 the run again would have it twice.
 
 A rank that hangs never looks. So a stop also starts a clock: where the step does not end in time, the stacks of all
-threads go to stderr and the process ends with exit code 1.
+threads go to stderr and the process ends with exit code 1. While a checkpoint is written the clock starts over with
+every sign of life of the writer, and while a rank waits out a phase it stands still.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _STDERR = 2
+_POLL_SECONDS = 0.25
+_WAKE = b"\0"  # on the pipe of arrivals: no signal, but something to poll
 
 
 class Signals:
@@ -43,6 +46,9 @@ class Signals:
         self._former: dict[signal.Signals, Any] = {}
         self._former_wakeup = -1
         self._arrivals = (-1, -1)
+        self._lock = threading.Lock()  # never taken by a signal handler
+        self._polls: list[Callable[[], None]] = []
+        self._started = self._over = self._suspended = False
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Signals:
@@ -69,7 +75,83 @@ class Signals:
 
     def reached(self) -> None:
         """The step has ended and the stop is being dealt with: what follows may take its time."""
-        faulthandler.cancel_dump_traceback_later()
+        with self._lock:
+            self._over = True
+            faulthandler.cancel_dump_traceback_later()
+
+    @contextlib.contextmanager
+    def patient(self, sign_of_life: Callable[[], object]) -> Iterator[None]:
+        """Inside, and at the end of it, the clock of a stop starts over whenever `sign_of_life` has changed."""
+        last = sign_of_life()
+
+        def poll() -> None:
+            nonlocal last
+            now = sign_of_life()
+            if now != last:
+                last = now
+                self._restart()
+
+        with self._polled(poll):
+            yield
+        with self._lock:
+            self._restart()
+
+    @contextlib.contextmanager
+    def waiting(self, report: Callable[[str], None]) -> Iterator[None]:
+        """This rank waits for others, and has nothing to finish: no clock runs, and a stop is reported to them once."""
+        reported = False
+
+        def poll() -> None:
+            nonlocal reported
+            if self.stop and not reported:
+                reported = True
+                report(self.stop)
+
+        with self._lock:
+            self._suspended = True
+            faulthandler.cancel_dump_traceback_later()
+        try:
+            with self._polled(poll):
+                yield
+        finally:
+            with self._lock:
+                self._suspended = False
+                self._restart()
+
+    @contextlib.contextmanager
+    def listening(self, heard: Callable[[], str]) -> Iterator[None]:
+        """Inside, what asked ranks that wait to stop (`heard`; empty: nothing so far) asks this one as well."""
+
+        def poll() -> None:
+            if not self.stop and (name := heard()):
+                self.stop = name
+                self._start()
+
+        with self._polled(poll):
+            yield
+
+    @contextlib.contextmanager
+    def _polled(self, poll: Callable[[], None]) -> Iterator[None]:
+        """The watching thread calls `poll` now and then; no call of it is under way afterwards."""
+        with self._lock:
+            self._polls.append(poll)
+        os.write(self._arrivals[1], _WAKE)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._polls.remove(poll)
+
+    def _start(self) -> None:
+        """A stop is asked for. With the lock held."""
+        if not self._started:
+            self._started = True
+            self._restart()
+
+    def _restart(self) -> None:
+        """Gives a step that must end its full time again, if one must. With the lock held."""
+        if self._started and not self._over and not self._suspended:
+            faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
 
     def wait_for_stop(self, seconds: float) -> None:
         """Returns when a stop is asked for, at the latest after so many seconds."""
@@ -89,22 +171,30 @@ class Signals:
         self.stop = signal.Signals(number).name
 
     def _watch(self) -> None:
-        """Starts the clock at the first request to stop."""
-        arrivals, started = self._arrivals[0], False
+        """Starts the clock at the first request to stop, and polls."""
+        arrivals = self._arrivals[0]
         with _watched(self._launcher) as launcher:
             watched = [arrivals, *launcher]
             while True:
-                ready, _, _ = select.select(watched, [], [])
+                ready, _, _ = select.select(watched, [], [], _POLL_SECONDS if self._polls else None)
+                stopping = False
                 if arrivals in ready:
                     if not (arrived := os.read(arrivals, 1)):
                         return
                     stopping = arrived[0] in _STOPPING
-                else:
+                    if stopping:
+                        # The handler runs when the main thread is back from a collective; a report is due before that.
+                        self.stop = self.stop or signal.Signals(arrived[0]).name
+                elif ready:
                     self.stop = self.stop or "the launcher died"
                     watched, stopping = [arrivals], True
-                if stopping and not started:
-                    started = True
-                    faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
+                with self._lock:
+                    if stopping:
+                        self._start()
+                    for poll in self._polls:
+                        # What a poll asks may be gone as ranks leave: then nothing more is to be heard.
+                        with contextlib.suppress(RuntimeError):
+                            poll()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ class World:
     group: dist.ProcessGroup | None = None
     timeout: datetime.timedelta | None = None  # how long ranks wait for each other; None: torch's own
     writers_group: dist.ProcessGroup | None = None  # the same ranks once more, see `writers`
+    store: Any = None  # torch's, of a world made by `patient`: keys that all its ranks see
 
     @property
     def is_main(self) -> bool:
@@ -106,9 +108,11 @@ class World:
         """
         if not self.backend:
             return self
-        return dataclasses.replace(
-            self, backend="gloo", group=dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
-        )
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
+        # A prefix of its own, which all ranks agree on: the store may outlive a run that ends in it.
+        name = self.from_main(f"run/{time.time_ns()}")
+        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+        return dataclasses.replace(self, backend="gloo", group=group, store=store)
 
     def share(self, state: Any) -> Any:
         """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).

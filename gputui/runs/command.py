@@ -163,6 +163,7 @@ def build_launch(
         "GPUTUI_RUN_ID": run_id,
         "GPUTUI_RUN_DIR": run_dir,
         "GPUTUI_ATTEMPT": str(attempt),
+        "GPUTUI_GRACE": f"{spec.grace_seconds:g}",
         "GPUTUI_METRICS": next(
             (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
             f"{run_dir}/metrics.jsonl",

@@ -62,6 +62,7 @@ def test_the_environment_of_an_attempt() -> None:
     assert made.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert made.env["GPUTUI_RUN_ID"] == "demo-1"
     assert made.env["GPUTUI_ATTEMPT"] == "3"
+    assert made.env["GPUTUI_GRACE"] == "30"
     assert made.env["GPUTUI_METRICS"] == "/state/runs/demo-1/metrics.jsonl"
     assert made.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
     assert made.argv[-2:] == ("--resume", "/c/step_40.pt")

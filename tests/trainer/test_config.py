@@ -346,3 +346,17 @@ def test_text_that_is_nothing_is_refused_in_one_line(name: str, text: str) -> No
 def test_a_seed_is_what_torch_can_take() -> None:
     assert parse(f"--seed={2**63 - 1}").seed == 2**63 - 1
     assert refusal(f"--seed={2**63}").startswith("--seed must be at most 9223372036854775807")
+
+
+def test_the_time_to_stop_follows_from_a_supervisors_grace() -> None:
+    def stop_timeout(*flags: str, **environment: str) -> float:
+        return from_arguments(flags, environment)[0].stop_timeout
+
+    assert stop_timeout() == 25
+    assert stop_timeout(GPUTUI_GRACE="30") == 25
+    assert stop_timeout(GPUTUI_GRACE="120") == 100
+    assert stop_timeout("--stop-timeout", "7", GPUTUI_GRACE="120") == 7
+    assert stop_timeout(GPUTUI_GRACE="120", TRAINER_STOP_TIMEOUT="8") == 8
+    for wrong in ("soon", "-1", "nan", "inf"):
+        with pytest.raises(SettingsError, match="GPUTUI_GRACE is"):
+            stop_timeout(GPUTUI_GRACE=wrong)

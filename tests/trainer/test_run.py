@@ -46,8 +46,8 @@ def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
         train_on(world, output, *flags, "--inject", fault)
 
 
-def train_until(world: World, output: Path, step: int, *flags: str) -> None:
-    """Trains; every rank asks itself to stop when that step has been written."""
+def train_until(world: World, output: Path, step: int, *flags: str, asked: tuple[int, ...] = (0, 1)) -> None:
+    """Trains; these ranks ask themselves to stop when that step has been written."""
     metrics = output / "metrics.jsonl"
 
     def ask() -> None:
@@ -55,9 +55,11 @@ def train_until(world: World, output: Path, step: int, *flags: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=ask)
-    thread.start()
+    if world.rank in asked:
+        thread.start()
     train_on(world, output, *flags)
-    thread.join()
+    if world.rank in asked:
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +109,13 @@ def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks
         assert same(one[part], two[part]), part
 
 
-def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(two_ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
+def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
+    asked: tuple[int, ...], two_ranks: Ranks, tmp_path: Path
+) -> None:
     phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 5000, "ranks": 1}])
-    two_ranks.run(train_until, tmp_path, 5, "--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
+    flags = ("--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
+    two_ranks.run(train_until, tmp_path, 5, *flags, asked=asked)
     [stop] = events(tmp_path, "stop")
     assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
-from tests.trainer.running import ROOT
+from tests.trainer.running import ROOT, SMALL, events
 from trainer.signals import Signals
 
 
@@ -96,23 +97,105 @@ def test_a_launcher_that_is_dead_already_is_not_watched() -> None:
 STUCK = """
 import os, signal, sys, time
 from trainer.signals import Signals
-with Signals(0.2) as signals:
+with Signals(0.6) as signals:
     os.kill(os.getpid(), signal.SIGTERM)
     if sys.argv[1] == "reached":
         time.sleep(0.05)
         signals.reached()
-        time.sleep(0.4)
+        time.sleep(1.0)
     if sys.argv[1] == "collective":
         # Waits in C, without running Python's signal handlers, as a collective does.
         import ctypes
         ctypes.CDLL(None).sleep(30) or ctypes.CDLL(None).sleep(30)
     if sys.argv[1] == "python":
         time.sleep(30)
+    began = time.monotonic()
+    if sys.argv[1] == "writing":
+        with signals.patient(lambda: int((time.monotonic() - began) * 10)):
+            time.sleep(1.5)
+    if sys.argv[1] == "writing, stuck":
+        with signals.patient(lambda: min(0.5, time.monotonic() - began)):
+            time.sleep(30)
+    if sys.argv[1] == "stuck after writing":
+        with signals.patient(time.monotonic):
+            pass
+        time.sleep(30)
+    if sys.argv[1] == "waiting":
+        with signals.waiting(lambda reason: print("reported", reason)):
+            time.sleep(1.5)
+    if sys.argv[1] == "stuck after waiting":
+        with signals.waiting(print):
+            pass
+        time.sleep(30)
 """
 
 
-@pytest.mark.parametrize(("where", "code"), [("python", 1), ("collective", 1), ("reached", 0), ("nothing", 0)])
+ENDS = {
+    "python": 1,
+    "collective": 1,
+    "reached": 0,
+    "nothing": 0,
+    "writing": 0,
+    "writing, stuck": 1,
+    "stuck after writing": 1,
+    "waiting": 0,
+    "stuck after waiting": 1,
+}
+
+
+@pytest.mark.parametrize(("where", "code"), ENDS.items())
 def test_a_rank_that_hangs_ends_by_itself_and_shows_where(where: str, code: int) -> None:
     process = subprocess.run([sys.executable, "-c", STUCK, where], cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert process.returncode == code
     assert ("Timeout (0:00:00" in process.stderr and "File " in process.stderr) == (code == 1)
+
+
+def test_a_rank_that_waits_reports_a_stop_once_and_one_that_listens_hears_it() -> None:
+    notes: list[str] = []
+    with Signals(30) as signals, signals.listening(lambda: "".join(notes)):
+        assert not signals.stop
+        notes.append("SIGTERM")
+        wait_until(lambda: signals.stop == "SIGTERM", 20, "what another rank was asked")
+    with Signals(30) as signals, signals.waiting(notes.append):
+        send(signal.SIGINT)
+        wait_until(lambda: notes == ["SIGTERM", "SIGINT"], 20, "the report")
+        send(signal.SIGUSR1)
+        wait_until(lambda: signals.save, 20, "another signal")
+    assert notes == ["SIGTERM", "SIGINT"]
+
+
+SLOW_DISK = """
+import os, signal, sys, time
+from trainer.checkpoints import streams
+take, writes = streams.HashingFile.take, []
+
+def slowly(self, view):
+    writes.append(len(view))
+    if len(writes) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.03)
+    take(self, view)
+
+streams.HashingFile.take = slowly
+from trainer.__main__ import main
+code = main(sys.argv[1:])
+print(f"wrote for {0.03 * len(writes):.1f} s")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_stop_during_a_save_that_takes_longer_than_the_limit_leaves_the_checkpoint(
+    compressed: bool, tmp_path: Path
+) -> None:
+    flags = ["--output-dir", str(tmp_path), *SMALL, "--steps", "50", "--checkpoint-every", "4", "--stop-timeout", "0.8"]
+    flags += ["--device", "cpu", "--gzip-checkpoints", str(compressed).lower()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", SLOW_DISK, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert process.returncode == 0, process.stderr
+    [stop] = events(tmp_path, "stop")
+    assert (stop["step"], stop["reason"]) == (5, "SIGTERM")
+    assert float(process.stdout.split("wrote for ")[1].split()[0]) > 1.6
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [4, 5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import time
 import zlib
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,6 +15,18 @@ import torch
 
 _GZIP_FORMAT = 31  # zlib's wbits for a gzip header, which then has no time in it
 _PIECE_BYTES = 1 << 20
+
+
+class _Writing:
+    """What this process writes at the moment: how many files, and the bytes of all files so far."""
+
+    files = 0
+    bytes = 0
+
+
+def sign_of_life() -> float:
+    """A number that changes as long as writing goes on, or nothing is being written that could stand still."""
+    return _Writing.bytes if _Writing.files else -time.monotonic()
 
 
 class _Sink(ABC):
@@ -28,6 +41,7 @@ class _Sink(ABC):
         except OSError as error:
             self.error = self.error or error
             raise
+        _Writing.bytes += len(view)
         return len(view)
 
     def flush(self) -> None:  # noqa: B027 - nothing is buffered here
@@ -83,6 +97,7 @@ def save(content: Any, raw: Any, *, compress: bool) -> tuple[str, int]:
     """
     file = HashingFile(raw)
     sink: _Sink = CompressedFile(file) if compress else file
+    _Writing.files += 1
     try:
         torch.save(content, cast(IO[bytes], sink))
         sink.finish()
@@ -91,6 +106,9 @@ def save(content: Any, raw: Any, *, compress: bool) -> tuple[str, int]:
         if sink.error is not None:
             raise sink.error from None
         raise
+    finally:
+        _Writing.files -= 1
+    # How far the kernel is cannot be seen, so this does not count as standing still.
     os.fsync(raw.fileno())
     return file.hash.hexdigest(), file.bytes
 

@@ -63,7 +63,11 @@ class RunSettings(_Group):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")
     timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
     # Just less than torchrun waits before it kills.
-    stop_timeout: float = Field(25.0, gt=0, description="seconds that a step may still take after a stop signal")
+    stop_timeout: float = Field(
+        25.0,
+        gt=0,
+        description="seconds that a step may still take after a stop signal; default: 5/6 of $GPUTUI_GRACE, else 25",
+    )
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
     inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40; see docs/trainer.md")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_args
@@ -87,7 +88,21 @@ def _complete(given: Mapping[str, _Given], environment: Mapping[str, str], where
             f"{given['steps'].where} is {settings.steps}, but the steps of the phases add up to {steps}: leave it out,"
             " or give every phase a share such as x0.5"
         )
-    return settings.model_copy(update={"steps": steps, **_paths(settings, given, environment)})
+    update = {"steps": steps, **_paths(settings, given, environment)}
+    if "stop_timeout" not in given and (grace := environment.get("GPUTUI_GRACE")):
+        update["stop_timeout"] = _within(grace)
+    return settings.model_copy(update=update)
+
+
+def _within(grace: str) -> float:
+    """The --stop-timeout that leaves a sixth of a supervisor's grace, in seconds, for stacks to be written."""
+    try:
+        seconds = float(grace)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise SettingsError(f"GPUTUI_GRACE is {grace!r}, not a number of seconds above 0")
+    return seconds * 5 / 6
 
 
 def _phases_place(given: Mapping[str, _Given], file: files.SettingsFile | None) -> Where:
