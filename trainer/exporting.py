@@ -36,13 +36,18 @@ def description_of(checkpoint_dir: Path) -> Path:
     return checkpoint_dir / "model"
 
 
+def can_be_exported(model: nn.Module) -> bool:
+    """Whether this is a model of transformers."""
+    return hasattr(network_of(model)[0], "save_pretrained")
+
+
 def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> None:
     """Writes what else than weights a model of transformers consists of; nothing for other models.
 
     `tokenizer` is the folder of the one that the data was made with. Raises OSError.
     """
     network: Any = network_of(model)[0]
-    if not hasattr(network, "save_pretrained"):
+    if not can_be_exported(model):
         return
     folder = description_of(checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)

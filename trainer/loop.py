@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer.answering import Prompts
 from trainer.batch import smaller
 from trainer.checkpoints import Checkpointer
 from trainer.checkpoints.streams import sign_of_life
@@ -63,6 +64,7 @@ class Loop:
         self.lagged: Lagged[Note] = Lagged(session.world.device)
         self.oom_retries = session.settings.oom_retries
         self.peak_flops = peak_of(session.settings, session.world.device)
+        self.prompts = Prompts(session) if session.settings.answer_every else None
 
     def train(self, *, last_phase: bool) -> Ending:
         """To the last step of the phase, or to a stop signal.
@@ -84,6 +86,8 @@ class Loop:
                 means = self.validate()
                 stop = means is None
                 score = means.get(settings.best_metric) if means else None
+            if not stop and self.prompts and step % settings.answer_every == 0:
+                self.answer()
             ended = epoch if session.epoch > epoch else None
             if stop:
                 return self.stop(ended)
@@ -246,6 +250,15 @@ class Loop:
         self.progress.metrics |= means
         self.telemetry.validation(self.progress.step, means, seconds)
         return means
+
+    def answer(self) -> None:
+        """Shows what the model makes of held-out prompts."""
+        self.drain()
+        assert self.prompts is not None
+        step = self.progress.step
+        for one in self.prompts.answers():
+            self.telemetry.event(step, "answer", prompt=one.prompt, answer=one.answer)
+            self.telemetry.say(f"step {step}: {one.prompt!r} -> {one.answer!r}")
 
     def save(
         self, *, periodic: bool = True, epoch: int | None = None, score: float | None = None, required: bool = False

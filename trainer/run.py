@@ -14,11 +14,14 @@ from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose,
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
+from trainer.data.disk import data_place
+from trainer.data.tokens import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, TrainerError
-from trainer.exporting import describe
+from trainer.exporting import can_be_exported, describe, export
 from trainer.faults import Injector
 from trainer.loop import Ending, Loop
 from trainer.parallel.build import check
+from trainer.preparing import Plan, Prepared, prepare
 from trainer.session import Progress, Session
 from trainer.signals import Signals
 from trainer.telemetry.telemetry import Telemetry
@@ -67,7 +70,7 @@ class Run:
             check(phase, dataclasses.replace(world, size=phase.ranks or world.size))
         # Ranks that a phase does without wait in it for the others.
         some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
-        self.meeting = world.patient() if some_wait else world
+        self.meeting = world.patient() if some_wait or settings.data == "documents" else world
         # All groups are made here, by all ranks: see `World.part`.
         sizes = [phase.ranks or world.size for phase in self.phases]
         apart = {size for size, phase in zip(sizes, self.phases, strict=True) if _writes_apart(phase)}
@@ -76,6 +79,8 @@ class Run:
     def train(self) -> None:
         """All phases, from where the newest checkpoint or none says."""
         began = time.perf_counter()
+        if not self.prepare():
+            return
         choice = self.choose()
         # A phase empties this list: whoever kept a name for the state would keep it in memory while the phase trains.
         former = [self.read(choice)]
@@ -97,10 +102,50 @@ class Run:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
             self.telemetry.say(f"stopped at step {self.step} after a checkpoint")
             return
+        self.export()
         means = {name.removeprefix("val/"): value for name, value in ending.validation.items()}
         tested = {f"test_{name}": value for name, value in means.items()}
         self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
         self.telemetry.say("done: " + ", ".join(f"test {name} {value:.4f}" for name, value in sorted(means.items())))
+
+    # --- before and after ---------------------------------------------------------------------------------------------
+
+    def prepare(self) -> bool:
+        """Turns documents into tokens, on rank 0 while the others wait; False where a stop was asked for."""
+        settings = self.settings
+        if settings.data != "documents":
+            return True
+        done = self.meeting.from_main(self.try_to_prepare() if self.world.is_main else None)
+        if isinstance(done, TrainerError):
+            raise done
+        assert done is not None
+        self.telemetry.event(0, "prepared", documents=done.documents, tokens=done.tokens, seconds=done.seconds)
+        if not done.finished:
+            self.signals.reached()
+            reason = self.signals.stop or "signal on another rank"
+            self.telemetry.event(0, "stop", reason=reason)
+            self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
+        return done.finished
+
+    def try_to_prepare(self) -> Prepared | TrainerError:
+        settings = self.settings
+        try:
+            place = data_place(settings, "text, JSON lines or Parquet files", file_allowed=True)
+            assert settings.tokenizer is not None
+            plan = Plan((place,), settings.tokenizer, settings.context, column=settings.data_column or "text")
+            return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
+        except TrainerError as error:
+            return error
+
+    def export(self) -> None:
+        """Writes the result as a model of transformers where that is asked for, on rank 0."""
+        settings = self.settings
+        if settings.export == "none" or not self.world.is_main:
+            return
+        out = settings.output_dir / "hf"
+        written = export(settings.checkpoint_dir, out, settings.export)
+        self.telemetry.event(self.step, "export", path=str(out), checkpoint=str(written.checkpoint))
+        self.telemetry.say(f"exported the weights of step {written.step} to {out}")
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +232,12 @@ class Run:
             self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
 
     def describe(self, session: Session) -> None:
-        """Leaves beside the checkpoints what else is needed to use them without the data."""
+        """Leaves beside the checkpoints what else is needed to use them without the data.
+
+        Raises SettingsError, on all ranks alike, where the model could not be exported at the end.
+        """
+        if session.settings.export != "none" and not can_be_exported(session.built.model):
+            raise SettingsError(f"--export needs a model of transformers, not {session.built.name}")
         if not self.world.is_main:
             return
         tokenizer = session.data.tokenizer if isinstance(session.data, Text) else None

@@ -13,7 +13,7 @@ import yaml
 
 from docs.settings_tables import updated
 from tests.trainer.running import ROOT, lines, train
-from trainer import config, faults
+from trainer import commands, config, faults
 from trainer.config.schema import GROUPS, DataSource, Parallel, Settings
 from trainer.models import NAMES
 
@@ -52,22 +52,27 @@ def test_every_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (settings_file,) = [text for language, text in BLOCKS if language == "yaml"]
     (tmp_path / "run.yaml").write_text(settings_file)
     assert len(config.unfold(config.from_arguments(["--config", "run.yaml"], {})[0])) == 2
-    commands = [
+    written = [
         shlex.split(line, comments=True)
         for language, text in BLOCKS
         if language == "sh"
         for line in text.replace("\\\n", " ").splitlines()
     ]
-    flags = [command[command.index("trainer") + 1 :] for command in commands]
+    flags = [command[command.index("trainer") + 1 :] for command in written]
     assert len(flags) > 10
     for one in flags:
-        config.from_arguments(one, {})
+        if one and one[0] in commands.NAMES:
+            commands.parser_of(one[0]).parse_args(one[1:])
+        else:
+            config.from_arguments(one, {})
 
 
 def test_every_flag_that_is_named_is_there() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", re.sub(r"<!--.*?-->", "", PAGE)))
     others = {"--flag", "--set", "--standalone", "--nproc_per_node", "--config", "--print-config", "--json-schema"}
-    assert named - others == {config.flag(name) for name in Settings.model_fields} - {"--phase"}
+    others |= {flag for name in commands.NAMES for flag in commands.parser_of(name)._option_string_actions}
+    settings = {config.flag(name) for name in Settings.model_fields} - {"--phase"}
+    assert settings <= named <= settings | others
 
 
 def test_the_schema_for_editors_is_written_as_shown() -> None:
@@ -147,7 +152,8 @@ def test_every_field_of_every_line_is_documented(output: Path) -> None:
             prefix = "val/" if event == "validation" else "test_"
             known |= {name for name in fields if name.startswith(prefix)}
         assert fields <= known, event
-    assert seen - {None} >= set(described) - {"sample_skipped", "checkpoint_skipped", "stop"}
+    elsewhere = {"sample_skipped", "checkpoint_skipped", "stop", "prepared", "answer", "export"}
+    assert seen - {None} >= set(described) - elsewhere
 
 
 def test_every_file_of_a_run_is_in_the_picture(output: Path) -> None:

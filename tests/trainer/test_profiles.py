@@ -19,6 +19,7 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
+from tests.trainer.instructions import write_chats, write_tokenizer
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import ROOT, events, step_lines, train_on
 from trainer.__main__ import main
@@ -131,6 +132,11 @@ def rows(folder: Path) -> None:
     parquet.write_table(table, folder / "rows.parquet", compression="zstd", row_group_size=10)
 
 
+def chats(folder: Path) -> None:
+    write_chats(folder / "chats.jsonl", 80)
+    write_tokenizer(folder.parent / "tokenizer")
+
+
 # What makes each profile small, besides its data.
 SMALL: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
     "digits-ddp": (None, {"width": 8}),
@@ -143,6 +149,10 @@ SMALL: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
         {"context": 16, "model_options": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "compile": "off"},
     ),
     "smollm-fsdp": (texts, {"context": 16, "model_options": ENCODER | {"num_key_value_heads": 1}}),
+    "smollm-chat": (
+        chats,
+        {"context": 64, "model_options": ENCODER | {"num_key_value_heads": 1}, "answer_every": 2, "answer_tokens": 4},
+    ),
     "bert-mlm": (rows, {"context": 16, "model_options": ENCODER}),
 }
 
@@ -156,6 +166,8 @@ def small(name: str, tmp_path: Path) -> list[str]:
         values["data_dir"] = tmp_path / "data"
         values["data_dir"].mkdir()
         make(values["data_dir"])
+    if "tokenizer" in values:
+        values["tokenizer"] = tmp_path / "tokenizer"
     return flags(values)
 
 
@@ -175,7 +187,9 @@ def assert_trained(name: str, output: Path) -> dict[str, Any]:
 # --- they train -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["digits-ddp", "stdlib-lm", "cifar10-resnet18", "imagenet-resnet50", "gpt2-tokens"])
+@pytest.mark.parametrize(
+    "name", ["digits-ddp", "stdlib-lm", "cifar10-resnet18", "imagenet-resnet50", "gpt2-tokens", "smollm-chat"]
+)
 def test_it_trains_and_its_checkpoint_loads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # which a run may set; it goes back afterwards
     assert main(["--output-dir", str(tmp_path / "out"), *small(name, tmp_path)]) == 0
@@ -183,6 +197,29 @@ def test_it_trains_and_its_checkpoint_loads(name: str, tmp_path: Path, monkeypat
     averaged = params(name).get("ema", 0.0) > 0
     assert bool(state["ema"]) == averaged
     assert (tmp_path / "out" / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
+
+
+def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output-dir", str(tmp_path / "out"), *small("smollm-chat", tmp_path), "--export", "last"]) == 0
+    (prepared,) = events(tmp_path / "out", "prepared")
+    assert prepared["documents"] == 80
+    answers = events(tmp_path / "out", "answer")
+    assert {one["step"] for one in answers} == {2} and all(one["prompt"].startswith("user") for one in answers)
+    (exported,) = events(tmp_path / "out", "export")
+    capfd.readouterr()
+    prompt = answers[0]["prompt"].removeprefix("user\n").removesuffix("assistant\n").strip()
+    assert main(["sample", str(tmp_path / "out"), "--prompt", prompt, "--tokens", "5"]) == 0
+    own = capfd.readouterr().out
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(exported["path"], local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(exported["path"], local_files_only=True)
+    messages = [{"role": "user", "content": prompt}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    answer = model.generate(asked, max_new_tokens=5, do_sample=False)[0, asked.shape[1] :]
+    assert tokenizer.decode(answer, skip_special_tokens=True) + "\n" == own
 
 
 def test_images_may_come_from_parquet(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from trainer.errors import SettingsError
 RUN_WIDE = frozenset(
     (
         *SHAPE_SETTINGS,
-        *("weights", "data", "data_dir", "data_column", "label_column", "image_size", "synthetic_samples"),
+        *("weights", "data", "data_dir", "tokenizer", "data_column", "label_column", "image_size", "synthetic_samples"),
         *("phases", "phase", "seed", "deterministic", "device", "timeout", "stop_timeout", "expandable_segments"),
-        *("output_dir", "checkpoint_dir", "metrics", "resume", "keep", "best_checkpoint", "best_metric"),
+        *("output_dir", "checkpoint_dir", "metrics", "resume", "keep", "best_checkpoint", "best_metric", "export"),
         *("inject", "text_log", "tensorboard", "mlflow", "wandb"),
     )
 )

@@ -17,7 +17,9 @@ from pydantic_core import PydanticCustomError
 from trainer import faults
 
 Task = Literal["classify", "lm", "mlm", "contrastive"]
-DataSource = Literal["auto", "digits", "cifar10", "images", "parquet", "tokens", "text", "stdlib", "synthetic"]
+DataSource = Literal[
+    "auto", "digits", "cifar10", "images", "parquet", "tokens", "documents", "text", "stdlib", "synthetic"
+]
 Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
 Recompute = Literal["none", "selective", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -116,6 +118,7 @@ class DataSettings(_Group):
     data_dir: Path | None = Field(
         None, description="where the data lies; see docs/trainer.md for the layout of each kind"
     )
+    tokenizer: Path | None = Field(None, description="documents: folder of the Hugging Face tokenizer")
     data_column: str = Field(
         "", description="parquet: the column with text, tokens or encoded images; default: found by type"
     )
@@ -243,6 +246,9 @@ class CheckpointSettings(_Group):
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     gzip_checkpoints: bool = Field(False, description="compress checkpoints (slow; names then end in .pt.gz)")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
+    export: Literal["none", "last", "ema", "best"] = Field(
+        "none", description="at the end write these weights to OUTPUT_DIR/hf, as a folder that transformers loads"
+    )
     resume: str = Field(
         "", description="a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none"
     )
@@ -256,6 +262,10 @@ class TelemetrySettings(_Group):
     rank_metrics_every: int = Field(10, ge=0, description="steps between the timings of each further rank; 0: none")
     validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
     validate_samples: int = Field(0, ge=0, description="held-out samples used; 0: all")
+    answer_every: int = Field(
+        0, ge=0, description="lm: steps between answers to held-out prompts of prepared tokens, in the log; 0: none"
+    )
+    answer_tokens: int = Field(48, ge=1, description="the most tokens in such an answer")
     histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
     trace_every: int = Field(
         0, ge=0, description="steps between Chrome traces of one step, in OUTPUT_DIR/traces; 0: none"
@@ -302,7 +312,7 @@ class Settings(
         task = given.get("task") if isinstance(given, dict) else None
         return {**TASK_DEFAULTS[task], **given} if isinstance(task, str) and task in TASK_DEFAULTS else given
 
-    @field_validator("data_dir", "weights", mode="before")
+    @field_validator("data_dir", "weights", "tokenizer", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
@@ -316,12 +326,25 @@ class Settings(
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         task, parallel = self.task, self.parallel
         text = task in ("lm", "mlm")
-        if self.data not in ("auto", "parquet", "synthetic") and (self.data in ("tokens", "text", "stdlib")) != text:
+        if (
+            self.data not in ("auto", "parquet", "synthetic")
+            and (self.data in ("tokens", "documents", "text", "stdlib")) != text
+        ):
             yield "data", f" {self.data} is {'no text' if text else 'text'}: it does not suit --task {task}"
         if task == "lm" and self.model in ("auto", "bytes") and self.width % 32:
             yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
         if not text and self.model in ("auto", "cnn") and self.width % 8:
             yield "width", f" must be a multiple of 8 for --task {task}, got {self.width}"
+        if self.data == "documents" and self.tokenizer is None:
+            yield "tokenizer", " is needed with --data documents: the folder of a Hugging Face tokenizer"
+        if self.data == "documents" and task != "lm":
+            yield "data", f" documents needs --task lm, not {task}"
+        if self.answer_every and not (task == "lm" and self.data in ("tokens", "documents")):
+            yield "answer_every", " needs --task lm, and --data tokens that were prepared, or documents"
+        if self.export == "ema" and not self.ema:
+            yield "export", " ema needs averaged weights: --ema 0.999"
+        if self.export == "best" and not self.best_checkpoint:
+            yield "export", " best needs --best-checkpoint"
         if self.hard_negatives and task != "contrastive":
             yield "hard_negatives", f" needs --task contrastive, not {task}"
         if self.label_smoothing and task != "classify":

@@ -11,7 +11,7 @@ from trainer.data.folder import folder
 from trainer.data.parquet_images import parquet_images
 from trainer.data.parquet_text import parquet_text
 from trainer.data.text import stdlib, text
-from trainer.data.tokens import tokens
+from trainer.data.tokens import documents, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 
 _IMAGES: Mapping[str, Callable[[Settings], Images]] = {
@@ -27,6 +27,7 @@ _TEXT: Mapping[str, Callable[[Settings], Text]] = {
     "stdlib": stdlib,
     "text": text,
     "tokens": tokens,
+    "documents": documents,
     "parquet": parquet_text,
     "synthetic": synthetic_text,
 }

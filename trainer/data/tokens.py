@@ -75,7 +75,20 @@ def tokens(settings: Settings) -> Text:
     Without a vocabulary there, all files are read once to find their largest token. Where it has a ``row``, the files
     were written by `trainer.preparing`.
     """
-    folder = data_place(settings, "train.bin and val.bin (or .npy)")
+    return _tokens_in(data_place(settings, "train.bin and val.bin (or .npy)"), settings)
+
+
+def documents(settings: Settings) -> Text:
+    """The documents of --data-dir, which the run has turned into tokens in its own folder."""
+    return _tokens_in(prepared_folder(settings), settings)
+
+
+def prepared_folder(settings: Settings) -> Path:
+    """Where a run prepares its tokens."""
+    return settings.output_dir / "tokens"
+
+
+def _tokens_in(folder: Path, settings: Settings) -> Text:
     if (folder / JOURNAL).is_file() and not (folder / META).is_file():
         raise TrainerError(f"{folder} is not finished; run python -m trainer prepare with it again")
     meta = _meta(folder / META)

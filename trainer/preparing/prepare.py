@@ -34,7 +34,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from trainer.errors import RankError, SettingsError, TrainerError, show
+from trainer.errors import SettingsError, TrainerError, show
 from trainer.preparing.documents import Document, Slice, documents_in, files_of, slices_of
 from trainer.preparing.packing import cut, packed
 from trainer.tokenizer import Encoded, Tokenizer
@@ -100,7 +100,7 @@ def prepare(
             else:
                 complete = True
     except OSError as error:
-        raise RankError(f"{error.filename or folder}: {error.strerror}") from None
+        raise TrainerError(f"{error.filename or folder}: {error.strerror}") from None
     documents, tokens = (sum(one[key] for one in finished.values()) for key in ("documents", "tokens"))
     return Prepared(complete, documents, tokens, time.monotonic() - began)
 
@@ -225,6 +225,7 @@ class _Work:
         if not missing:
             return True
         context = multiprocessing.get_context("spawn")
+        others = set(multiprocessing.active_children())
         running: dict[Future[dict[str, Any]], int] = {}
         with ProcessPoolExecutor(processes, context, _begin_process, (self._plan, self._folder)) as pool:
             try:
@@ -240,8 +241,12 @@ class _Work:
                     self._progress(processes, last=not (missing or running))
             except BrokenProcessPool:
                 if not self._stopping():
-                    raise RankError("a process that prepares tokens died; was there too little memory?") from None
+                    raise TrainerError("a process that prepares tokens died; was there too little memory?") from None
             finally:
+                if self._stopping():
+                    # Nobody waits for what they are at: it is done again.
+                    for process in set(multiprocessing.active_children()) - others:
+                        process.kill()
                 pool.shutdown(cancel_futures=True)
         return len(self._finished) == len(self._slices)
 

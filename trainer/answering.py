@@ -1,0 +1,59 @@
+"""What a model answers to held-out prompts in the middle of its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trainer.data import Text
+from trainer.errors import SettingsError
+from trainer.session import Session
+from trainer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The words of a prompt and of what the model made of it."""
+
+    prompt: str
+    answer: str
+
+
+class Prompts:
+    """The held-out prompts that came with the tokens. All ranks make it and call it together.
+
+    Raises SettingsError where the tokens came without any.
+    """
+
+    def __init__(self, session: Session) -> None:
+        data = session.data
+        if not isinstance(data, Text) or data.tokenizer is None or not data.prompts:
+            raise SettingsError("--answer-every needs tokens that python -m trainer prepare has made")
+        self._session = session
+        self._tokenizer = Tokenizer(data.tokenizer)
+        self._room = data.context
+        self._prompts = data.prompts
+
+    def answers(self) -> list[Answer]:
+        """To each prompt the most likely tokens, by the weights as they are; draws nothing at random (collective)."""
+        objective = self._session.objective
+        objective.eval()
+        with torch.no_grad():
+            pairs = [(prompt, self._after(prompt)) for prompt in self._prompts]
+        objective.train()
+        return [Answer(self._tokenizer.text(prompt), self._tokenizer.text(answer)) for prompt, answer in pairs]
+
+    def _after(self, prompt: tuple[int, ...]) -> list[int]:
+        """Ranks that hold parts of a model compute the same numbers, and so stop at the same token."""
+        session, tokens = self._session, list(prompt)
+        last = min(len(prompt) + session.settings.answer_tokens, self._room)
+        while len(tokens) < last:
+            inputs = torch.tensor([tokens], device=session.world.device)
+            with session.precision.autocast():
+                logits = session.objective.model(inputs)
+            token = int(logits[0, -1, : self._tokenizer.size].argmax())
+            if token in self._tokenizer.stops:
+                break
+            tokens.append(token)
+        return tokens[len(prompt) :]
