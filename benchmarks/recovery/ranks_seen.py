@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from benchmarks.recovery.healthy import Activity
 from gputui.agent.health.attempt_state import Look
 from gputui.gpu.model import GpuSample
-from gputui.runs.readings import Reading
+from gputui.runs.process_readings import Reading
 
 USUAL_WATTS = 500.0
 # In all others a rank is at work in nearly every look.

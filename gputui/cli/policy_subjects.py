@@ -25,7 +25,7 @@ from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
 from gputui.runs import repository
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store import queries
 from gputui.store.database import StoreError, open_reader

@@ -11,7 +11,7 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
-from gputui.runs.places import sinks_of
+from gputui.runs.command import sinks_of
 from gputui.store import checkpoints, json_shapes, metric_intake, queries
 from gputui.store.run_costs import RunCost, run_cost
 from gputui.store.step_times import StepTimes

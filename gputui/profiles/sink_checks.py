@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gputui.profiles.nearest import nearest
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
-from gputui.runs.places import sink_target
+from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from gputui.config import PRIVATE_DIR_MODE
 from gputui.recovery.checkpoint_search import Choice, NotUsableError, Search, for_person, passed_over
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.command import checkpoint_directory
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError

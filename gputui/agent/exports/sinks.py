@@ -18,7 +18,7 @@ from gputui.charts.units import duration
 from gputui.reports.export.formats import Format, is_format
 from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
-from gputui.runs.places import sink_target
+from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec

@@ -18,8 +18,7 @@ from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, 
 from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, Line, Pace, Silence
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
-from gputui.runs.connections import reaches_out
-from gputui.runs.readings import Reading, read_process
+from gputui.runs.process_readings import Reading, reaches_out, read_process
 from gputui.runs.repository import AttemptRecord
 from gputui.store.metric_queries import Cursor
 from gputui.store.watch_queries import WatchedLine, earlier_starts, ended_for_hang, newest_lines

@@ -30,7 +30,7 @@ from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.runs import repository
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
-from gputui.runs.readings import available_bytes
+from gputui.runs.process_readings import available_bytes
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.states import RunState
 from gputui.store.events import add_event

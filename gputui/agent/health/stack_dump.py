@@ -24,7 +24,7 @@ from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.logs import rank_logs, tail_text
-from gputui.runs.readings import catches, describe
+from gputui.runs.process_readings import catches, describe
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
+from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.places import checkpoint_directory, in_run
 from gputui.runs.spec import RunSpec
 
 PRINTED_LINES = 200

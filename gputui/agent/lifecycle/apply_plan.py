@@ -20,8 +20,8 @@ from gputui.recovery.policies import Notice
 from gputui.recovery.policy import Plan
 from gputui.redaction import redact_text
 from gputui.runs import next_attempt, notices, repository
+from gputui.runs.command import checkpoint_directory
 from gputui.runs.notices import Way
-from gputui.runs.places import checkpoint_directory
 from gputui.runs.repository import AttemptRecord, RunRecord
 from gputui.store.events import add_event
 from gputui.store.quarantine import quarantine

@@ -17,11 +17,10 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository
 from gputui.runs.agent_process import agent_for_executor
-from gputui.runs.command import build_launch
+from gputui.runs.command import build_launch, checkpoint_directory
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Placement
-from gputui.runs.places import checkpoint_directory
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import RunSpec

@@ -18,7 +18,7 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
 from gputui.recovery.checkpoint_search import Search, surveyed
 from gputui.runs import repository
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
 from gputui.store import checkpoints, queries

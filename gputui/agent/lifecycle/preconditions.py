@@ -22,7 +22,7 @@ from gputui.recovery.checkpoint_ledger import out_of_order
 from gputui.recovery.checkpoint_search import Search, surveyed
 from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
-from gputui.runs.places import checkpoint_directory
+from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import RunRecord
 from gputui.store.events import EventKind, add_event
 

@@ -10,7 +10,7 @@ from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.policies import Notice
 from gputui.recovery.policy import PolicyError, parse_policy
-from gputui.runs.places import in_run
+from gputui.runs.command import in_run
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 

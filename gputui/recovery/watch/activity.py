@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gputui.runs.readings import Reading
+from gputui.runs.process_readings import Reading
 
 
 class Doing(StrEnum):

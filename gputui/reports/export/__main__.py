@@ -22,7 +22,7 @@ from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.making import absolute_target
 from gputui.reports.export.memory import FollowedElsewhereError
 from gputui.reports.export.sink import ExportError
-from gputui.runs.places import sink_target
+from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError

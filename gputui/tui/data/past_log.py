@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputui.runs.log_times import lines_by
+from gputui.runs.log_lines import lines_by
 from gputui.tui.data.snapshot import LogTail
 
 TIMELESS = "as it is now: its lines tell no time"

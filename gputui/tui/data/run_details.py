@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
-from gputui.runs.places import checkpoint_directory, sinks_of
+from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import checkpoints, metric_intake, queries
 from gputui.store.step_times import StepTimes

@@ -147,7 +147,7 @@ class LogTail:
     """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
     when this one cannot be read.
 
-    ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
+    ``levels`` are those of the lines (`gputui.runs.log_lines.Level`). ``first`` numbers the first line; a line keeps
     its number while the log grows. ``is_whole`` says that the file begins with it. ``past_note`` says how the log of a
     past moment is to be read. ``source`` tells one file from another of the same label, as a new attempt's.
     """

@@ -17,7 +17,7 @@ from gputui.config import Workspace
 from gputui.recovery.watch.progress import Silence, silence
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
-from gputui.runs.readings import Reading
+from gputui.runs.process_readings import Reading
 from gputui.runs.repository import AttemptRecord
 from gputui.store.watch_queries import WatchedLine, newest_lines
 from tests.stores import open_store

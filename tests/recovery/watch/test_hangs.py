@@ -9,7 +9,7 @@ import pytest
 from gputui.recovery.watch.activity import Doing, GpuReading, doing
 from gputui.recovery.watch.progress import Course, Line, Pace, Silence, allowed_seconds, silence
 from gputui.recovery.watch.verdict import judge
-from gputui.runs.readings import Reading
+from gputui.runs.process_readings import Reading
 
 OVERDUE = Silence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)

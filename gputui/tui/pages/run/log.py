@@ -6,7 +6,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count
-from gputui.runs.log_levels import Level
+from gputui.runs.log_lines import Level
 from gputui.tui.layout.columns import fit_line, without_left
 from gputui.tui.pages.run.head import heading
 from gputui.tui.pages.run.log_view import LogView

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gputui.charts.cells import cell_width
-from gputui.runs.log_levels import Level
+from gputui.runs.log_lines import Level
 from gputui.tui.data.snapshot import LogTail
 
 EXPRESSION_MARK = "~"

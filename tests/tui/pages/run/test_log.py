@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.charts.cells import cell_width
-from gputui.runs.log_levels import Level
+from gputui.runs.log_lines import Level
 from gputui.tui.data import log_tail
 from gputui.tui.data.log_tail import LogReader
 from gputui.tui.data.snapshot import LogTail

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs import connections
-from gputui.runs.connections import reaches_out
+from gputui.runs import process_readings
+from gputui.runs.process_readings import reaches_out
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 MAPPED = "0000000000000000FFFF0000"
@@ -49,7 +49,7 @@ def test_only_ends_beyond_this_machine_count(
     (folder / "net" / table).write_text(HEAD + rows)
     (folder / "fd" / "3").symlink_to("socket:[7]")
     (folder / "fd" / "4").symlink_to("/dev/null")
-    monkeypatch.setattr(connections, "_PROC", str(tmp_path))
+    monkeypatch.setattr(process_readings, "_PROC", str(tmp_path))
     assert reaches_out(42) is expected
 
 
@@ -61,7 +61,7 @@ def test_a_process_that_is_gone_reaches_nobody_and_one_that_cannot_be_seen_may(
     assert reaches_out(process.pid) is False
     (tmp_path / "42" / "net").mkdir(parents=True)
     (tmp_path / "42" / "net" / "tcp").write_text(HEAD + "odd\n")
-    monkeypatch.setattr(connections, "_PROC", str(tmp_path))
+    monkeypatch.setattr(process_readings, "_PROC", str(tmp_path))
     assert reaches_out(42) is True
 
 

@@ -1,4 +1,5 @@
-"""When a line of a log was written, where it says so itself: ISO dates as most loggers write them, and glog's letters.
+"""What a line of a log says of itself: how grave it is (levels of logging, the letters of glog, Python's errors and
+tracebacks, NCCL's warnings), and when it was written (ISO dates as most loggers write them, and glog's).
 
 A time of day without a day is not taken for one: a log may last for days.
 """
@@ -8,6 +9,53 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from enum import IntEnum
+
+
+class Level(IntEnum):
+    """How grave."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+
+
+_TRACEBACK = "Traceback (most recent call last)"
+_PREFIX = re.compile(r"\[[^\]]{0,40}\]:?\s?")
+_ERROR = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL)\b|\b[A-Z]\w*(?:Error|Exception)\b|^[EF][0-9]{4} |^(?:fatal )?error:|"
+    r"Segmentation fault|core dumped|SIG(?:KILL|SEGV|ABRT|BUS)\b",
+    re.MULTILINE,
+)
+_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b[A-Z]?\w*Warning\b|^W[0-9]{4} |^warning:", re.MULTILINE)
+
+
+class LevelReader:
+    """Tells the levels of lines one after the other; the lines of a traceback belong together."""
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+
+    def level(self, line: str) -> Level:
+        if self._in_traceback:
+            bare = _bare(line)
+            # The first line that is not set in names the exception; a traceback without one is over at an empty line.
+            self._in_traceback = bare.startswith((" ", "\t"))
+            if bare.strip():
+                return Level.ERROR
+        if _TRACEBACK in line:
+            self._in_traceback = True
+            return Level.ERROR
+        if _ERROR.search(line):
+            return Level.ERROR
+        return Level.WARNING if _WARNING.search(line) else Level.INFO
+
+
+def _bare(line: str) -> str:
+    """The line without what launchers put before it: ``[rank0]: ``."""
+    found = _PREFIX.match(line)
+    return line[found.end() :] if found else line
+
 
 _HEAD_CHARACTERS = 96
 _STAMP = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.runs.log_levels import Level, LevelReader
+from gputui.runs.log_lines import Level, LevelReader
 
 
 @pytest.mark.parametrize(
