@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks import ingest
 from gputui.curves.following import RunCurves
 from gputui.curves.model import AXES, ChartData, ChartRequest
-from gputui.store import queries
 from gputui.store.database import open_reader, open_writer
+from gputui.store.runs import read_attempts
 
 LINES = 1_000_000
 NAMES = ("loss", "grad_norm", "samples_per_s", "lr")
@@ -79,7 +79,7 @@ def _read(database: Path, request: ChartRequest) -> ChartData:
 def _ask(connection: sqlite3.Connection, curves: RunCurves, request: ChartRequest) -> ChartData:
     connection.execute("BEGIN")
     try:
-        return curves.read(connection, queries.attempts(connection, "bench"), request)
+        return curves.read(connection, read_attempts(connection, "bench"), request)
     finally:
         connection.execute("ROLLBACK")
 

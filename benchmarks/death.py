@@ -18,9 +18,8 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.scene import Scene, wait_until
 from gputui.runs.identity import environment_of, marked_processes
-from gputui.store import queries
 from gputui.store.database import StoreMissingError, open_reader
-from gputui.store.views import AttemptView
+from gputui.store.runs import OVER_STATES, Attempt, find_run, read_attempts
 
 PROFILE = "digits-ddp"
 RANK = "1"
@@ -73,17 +72,17 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         }
     finally:
         scene.call("stop", run_id, "--now")
-        wait_until(lambda: _state(scene, run_id) in queries.OVER_STATES, what="the run's end")
+        wait_until(lambda: _state(scene, run_id) in OVER_STATES, what="the run's end")
 
 
-def _attempts(scene: Scene, run_id: str) -> list[AttemptView]:
+def _attempts(scene: Scene, run_id: str) -> list[Attempt]:
     with closing(open_reader(scene.workspace.database)) as connection:
-        return sorted(queries.attempts(connection, run_id), key=lambda attempt: attempt.number)
+        return sorted(read_attempts(connection, run_id), key=lambda attempt: attempt.number)
 
 
 def _state(scene: Scene, run_id: str) -> str:
     with closing(open_reader(scene.workspace.database)) as connection:
-        return queries.run(connection, run_id).state
+        return find_run(connection, run_id).state
 
 
 def _last_step(scene: Scene, run_id: str) -> int | None:

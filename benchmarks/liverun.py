@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.scene import Scene, wait_until
-from gputui.store import queries
 from gputui.store.database import StoreMissingError, open_reader
+from gputui.store.runs import OVER_STATES, RunLookupError, find_run
 
 # Says that it is there, then waits for the end.
 _SCRIPT = """
@@ -89,8 +89,8 @@ class LiveRun:
     def _state(self) -> str | None:
         try:
             with closing(open_reader(self._scene.workspace.database)) as connection:
-                return queries.run(connection, self.run_id).state
-        except (StoreMissingError, queries.RunLookupError):
+                return find_run(connection, self.run_id).state
+        except (StoreMissingError, RunLookupError):
             return None
 
     def __enter__(self) -> LiveRun:
@@ -101,4 +101,4 @@ class LiveRun:
     ) -> None:
         os.close(self._metrics)
         self._scene.call("stop", self.run_id, "--now")
-        wait_until(lambda: self._state() in queries.OVER_STATES, what="the run's end")
+        wait_until(lambda: self._state() in OVER_STATES, what="the run's end")

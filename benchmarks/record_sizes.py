@@ -20,8 +20,8 @@ from gputui.config import locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.host.model import HostSample
-from gputui.store import rollups
 from gputui.store.database import open_writer
+from gputui.store.hardware import gpu_history
 from gputui.store.summaries import GPU_KEPT, names
 
 START = 1_790_035_200.0
@@ -104,13 +104,14 @@ def year_query(gpus: int = 8) -> dict[str, Any]:
                 ),
             )
             day_rollups.renew(connection, number + 1, range(int(START), int(START + YEAR), int(DAY)))
+        connection.execute("UPDATE record_bounds SET raw_since = ?", (START + YEAR,))
         asked: dict[str, str | None] = {"year_query_seconds": None, "year_query_one_gpu_seconds": "GPU-0"}
         return {name: min(_timed(connection, uuid) for _ in range(5)) for name, uuid in asked.items()}
 
 
 def _timed(connection: sqlite3.Connection, uuid: str | None) -> float:
     began = time.perf_counter()
-    found = rollups.gpu_history(connection, START, START + YEAR, 365, uuid)
+    found = gpu_history(connection, START, START + YEAR, 365, uuid)
     assert found and None not in found["GPU-0"].power_watts
     return time.perf_counter() - began
 

@@ -9,7 +9,8 @@ import click
 from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, print_json, say
 from gputui.config import PRIVATE_FILE_MODE
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
-from gputui.store import json_shapes, queries
+from gputui.store import json_shapes
+from gputui.store.agent import read_agent
 from gputui.store.record_status import RecordStatus, record_status
 from gputui.store.retention import Retention
 
@@ -49,7 +50,7 @@ def status(session: Session, as_json: bool) -> None:
     """Whether an agent runs here, and which."""
     identity = read_identity(session.workspace)
     connection = session.reader_or_none()
-    view = None if connection is None else queries.agent(connection)
+    view = None if connection is None else read_agent(connection)
     home = str(session.workspace.state.parent)
     record = _record(session, connection)
     if as_json:

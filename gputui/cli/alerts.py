@@ -12,7 +12,8 @@ from gputui.charts import units
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 from gputui.runs.agent_process import read_identity
-from gputui.store import alerts, queries
+from gputui.store import alerts
+from gputui.store.agent import read_agent
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
 
@@ -69,7 +70,7 @@ def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> li
     for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
         if subject == alerts.ANY_SUBJECT:
             lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")
-    agent = queries.agent(connection)
+    agent = read_agent(connection)
     if agent is not None and read_identity(session.workspace) is None:
         ago = units.duration(max(0.0, now - (agent.ended_at or agent.heartbeat_at)))
         lines.append(f"no agent runs: this is how it stood {ago} ago; gputui agent start looks again")

@@ -97,7 +97,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     from gputui.cli.wait import wait_until_over
     from gputui.reports.summary.losses import ScaledRun
     from gputui.reports.summary.reading import read_facts
-    from gputui.store import queries
+    from gputui.store.runs import find_run
 
     run_id = submit(session, spec, f"{spec.name}-x{count}")
     if not quiet:
@@ -107,7 +107,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     with closing(session.reader()) as connection:
         facts = read_facts(
             connection,
-            queries.run(connection, run_id),
+            find_run(connection, run_id),
             now=time.time(),
             lost=None,
             expected=lambda _attempt, _step, _values: None,

@@ -19,9 +19,9 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent
-from gputui.store import commands, queries
+from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
-from gputui.store.views import RunView
+from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 
 EXIT_OK = 0
 EXIT_RUN_FAILED = 1
@@ -111,16 +111,16 @@ class Session:
             fail(answer.reason or "refused", EXIT_REFUSED)
         return answer.result or {}
 
-    def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> RunView:
+    def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> Run:
         """The run that ``wanted`` means, the newest for None; ends the command where there is none."""
         if wanted is None:
-            newest = queries.runs(connection, limit=1)
+            newest = read_runs(connection, limit=1)
             if not newest:
                 fail(f"no run yet in {self.workspace.state}; gputui profiles lists what can be launched", EXIT_REFUSED)
             return newest[0]
         try:
-            return queries.run(connection, wanted)
-        except queries.RunLookupError as error:
+            return find_run(connection, wanted)
+        except RunLookupError as error:
             fail(str(error), EXIT_REFUSED)
 
 

@@ -14,10 +14,10 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, Session, fail, say
 from gputui.metrics.intake_words import intake_words
-from gputui.store import alerts, checkpoints, metric_intake, queries
+from gputui.store import alerts, checkpoints, metric_intake
 from gputui.store.alerts import AlertView
+from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents, read_transitions
 from gputui.store.step_times import StepTimes
-from gputui.store.views import RunView
 
 WIDTH = 100
 ALERTS_TOLD = 8
@@ -44,7 +44,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         story = story_of(connection, view)
         raised = alerts.of_run(connection, view.run_id)
         if rows := checkpoints.of_run(connection, view.run_id):
-            spans = spans_of(view, queries.attempts(connection, view.run_id), time.time())
+            spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
             story.append(checkpoints_sentence(rows, spans))
         if trouble := intake_words(metric_intake.intake(connection, view.run_id)):
             story.append(f"{trouble}.")
@@ -56,22 +56,22 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
     print_paragraphs(story)
 
 
-def story_of(connection: sqlite3.Connection, view: RunView) -> list[str]:
+def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """What happened to a run, a paragraph per attempt."""
     from gputui.recovery.cost import costs
     from gputui.recovery.resumption import resumptions
     from gputui.recovery.story import tell
 
-    attempts = queries.attempts(connection, view.run_id)
-    incidents = queries.incidents(connection, view.run_id)
-    decisions = queries.decisions(connection, view.run_id)
+    attempts = read_attempts(connection, view.run_id)
+    incidents = read_incidents(connection, view.run_id)
+    decisions = read_decisions(connection, view.run_id)
     clock = StepTimes(connection, view.run_id)
     return tell(
         view,
         attempts,
         incidents,
         decisions,
-        queries.transitions(connection, view.run_id),
+        read_transitions(connection, view.run_id),
         now=time.time(),
         costs=costs(attempts, incidents, decisions, clock),
         went_on=resumptions(attempts, clock.repeats),

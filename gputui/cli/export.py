@@ -17,7 +17,7 @@ from gputui.store import metric_queries
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target
-    from gputui.store.views import RunView
+    from gputui.store.runs import Run
 
 
 @click.command("export")
@@ -63,7 +63,7 @@ def _shown(where: str) -> str:
     return redact_text(where)
 
 
-def _refuse_unknown(connection: sqlite3.Connection, view: RunView, names: tuple[str, ...]) -> None:
+def _refuse_unknown(connection: sqlite3.Connection, view: Run, names: tuple[str, ...]) -> None:
     known = metric_queries.metric_names(connection, view.run_id)
     if not known:
         fail(f"{view.run_id} has measured nothing yet; --follow waits for it", EXIT_REFUSED)
@@ -75,7 +75,7 @@ def _refuse_unknown(connection: sqlite3.Connection, view: RunView, names: tuple[
 
 
 def _once(
-    connection: sqlite3.Connection, view: RunView, names: tuple[str, ...], name: Format, where: str, force: bool
+    connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, where: str, force: bool
 ) -> int:
     from gputui.reports.export.making import absolute_target
     from gputui.reports.export.once import export
@@ -91,7 +91,7 @@ def _once(
         fail(str(error), EXIT_REFUSED)
 
 
-def _follow(session: Session, view: RunView, names: tuple[str, ...], name: Format, where: str) -> int:
+def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, where: str) -> int:
     from gputui.reports.export.following import Follower, Target
     from gputui.reports.export.making import absolute_target
 

@@ -11,9 +11,11 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
-from gputui.store import gpu_queries, json_shapes, metric_queries, queries
+from gputui.store import json_shapes, metric_queries
+from gputui.store.agent import read_agent
+from gputui.store.hardware import GpuView, read_gpus, xid_counts
 from gputui.store.quarantine import Quarantined, quarantined
-from gputui.store.views import GpuView
+from gputui.store.runs import find_run
 
 FIRST_SAMPLE_SECONDS = 10.0
 XID_SECONDS = 86_400.0
@@ -74,10 +76,10 @@ def shapes(
 ) -> list[json_shapes.Shape]:
     """What ``--json`` prints."""
     now = time.time()
-    xids = gpu_queries.xid_counts(connection, now - XID_SECONDS, now)
+    xids = xid_counts(connection, now - XID_SECONDS, now)
     paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
     for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
-        attempt = queries.run(connection, run_id).attempt
+        attempt = find_run(connection, run_id).attempt
         for line in metric_queries.ranks(connection, run_id, attempt):
             step, data = (
                 value if value is not None and math.isfinite(value) else None
@@ -100,8 +102,8 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
     there are none."""
     deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
     while True:
-        agent = queries.agent(connection)
-        gpus = queries.gpus(connection, time.time())
+        agent = read_agent(connection)
+        gpus = read_gpus(connection, time.time())
         known = agent is not None and (agent.gpu_problem is not None or agent.source is not None)
         sampled = not gpus or any(gpu.at is not None for gpu in gpus)
         if (known and sampled) or time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, Session, fail
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
 from gputui.runs.states import RunState
-from gputui.store import queries
+from gputui.store.runs import find_run
 
 TAIL_BYTES = 256 << 10
 WINDOW_BYTES = 256 << 10
@@ -47,7 +47,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
             for line in last_lines(log.path, lines):
                 click.echo(label(log, len(files) > 1) + clean(line))
         while follow:
-            fresh = queries.run(connection, view.run_id)
+            fresh = find_run(connection, view.run_id)
             folder = session.workspace.run_dir(view.run_id) / "attempts" / str(fresh.attempt)
             printed = follow_once(folder, rank, positions)
             if not printed and RunState(fresh.state).is_over:

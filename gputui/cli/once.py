@@ -18,7 +18,8 @@ from gputui.charts.plain import characters_for
 from gputui.charts.units import age
 from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, tell_doing, typed_moment
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
-from gputui.store import queries
+from gputui.store.agent import read_agent
+from gputui.store.hardware import read_gpus, read_host
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.data.snapshot_json import snapshot_shape
@@ -95,13 +96,13 @@ def _await_sample(connection: sqlite3.Connection) -> None:
     begin = time.monotonic()
     deadline = begin + FIRST_SAMPLE_SECONDS
     while time.monotonic() < deadline:
-        agent, host = queries.agent(connection), queries.host(connection)
+        agent, host = read_agent(connection), read_host(connection)
         if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
             # Rates and the processor's load are known from the second sample on.
             if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
                 time.sleep(0.02)
                 continue
-            times = [gpu.at for gpu in queries.gpus(connection, time.time()) if gpu.state != "lost"]
+            times = [gpu.at for gpu in read_gpus(connection, time.time()) if gpu.state != "lost"]
             if not times or any(at is not None and at >= agent.started_at for at in times):
                 return
             if agent.sampler_state != "ok":

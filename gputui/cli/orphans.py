@@ -12,7 +12,7 @@ from gputui.charts import units
 from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, print_json, say
 from gputui.cli.table import columns
 from gputui.runs import orphans, repository
-from gputui.store import queries
+from gputui.store.hardware import read_gpus
 
 
 @click.command("orphans")
@@ -30,7 +30,7 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
     with closing(session.reader()) as connection:
         found = orphans.orphans(found, repository.standings(connection))
         held: dict[tuple[int, int | None], int] = {}
-        for gpu in queries.gpus(connection, time.time()):
+        for gpu in read_gpus(connection, time.time()):
             for process in gpu.processes or ():
                 key = (process.pid, process.start_ticks)
                 held[key] = held.get(key, 0) + (process.memory_bytes or 0)

@@ -27,9 +27,17 @@ from gputui.redaction import redact_params
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError
-from gputui.store import queries
 from gputui.store.database import StoreError, open_reader
-from gputui.store.views import RunView
+from gputui.store.runs import (
+    AmbiguousRunError,
+    Run,
+    RunLookupError,
+    find_run,
+    read_attempts,
+    read_decisions,
+    read_incidents,
+    read_transitions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +104,10 @@ def of_run(session: Session, wanted: str) -> Subject:
     """A run as it stands: with its parameters, what was decided before, and the checkpoints that validate."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
-        attempts = queries.attempts(connection, view.run_id)
-        incidents = queries.incidents(connection, view.run_id)
-        decisions = queries.decisions(connection, view.run_id)
-        transitions = queries.transitions(connection, view.run_id)
+        attempts = read_attempts(connection, view.run_id)
+        incidents = read_incidents(connection, view.run_id)
+        decisions = read_decisions(connection, view.run_id)
+        transitions = read_transitions(connection, view.run_id)
         record = repository.get_run(connection, view.run_id)
         search = None if record is None else search_of(connection, session.workspace, record, time.time())
     spec = _stored_spec(view)
@@ -172,7 +180,7 @@ def _policy(spec: RunSpec, name: str) -> Policy:
         resolving.refuse([f"{name}: {problem}" for problem in error.problems], EXIT_USAGE)
 
 
-def _stored_spec(view: RunView) -> RunSpec:
+def _stored_spec(view: Run) -> RunSpec:
     try:
         return RunSpec.from_json(json.loads(view.spec_json))
     except (SpecError, ValueError) as error:
@@ -182,9 +190,9 @@ def _stored_spec(view: RunView) -> RunSpec:
 def _is_run(session: Session, wanted: str) -> bool:
     try:
         with closing(open_reader(session.workspace.database)) as connection:
-            queries.run(connection, wanted)
-    except queries.AmbiguousRunError:
+            find_run(connection, wanted)
+    except AmbiguousRunError:
         return True
-    except (StoreError, queries.RunLookupError):
+    except (StoreError, RunLookupError):
         return False
     return True

@@ -12,8 +12,8 @@ from gputui.cli.context import Session, print_json, say
 from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
 from gputui.runs.states import RunState
-from gputui.store import json_shapes, metric_intake, queries, queue
-from gputui.store.views import RunView
+from gputui.store import json_shapes, metric_intake, queue
+from gputui.store.runs import Run, read_runs
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.layout.run_words import time_left
 
@@ -25,7 +25,7 @@ from gputui.tui.layout.run_words import time_left
 def command(session: Session, as_json: bool, active: bool) -> None:
     """List the runs, newest first."""
     connection = session.reader_or_none()
-    runs = [] if connection is None else queries.runs(connection, active_only=active)
+    runs = [] if connection is None else read_runs(connection, active_only=active)
     if as_json:
         print_json([json_shapes.run_shape(run) for run in runs])
         return
@@ -33,7 +33,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
     if pause is not None:
         say(pause_line(pause, time.time()))
     if connection is None or not runs:
-        over = 0 if connection is None else len(queries.runs(connection, over_only=True))
+        over = 0 if connection is None else len(read_runs(connection, over_only=True))
         if over:
             say(f"no active run; gputui ps lists {over} that {'is' if over == 1 else 'are'} over")
         else:
@@ -45,7 +45,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
         say(line)
 
 
-def _row(connection: sqlite3.Connection, run: RunView, unread: str | None, now: float) -> tuple[str, ...]:
+def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: float) -> tuple[str, ...]:
     step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
     loss = left = None
     if run.state in (RunState.RUNNING, RunState.STOPPING):

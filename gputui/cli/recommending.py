@@ -15,9 +15,9 @@ from gputui.profiles.problems import shorten
 from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import situation_of
 from gputui.profiles.sizes import parse_size
-from gputui.store import queries
+from gputui.store.agent import read_agent
+from gputui.store.hardware import GpuView
 from gputui.store.quarantine import quarantined
-from gputui.store.views import GpuView
 
 TOPOLOGY_SECONDS = 5.0
 
@@ -34,7 +34,7 @@ def print_recommended(
         memory_bytes = parse_size(memory)
         if memory_bytes is None:
             fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", EXIT_USAGE)
-    agent = queries.agent(connection)
+    agent = read_agent(connection)
     situation = situation_of(agent, gpus, quarantined(connection))
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)

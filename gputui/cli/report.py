@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gputui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import Lost, RunFacts
@@ -82,7 +82,7 @@ def command(
 
 def _runs(
     session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
-) -> list[RunView]:
+) -> list[Run]:
     if since is None:
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
@@ -102,7 +102,7 @@ def _runs(
 
 def _report(
     connection: sqlite3.Connection,
-    runs: list[RunView],
+    runs: list[Run],
     title: str,
     now: float,
     thresholds: Mapping[str, float],
@@ -118,7 +118,7 @@ def _report(
     return make(title, now, named, others, thresholds, prices)
 
 
-def _facts(connection: sqlite3.Connection, run: RunView, now: float, *, with_pictures: bool) -> RunFacts:
+def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pictures: bool) -> RunFacts:
     from gputui.reports.summary.reading import read_facts
 
     return read_facts(
@@ -135,14 +135,14 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
     """What the run's failures cost."""
     from gputui.recovery import cost
     from gputui.reports.summary.facts import Lost
-    from gputui.store import queries
+    from gputui.store.runs import read_attempts, read_decisions, read_incidents
     from gputui.store.step_times import StepTimes
 
     found = cost.total(
         cost.costs(
-            queries.attempts(connection, run_id),
-            queries.incidents(connection, run_id),
-            queries.decisions(connection, run_id),
+            read_attempts(connection, run_id),
+            read_incidents(connection, run_id),
+            read_decisions(connection, run_id),
             StepTimes(connection, run_id),
         ).values()
     )
@@ -151,12 +151,12 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
     return Lost(found.lost_gpu_hours, found.lost_seconds, found.lost_steps, found.incidents, found.unknown)
 
 
-def _expected(connection: sqlite3.Connection, run: RunView) -> ExpectedRate:
+def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     """What the learning rate should be: as the script says, else by the schedule of the profile."""
     from gputui.alerts.overrides import AlertsError, parse_overrides
     from gputui.alerts.schedules import expected_rate
     from gputui.runs.spec import RunSpec, SpecError
-    from gputui.store import queries
+    from gputui.store.runs import read_attempts
 
     schedule = None
     peaks: dict[int, float] = {}
@@ -164,7 +164,7 @@ def _expected(connection: sqlite3.Connection, run: RunView) -> ExpectedRate:
         spec = RunSpec.from_json(json.loads(run.spec_json))
         if isinstance(spec.alerts, Mapping):
             schedule = parse_overrides(spec.alerts, "profile").schedule
-        for attempt in queries.attempts(connection, run.run_id):
+        for attempt in read_attempts(connection, run.run_id):
             value = attempt.params.get(spec.role("lr", attempt.params) or "")
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 peaks[attempt.number] = float(value)

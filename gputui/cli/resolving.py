@@ -19,8 +19,9 @@ from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
 from gputui.runs.spec import RunSpec
-from gputui.store import queries
+from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
+from gputui.store.hardware import read_gpus
 from gputui.store.past_peaks import PastPeak, past_peaks
 from gputui.store.quarantine import quarantined
 
@@ -66,8 +67,8 @@ def gpu_situation(session: Session) -> GpuSituation | None:
     """The GPUs as the agent saw them last, or None where none has looked yet."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
-            gpus = queries.gpus(connection, time.time())
-            return situation_of(queries.agent(connection), gpus, quarantined(connection))
+            gpus = read_gpus(connection, time.time())
+            return situation_of(read_agent(connection), gpus, quarantined(connection))
     except StoreError:
         return None
 

@@ -12,8 +12,9 @@ from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
 from gputui.runs.command import sinks_of
-from gputui.store import checkpoints, json_shapes, metric_intake, queries
+from gputui.store import checkpoints, json_shapes, metric_intake
 from gputui.store.run_costs import RunCost, run_cost
+from gputui.store.runs import read_attempts, read_decisions, read_incidents
 from gputui.store.step_times import StepTimes
 
 
@@ -30,9 +31,9 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        attempts = queries.attempts(connection, view.run_id)
-        incidents = queries.incidents(connection, view.run_id)
-        decisions = queries.decisions(connection, view.run_id)
+        attempts = read_attempts(connection, view.run_id)
+        incidents = read_incidents(connection, view.run_id)
+        decisions = read_decisions(connection, view.run_id)
         taken = run_cost(connection, view.run_id, time.time())
         lines = metric_intake.intake(connection, view.run_id)
         saved = checkpoints.of_run(connection, view.run_id)

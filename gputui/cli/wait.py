@@ -15,8 +15,9 @@ from gputui.charts.cells import clip
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Session, print_json, say
 from gputui.runs.states import RunState
-from gputui.store import queries
-from gputui.store.views import EventView, RunView
+from gputui.store.database import data_version
+from gputui.store.events import EventView, read_events
+from gputui.store.runs import Run, find_run, read_incidents
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import Progress
 from gputui.tui.layout.run_words import time_left
@@ -72,7 +73,7 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
     return EXIT_OK if view.state == RunState.SUCCEEDED else EXIT_RUN_FAILED
 
 
-def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> RunView:
+def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:
     """The run as it was when it was over."""
     line = StatusLine()
     tracker = RunTracker(run_id)
@@ -82,13 +83,13 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
     try:
         while True:
             now = time.monotonic()
-            if is_shown and (changed := queries.data_version(connection)) != version:
+            if is_shown and (changed := data_version(connection)) != version:
                 version = changed
-                for event in queries.events(connection, run_id, after_id=event_id):
+                for event in read_events(connection, run_id, after_id=event_id):
                     event_id = event.event_id
                     line.clear()
                     say(event_line(event))
-            view = queries.run(connection, run_id)
+            view = find_run(connection, run_id)
             if RunState(view.state).is_over:
                 return view
             if is_shown and view.waiting_for != waits_for:
@@ -114,7 +115,7 @@ def event_line(event: EventView) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} {mark} {event.message}"
 
 
-def status_words(run: RunView, progress: Progress, now: float) -> str:
+def status_words(run: Run, progress: Progress, now: float) -> str:
     """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``; what is unknown is left out."""
     parts = [f"{run.run_id} {run.state}"]
     if run.attempt > 1:
@@ -133,8 +134,8 @@ def status_words(run: RunView, progress: Progress, now: float) -> str:
     return " · ".join(parts)
 
 
-def _print_end(connection: sqlite3.Connection, view: RunView) -> None:
-    had_incidents = bool(queries.incidents(connection, view.run_id))
+def _print_end(connection: sqlite3.Connection, view: Run) -> None:
+    had_incidents = bool(read_incidents(connection, view.run_id))
     if had_incidents:
         from gputui.cli.explain import print_paragraphs, story_of
 

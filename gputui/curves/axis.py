@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gputui.curves.model import Axis, Window
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 Pairs = Sequence[tuple[float, float]]
 """(x, y) of a function that grows with x, in order of x, linear in between."""
@@ -26,7 +26,7 @@ class Timeline:
     trained_before: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attempts: Sequence[AttemptView]) -> Timeline:
+    def of(cls, attempts: Sequence[Attempt]) -> Timeline:
         begins: dict[int, float] = {}
         ends: dict[int, float] = {}
         before: dict[int, float] = {}
@@ -149,7 +149,7 @@ class AxisMap:
         return None if begin is None else timeline.trained_before[attempt] + at - begin
 
 
-def cuts_of(attempts: Sequence[AttemptView]) -> dict[int, float]:
+def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
     """For each attempt the first step that a later one did again."""
     cuts: dict[int, float] = {}
     lowest = math.inf

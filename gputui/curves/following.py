@@ -18,9 +18,9 @@ from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, marker
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, RankCurves, Window
 from gputui.curves.ranks import RankReader
 from gputui.curves.reading import Layout, Line, Part, Place
-from gputui.store import envelopes, metric_queries, queries
+from gputui.store import envelopes, metric_queries
 from gputui.store.envelopes import Stretch
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt, read_attempts
 
 LINES_AT_ONCE = 8192
 """When more lines than these came since the last look, beginning anew is quicker than following."""
@@ -66,7 +66,7 @@ class RunCurves:
         """(moment, step) pairs of an attempt in the order of time, as far as was read."""
         return self._paces.pairs.get(attempt, ())
 
-    def read(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> ChartData:
+    def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
         """The answer to ``request``. The connection is inside a transaction that reads. Raises sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
         is_empty = self._start > self._end
@@ -86,7 +86,7 @@ class RunCurves:
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def curves(
-        self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest
+        self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
     ) -> dict[str, Curve]:
         """The metrics alone, by the names that were asked for. Raises sqlite3.Error."""
         self._advance(connection, attempts, request)
@@ -111,7 +111,7 @@ class RunCurves:
 
     # --- what came since
 
-    def _advance(self, connection: sqlite3.Connection, attempts: Sequence[AttemptView], request: ChartRequest) -> None:
+    def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
         """Take in new lines. Begin anew where what was read lies elsewhere on the axis by now, or where that is
         quicker."""
         timeline = Timeline.of(attempts)
@@ -274,7 +274,7 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
     """The answer to one request, for who asks once. The connection is in no transaction. Raises sqlite3.Error."""
     connection.execute("BEGIN")
     try:
-        return RunCurves(run_id).read(connection, queries.attempts(connection, run_id), request)
+        return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
     finally:
         connection.execute("ROLLBACK")
 

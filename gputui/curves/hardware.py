@@ -12,7 +12,7 @@ from gputui.curves.axis import AxisMap, interpolate
 from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.store import hardware_spans
 from gputui.store.hardware_spans import Span
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 SAMPLES_AT_ONCE = 200_000
 """About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
@@ -70,7 +70,7 @@ class HardwareCurves:
     def read(
         self,
         connection: sqlite3.Connection,
-        attempts: Sequence[AttemptView],
+        attempts: Sequence[Attempt],
         axis_map: AxisMap,
         cuts: Mapping[int, float],
         request: ChartRequest,
@@ -209,7 +209,7 @@ def _is_settled(axis_map: AxisMap, span: Span) -> bool:
     return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
 
 
-def _stays(attempts: Sequence[AttemptView], axis_map: AxisMap) -> list[Stay]:
+def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[Stay]:
     timeline = axis_map.timeline
     found = []
     for attempt in attempts:

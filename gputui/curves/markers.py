@@ -12,8 +12,8 @@ from gputui.charts.safe_text import clean
 from gputui.curves.axis import AxisMap
 from gputui.curves.model import ChartMarker, MarkerKind
 from gputui.curves.reading import Line
-from gputui.store import alerts, queries
-from gputui.store.views import AttemptView, IncidentView
+from gputui.store import alerts
+from gputui.store.runs import Attempt, IncidentView, RunLookupError, find_run, read_incidents
 
 EVENTS_KEPT = 1000
 """The newest events of the training are marked; no chart has room for more."""
@@ -59,7 +59,7 @@ def event_lines(connection: sqlite3.Connection, run_id: str) -> list[Line]:
 def markers(
     connection: sqlite3.Connection,
     run_id: str,
-    attempts: Sequence[AttemptView],
+    attempts: Sequence[Attempt],
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
@@ -67,7 +67,7 @@ def markers(
     is left out. Raises sqlite3.Error."""
     found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
     by_number = {attempt.number: attempt for attempt in attempts}
-    for incident in queries.incidents(connection, run_id):
+    for incident in read_incidents(connection, run_id):
         found.append(_incident(incident, by_number.get(incident.attempt), axis_map))
     for alert in alerts.of_run(connection, run_id):
         word = clean(alert.rule).replace("_", " ")
@@ -87,7 +87,7 @@ def _marker(
     return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
 
 
-def _begin(attempt: AttemptView, axis_map: AxisMap) -> ChartMarker | None:
+def _begin(attempt: Attempt, axis_map: AxisMap) -> ChartMarker | None:
     begin = axis_map.timeline.begins.get(attempt.number)
     step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
     x = _of_step_or_moment(axis_map, attempt.number, step, begin)
@@ -97,7 +97,7 @@ def _begin(attempt: AttemptView, axis_map: AxisMap) -> ChartMarker | None:
     return _marker(x, "restart", f"↻{attempt.number - 1}", begin, attempt.number, text)
 
 
-def _incident(incident: IncidentView, attempt: AttemptView | None, axis_map: AxisMap) -> ChartMarker | None:
+def _incident(incident: IncidentView, attempt: Attempt | None, axis_map: AxisMap) -> ChartMarker | None:
     step = incident.step
     if step is None and attempt is not None:
         step = attempt.last_step
@@ -108,13 +108,13 @@ def _incident(incident: IncidentView, attempt: AttemptView | None, axis_map: Axi
 
 
 def _end(
-    connection: sqlite3.Connection, run_id: str, attempts: Sequence[AttemptView], axis_map: AxisMap
+    connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], axis_map: AxisMap
 ) -> ChartMarker | None:
     if not attempts:
         return None
     try:
-        run = queries.run(connection, run_id)
-    except queries.RunLookupError:
+        run = find_run(connection, run_id)
+    except RunLookupError:
         return None
     if run.ended_at is None:
         return None

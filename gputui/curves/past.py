@@ -11,7 +11,7 @@ from gputui.curves.axis import Timeline, cuts_of
 from gputui.curves.bins import broken_off
 from gputui.curves.model import ChartData, Curve, HardwareCurve, RankCurve
 from gputui.curves.smooth import is_set, smooth_bins
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Standing:
     the newest of them had reached, None where that is unknown."""
 
     at: float
-    attempts: tuple[AttemptView, ...]
+    attempts: tuple[Attempt, ...]
     step: int | None = None
     epoch: float | None = None
 

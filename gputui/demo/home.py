@@ -20,8 +20,9 @@ from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, stop_agent
 from gputui.runs.submission import submit_run
-from gputui.store import commands, queries
+from gputui.store import commands
 from gputui.store.database import StoreError, open_commander
+from gputui.store.runs import read_runs
 
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 40.0
@@ -104,7 +105,7 @@ def _go_on(workspace: Workspace) -> None:
     ensure_agent(workspace)
     now = time.time()
     with closing(open_commander(workspace.database)) as connection:
-        stopped = next(run for run in queries.runs(connection) if run.state == "stopped")
+        stopped = next(run for run in read_runs(connection) if run.state == "stopped")
         command_id = commands.submit(
             connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
         )
@@ -120,12 +121,12 @@ def _end(workspace: Workspace) -> None:
         return
     try:
         with closing(open_commander(workspace.database)) as connection:
-            for run in queries.runs(connection, active_only=True):
+            for run in read_runs(connection, active_only=True):
                 commands.submit(
                     connection, "stop", run.run_id, {"now": True}, "demo", now=time.time(), doorbell=workspace.doorbell
                 )
             deadline = time.monotonic() + STOP_SECONDS
-            while queries.runs(connection, active_only=True) and time.monotonic() < deadline:
+            while read_runs(connection, active_only=True) and time.monotonic() < deadline:
                 time.sleep(0.1)
         stop_agent(workspace)
     except (StoreError, AgentUnreachableError, sqlite3.Error) as error:

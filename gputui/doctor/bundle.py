@@ -26,8 +26,8 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store import queries
 from gputui.store.database import StoreError, open_reader
+from gputui.store.runs import read_incidents
 from gputui.version import VERSION
 
 LOG_TAIL_BYTES = 256 * 2**10
@@ -125,7 +125,7 @@ def _incidents(workspace: Workspace) -> Any:
         with closing(open_reader(workspace.database)) as connection:
             return [
                 asdict(incident) | {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(incident.at))}
-                for incident in queries.incidents(connection, limit=INCIDENTS)
+                for incident in read_incidents(connection, limit=INCIDENTS)
             ]
     except (StoreError, sqlite3.Error) as error:
         return str(error)

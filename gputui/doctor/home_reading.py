@@ -15,8 +15,9 @@ import psutil
 from gputui.config import Workspace, file_system_of
 from gputui.host.child import ChildError, run_child
 from gputui.runs.agent_process import read_identity
-from gputui.store import queries
+from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
+from gputui.store.hardware import read_gpus
 from gputui.store.quarantine import quarantined
 
 WRITE_BYTES = 64 * 2**20
@@ -130,7 +131,7 @@ def read_leased(workspace: Workspace) -> list[str]:
     """The UUIDs of GPUs that runs of this home hold, at work or not."""
     try:
         with closing(open_reader(workspace.database)) as connection:
-            return [gpu.uuid for gpu in queries.gpus(connection, time.time()) if gpu.run_id is not None]
+            return [gpu.uuid for gpu in read_gpus(connection, time.time()) if gpu.run_id is not None]
     except (StoreError, sqlite3.Error):
         return []
 
@@ -142,7 +143,7 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
     view = None
     try:
         with closing(open_reader(workspace.database)) as connection:
-            view = queries.agent(connection)
+            view = read_agent(connection)
     except (StoreError, sqlite3.Error):
         pass
     if view is None or view.pid != identity.process.pid:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.runs.spec import RunSpec
 from gputui.store.checkpoints import CheckpointRow, Neighbour
-from gputui.store.views import AttemptView, RunView
+from gputui.store.runs import Attempt, Run
 
 NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
 # What ended an attempt before its first step for a cause that lies outside of it: its checkpoint is not in doubt.
@@ -64,7 +64,7 @@ StepAt = Callable[[int, float], int | None]
 """The newest step that an attempt had recorded at a moment (UTC unix seconds), None where its metrics do not tell."""
 
 
-def spans(attempts: Sequence[AttemptView], *, has_metrics: bool, now: float) -> tuple[Span, ...]:
+def spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[Span, ...]:
     """The attempts of a run, oldest first. ``now`` is UTC unix seconds."""
     found = []
     for row in sorted(attempts, key=lambda row: row.number):
@@ -75,7 +75,7 @@ def spans(attempts: Sequence[AttemptView], *, has_metrics: bool, now: float) -> 
     return tuple(found)
 
 
-def spans_of(run: RunView, attempts: Sequence[AttemptView], now: float) -> tuple[Span, ...]:
+def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[Span, ...]:
     """The same for a view, which has the specification as text."""
     try:
         has_metrics = bool(RunSpec.from_json(json.loads(run.spec_json)).metrics)

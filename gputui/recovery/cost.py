@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gputui.charts.units import UNKNOWN, count, duration
 from gputui.recovery.resumption import Resumption, resumptions
-from gputui.store.views import AttemptView, DecisionView, IncidentView
+from gputui.store.runs import Attempt, DecisionView, IncidentView
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -61,7 +61,7 @@ class Cost:
 
 
 def costs(
-    attempts: Sequence[AttemptView],
+    attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     clock: Clock,
@@ -132,8 +132,8 @@ def gpu_hours(hours: float | None) -> str:
 
 
 def _cost(
-    attempt: AttemptView,
-    following: AttemptView | None,
+    attempt: Attempt,
+    following: Attempt | None,
     kept: int | None,
     clock: Clock,
     stopped: bool,
@@ -156,7 +156,7 @@ def _cost(
     return Cost(steps, max(0.0, end - begin), held / SECONDS_PER_HOUR)
 
 
-def _kept(following: AttemptView, went_on: Resumption | None) -> int | None:
+def _kept(following: Attempt, went_on: Resumption | None) -> int | None:
     """The last step that was not lost, as the metrics number it: by what the attempt did, not by what it was given.
 
     A checkpoint called 40 holds 40 steps. Where the attempt that resumed from it calls its first step 40 too, steps
@@ -170,7 +170,7 @@ def _kept(following: AttemptView, went_on: Resumption | None) -> int | None:
     return resumed - 1 if following.first_step == resumed else resumed
 
 
-def _begin(attempt: AttemptView, kept: int | None, clock: Clock, had_predecessor: bool) -> float | None:
+def _begin(attempt: Attempt, kept: int | None, clock: Clock, had_predecessor: bool) -> float | None:
     """From when on nothing of the attempt was kept."""
     if attempt.last_step is None:
         # It did nothing; what it took is part of the incident before it, where there is one.
@@ -182,13 +182,13 @@ def _begin(attempt: AttemptView, kept: int | None, clock: Clock, had_predecessor
     return useful if useful is not None else _first_step_at(attempt, clock)
 
 
-def _end(following: AttemptView, clock: Clock) -> float | None:
+def _end(following: Attempt, clock: Clock) -> float | None:
     """When the next attempt went on, or gave up without a step."""
     first = _first_step_at(following, clock)
     return first if first is not None else following.ended_at
 
 
-def _first_step_at(attempt: AttemptView, clock: Clock) -> float | None:
+def _first_step_at(attempt: Attempt, clock: Clock) -> float | None:
     first = clock.first_at(attempt.number)
     return first if first is not None else attempt.first_step_at
 

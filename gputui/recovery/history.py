@@ -8,11 +8,11 @@ from gputui.recovery.policy import UNDO, PastDecision, Progress, Verdict
 from gputui.runs.spec import Scalar
 from gputui.runs.states import RunState
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
+from gputui.store.runs import Attempt, DecisionView, IncidentView, TransitionView
 
 
 def past_decisions(
-    attempts: Sequence[AttemptView],
+    attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     transitions: Sequence[TransitionView],
@@ -43,7 +43,7 @@ def past_decisions(
 
 
 def progress_of(
-    attempts: Sequence[AttemptView],
+    attempts: Sequence[Attempt],
     number: int,
     ledger: Sequence[CheckpointRow],
     transitions: Sequence[TransitionView],
@@ -76,7 +76,7 @@ def person_started_at(transitions: Sequence[TransitionView]) -> float:
     return max(times, default=float("-inf"))
 
 
-def _progressed(attempts: Sequence[AttemptView], decision: DecisionView, ledger: Sequence[CheckpointRow]) -> bool:
+def _progressed(attempts: Sequence[Attempt], decision: DecisionView, ledger: Sequence[CheckpointRow]) -> bool:
     """Whether the attempt that a decision followed got further than those before it."""
     attempt = next((row for row in attempts if row.number == decision.attempt), None)
     if attempt is None:

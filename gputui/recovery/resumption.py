@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 Resumption = Literal["resumed", "earlier", "beginning"]
 """It went on from the checkpoint, from an earlier step than the checkpoint's, or began with the first step."""
@@ -16,7 +16,7 @@ _NEAR_BEGINNING, _NEAR_CHECKPOINT = 0.25, 0.9
 
 
 def resumptions(
-    attempts: Sequence[AttemptView], repeats: Callable[[int, int], bool] = lambda attempt, step: False
+    attempts: Sequence[Attempt], repeats: Callable[[int, int], bool] = lambda attempt, step: False
 ) -> Mapping[int, Resumption]:
     """What each attempt did that was given a checkpoint, by its number; those that cannot be known are left out.
 

@@ -11,15 +11,15 @@ from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.resumption import Resumption, resumptions
 from gputui.runs.states import RunState
-from gputui.store.views import AttemptView, DecisionView, IncidentView, RunView, TransitionView
+from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
 
 # The actor of what nobody asked for.
 AGENT = "agent"
 
 
 def tell(
-    run: RunView,
-    attempts: Sequence[AttemptView],
+    run: Run,
+    attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     transitions: Sequence[TransitionView],
@@ -38,7 +38,7 @@ def tell(
     of_attempt = {incident.attempt: incident for incident in incidents}
     decided: dict[int, DecisionView] = {decision.incident_id: decision for decision in decisions}
     paragraphs = [_launch(run, transitions)]
-    before: AttemptView | None = None
+    before: Attempt | None = None
     for attempt in sorted(attempts, key=lambda row: row.number):
         incident = of_attempt.get(attempt.number)
         decision = None if incident is None else decided.get(incident.incident_id)
@@ -56,15 +56,13 @@ def tell(
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 
 
-def _launch(run: RunView, transitions: Sequence[TransitionView]) -> str:
+def _launch(run: Run, transitions: Sequence[TransitionView]) -> str:
     first = next((move for move in transitions if move.from_state is None), None)
     who = "" if first is None else f" by {first.actor}"
     return f"{run.run_id} was launched{who} from the profile {run.profile}."
 
 
-def _ended(
-    attempt: AttemptView, incident: IncidentView | None, transitions: Sequence[TransitionView]
-) -> tuple[str, ...]:
+def _ended(attempt: Attempt, incident: IncidentView | None, transitions: Sequence[TransitionView]) -> tuple[str, ...]:
     if incident is not None:
         return _met(incident, attempt), _evidence(incident)
     if attempt.state == "stopped" or attempt.stop_requested:
@@ -72,7 +70,7 @@ def _ended(
     return ("It ended as it should.",) if attempt.state == "succeeded" else ()
 
 
-def _began_by_person(attempt: AttemptView, before: AttemptView | None, transitions: Sequence[TransitionView]) -> str:
+def _began_by_person(attempt: Attempt, before: Attempt | None, transitions: Sequence[TransitionView]) -> str:
     """A restart or resume by a person that led to this attempt."""
     since = float("-inf") if before is None else before.created_at
     asked = [
@@ -85,7 +83,7 @@ def _began_by_person(attempt: AttemptView, before: AttemptView | None, transitio
     return f"{asked[-1].actor} asked for a {asked[-1].cause}." if asked else ""
 
 
-def _ran(run: RunView, attempt: AttemptView, now: float, went_on: Resumption | None) -> str:
+def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
     where = _devices(run, attempt)
     resumed = _resumed(attempt, went_on)
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
@@ -102,7 +100,7 @@ def _ran(run: RunView, attempt: AttemptView, now: float, went_on: Resumption | N
     return f"Attempt {attempt.number} {verb} on {where}{steps}{lasted}{resumed}."
 
 
-def _resumed(attempt: AttemptView, went_on: Resumption | None) -> str:
+def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     if attempt.resumed_from is None:
         return ""
     name = _file(attempt.resumed_from)
@@ -118,7 +116,7 @@ def _resumed(attempt: AttemptView, went_on: Resumption | None) -> str:
             return f", resumed from {name}" if attempt.first_step is not None else f", given {name}"
 
 
-def _devices(run: RunView, attempt: AttemptView) -> str:
+def _devices(run: Run, attempt: Attempt) -> str:
     if attempt.gpus:
         return "1 GPU" if len(attempt.gpus) == 1 else f"{len(attempt.gpus)} GPUs"
     ranks = _spec(run).get("nproc")
@@ -127,7 +125,7 @@ def _devices(run: RunView, attempt: AttemptView) -> str:
     return "the CPU"
 
 
-def _met(incident: IncidentView, attempt: AttemptView) -> str:
+def _met(incident: IncidentView, attempt: Attempt) -> str:
     summary = _capital(incident.summary)
     if incident.step is None:
         return f"{summary}."
@@ -142,7 +140,7 @@ def _evidence(incident: IncidentView) -> str:
     return f"Evidence: {'; '.join(said[:2])}." if said else ""
 
 
-def _stopped(attempt: AttemptView, transitions: Sequence[TransitionView]) -> str:
+def _stopped(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
     asked = [
         move
@@ -180,7 +178,7 @@ def _all_costs(costs: Mapping[int, Cost] | None) -> str:
     return f"Its {together.incidents} incidents together cost {least}{in_words(together)}."
 
 
-def _standing(run: RunView, attempts: Sequence[AttemptView], now: float) -> str:
+def _standing(run: Run, attempts: Sequence[Attempt], now: float) -> str:
     count = len(attempts)
     tries = f"{count} attempt" + ("" if count == 1 else "s")
     match run.state:
@@ -206,7 +204,7 @@ def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 
-def _spec(run: RunView) -> Mapping[str, Any]:
+def _spec(run: Run) -> Mapping[str, Any]:
     try:
         spec = json.loads(run.spec_json)
     except ValueError:

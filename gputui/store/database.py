@@ -117,6 +117,11 @@ def open_commander(path: Path) -> sqlite3.Connection:
     return _connect_existing(path)
 
 
+def data_version(connection: sqlite3.Connection) -> int:
+    """A number that moves whenever another connection committed something."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
 def is_outdated(path: Path) -> bool:
     """Whether an older gputui made the database and no newer one has opened it for writing since; False where that
     cannot be told."""

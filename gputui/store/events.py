@@ -7,9 +7,11 @@ asked of the past is asked by kind and key.
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gputui.redaction import redact_text
+from gputui.store.runs import newest_rows
 
 # What ``key`` names is in brackets; NULL where nothing is.
 EventKind = Literal[
@@ -84,6 +86,21 @@ EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 
 
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """Something that happened. ``kind`` and ``key`` are of `EventKind`, None for a sentence of an old gputui."""
+
+    event_id: int
+    at: float
+    severity: str
+    subject: str | None
+    run_id: str | None
+    attempt: int | None
+    kind: str | None
+    key: str | None
+    message: str
+
+
 def add_event(
     connection: sqlite3.Connection,
     kind: EventKind,
@@ -126,6 +143,36 @@ def last_kind(
         (run_id, *among, key, key),
     ).fetchone()
     return row
+
+
+def read_events(
+    connection: sqlite3.Connection,
+    run_id: str | None = None,
+    at: float | None = None,
+    *,
+    limit: int | None = None,
+    after_id: int = 0,
+) -> list[EventView]:
+    """Events with an id above ``after_id``, and up to the moment ``at`` (UTC unix seconds; None: all), oldest first;
+    ``limit`` keeps the newest so many. Raises sqlite3.Error."""
+    columns = ", ".join(EVENT_COLUMNS)
+    rows = newest_rows(connection, "events", "event_id", columns, run_id, at, limit, after_id)
+    return [EventView(*row) for row in rows]
+
+
+def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
+    """The number of a run's newest event, 0 where it has none."""
+    return int(
+        connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()[0]
+    )
+
+
+def read_sink_events(
+    connection: sqlite3.Connection, run_id: str, at: float | None = None, *, after_id: int = 0
+) -> list[EventView]:
+    """What was reported of a run's sinks, oldest first, or since an event."""
+    found = read_events(connection, run_id, at, after_id=after_id)
+    return [event for event in found if event.kind in SINK_KINDS]
 
 
 def _storable(text: str) -> str:

@@ -9,8 +9,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from gputui.store.views import ProcessView
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -31,21 +29,6 @@ def items(text: str | None) -> tuple[Any, ...]:
     """A JSON list; anything else is empty."""
     value = _parse(text)
     return tuple(value) if isinstance(value, list) else ()
-
-
-@lru_cache(maxsize=256)
-def processes(text: str | None) -> tuple[ProcessView, ...] | None:
-    """The processes of a GPU, None where the driver gave no list."""
-    if text is None:
-        return None
-    return tuple(
-        ProcessView(
-            entry["pid"], entry.get("user"), entry.get("command"), entry.get("memory_bytes"), entry.get("run_id"),
-            entry.get("rank"), entry.get("kind"), entry.get("start_ticks"), entry.get("sm_percent"),
-        )
-        for entry in items(text)
-        if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

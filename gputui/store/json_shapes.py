@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
+from gputui.store.hardware import GpuView
 from gputui.store.quarantine import Quarantined
 from gputui.store.run_costs import AttemptCost, RunCost
-from gputui.store.views import AgentView, AttemptView, DecisionView, GpuView, IncidentView, RunView
+from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
 
 Shape = dict[str, Any]
 
@@ -108,7 +110,7 @@ def gpu_shape(
     }
 
 
-def run_shape(run: RunView) -> Shape:
+def run_shape(run: Run) -> Shape:
     """One run of ``gputui ps --json``. ``reason`` is why it ended or recovers, or what a queued run waits for."""
     return {
         "id": run.run_id,
@@ -126,8 +128,8 @@ def run_shape(run: RunView) -> Shape:
 
 
 def show_shape(
-    run: RunView,
-    attempts: Sequence[AttemptView],
+    run: Run,
+    attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     costs: Mapping[int, Shape] | None = None,
@@ -206,7 +208,7 @@ def _taken_shape(taken: RunCost | AttemptCost | None) -> Shape:
 
 
 def _attempt_shape(
-    attempt: AttemptView,
+    attempt: Attempt,
     incident: IncidentView | None,
     decided: Mapping[int, DecisionView],
     costs: Mapping[int, Shape],

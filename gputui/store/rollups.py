@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gputui.store import samples
 from gputui.store.series import HOST, HOST_ID
 from gputui.store.summaries import DAY, HOUR, MINUTE
-from gputui.store.views import GpuHistory
 
 GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
 """The columns of `GpuHistory`, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHistory:
+    """One GPU over time: equally wide buckets, oldest first; the mean of each, None where nothing was sampled."""
+
+    utilization_percent: tuple[float | None, ...]
+    memory_used_bytes: tuple[float | None, ...]
+    power_watts: tuple[float | None, ...]
+    temperature_celsius: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostHistory:
+    """The host over time, in the same manner."""
+
+    cpu_percent: tuple[float | None, ...]
+    memory_used_bytes: tuple[float | None, ...]
+    disk_read_bytes_per_second: tuple[float | None, ...]
+    disk_write_bytes_per_second: tuple[float | None, ...]
+    network_received_bytes_per_second: tuple[float | None, ...]
+    network_sent_bytes_per_second: tuple[float | None, ...]
 
 
 class Bounds(NamedTuple):
@@ -35,21 +57,6 @@ def spans_for(limits: Bounds, at: float) -> str:
 
 def span_seconds(name: str) -> int:
     return MINUTE if name == "minutes" else HOUR
-
-
-def gpu_history(
-    connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
-) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal parts of [since, until), per GPU UUID, or for one GPU alone. GPUs of which nothing
-    is known are left out. Raises sqlite3.Error."""
-    found: dict[str, GpuHistory] = {}
-    for gpu_id, name in connection.execute(
-        "SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)
-    ).fetchall():
-        table = means(connection, GPU_MEANS, since, until, buckets, gpu_id)
-        if any(value is not None for series in table for value in series):
-            found[name] = GpuHistory(*(tuple(series) for series in table))
-    return found
 
 
 def means(

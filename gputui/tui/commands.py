@@ -22,7 +22,7 @@ from gputui.config import Workspace
 from gputui.store.commands import CommandAnswer
 from gputui.store.commands import submit as insert_command
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.layout.words import OVER, RUN_SIGNS, run_sign
 from gputui.tui.shell import Shell
 from gputui.tui.widgets.page import ActionScreen
@@ -56,7 +56,7 @@ class Commands:
         self._watch = watch
         self._asked: dict[int, str] = {}
 
-    def _run(self) -> RunView:
+    def _run(self) -> Run:
         run = self._page().run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
         return run

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from textual.app import App
 from textual.screen import Screen
 
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions import find
 from gputui.tui.data.feed import Feed
 from gputui.tui.layout.chart_settings import ChartMemory
@@ -92,7 +92,7 @@ class Navigation:
 
         self.go_to(AlertsScreen, AlertsScreen)
 
-    def compare(self, run: RunView | None, marked: Sequence[str] = ()) -> None:
+    def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
         that is open already and has ``run`` in it stays as it is."""
         from gputui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gputui.config import Workspace
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions.keymap import Keys
 from gputui.tui.data.snapshot import Moment, Snapshot
 from gputui.tui.settings import Settings
@@ -116,7 +116,7 @@ class Shell(Protocol):
         """Go to the page of a GPU."""
         ...
 
-    def compare(self, run: RunView | None, marked: Sequence[str] = ()) -> None:
+    def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs, or of ``run`` with the newest of its profile."""
         ...
 

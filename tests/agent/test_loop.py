@@ -11,7 +11,8 @@ from gputui.agent.lock import AgentLock
 from gputui.agent.loop import Agent, AgentOptions
 from gputui.config import Workspace
 from gputui.runs.agent_process import read_identity
-from gputui.store import commands, queries
+from gputui.store import commands
+from gputui.store.events import read_events
 from tests.stores import open_store
 
 
@@ -44,7 +45,7 @@ def test_a_step_of_the_start_that_fails_does_not_end_the_agent(
     monkeypatch.setattr(type(supervisor), "repeat_stops", lambda _self: stand_in("repeat_stops"))
     agent._begin()
     assert done == [name for name in STEPS if name != broken]
-    assert [event.severity for event in queries.events(agent.context.connection) if "odd" in event.message] == ["error"]
+    assert [event.severity for event in read_events(agent.context.connection) if "odd" in event.message] == ["error"]
 
 
 def test_commands_come_after_ends_and_metrics_and_each_part_fails_alone(

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.cli.gpus import shapes
 from gputui.config import locate
-from gputui.store import queries
+from gputui.store.hardware import read_gpus
 from gputui.store.quarantine import quarantined
 from tests.tui.filling import NOW, Filler
 
@@ -25,7 +25,7 @@ def test_gpus_tell_how_their_rank_does(filler: Filler, monkeypatch: pytest.Monke
     filler.quarantine(4, "XID 48: double bit ECC error")
     filler.xid(4, 48, "double bit ECC error")
     connection = filler.connection
-    found = shapes(connection, queries.gpus(connection, NOW), quarantined(connection))
+    found = shapes(connection, read_gpus(connection, NOW), quarantined(connection))
     filler.close()
     slow = found[2]
     assert slow["rank"] == 2 and slow["run_name"] == "gpt2-124m"
@@ -42,6 +42,6 @@ def test_numbers_that_are_none_are_null(filler: Filler) -> None:
     line = {"step": 3001, "time": NOW, "rank": 0, "step_time": float("nan"), "data_time": 0.1}
     filler.metrics("llama-1", 1, [line])
     connection = filler.connection
-    (gpu,) = shapes(connection, queries.gpus(connection, NOW), {})
+    (gpu,) = shapes(connection, read_gpus(connection, NOW), {})
     filler.close()
     assert gpu["run_id"] == "llama-1" and gpu["step_seconds"] is None and gpu["data_wait_fraction"] is None

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from gputui.cli.wait import event_line, status_words
-from gputui.store.views import EventView, RunView
+from gputui.store.events import EventView
+from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress
 from tests.machine import Machine
 
 NOW = 1_700_000_000.0
-RUN = RunView(
+RUN = Run(
     "demo-1", 1, "demo", "demo.yaml", "running", 1, {}, NOW, NOW, None, NOW, None, None, None, None, "running",
     NOW, None, None, (), "{}",
 )  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.metrics.ingest import MetricsIngest
-from gputui.store import queries
 from gputui.store.database import open_reader
+from gputui.store.runs import read_attempts
 from tests.stores import open_store
 
 RUN = "run-1"
@@ -81,7 +81,7 @@ class Story:
         reader = self.reader
         reader.execute("BEGIN")
         try:
-            return (curves or RunCurves(RUN)).read(reader, queries.attempts(reader, RUN), request)
+            return (curves or RunCurves(RUN)).read(reader, read_attempts(reader, RUN), request)
         finally:
             reader.execute("ROLLBACK")
 

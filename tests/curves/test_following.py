@@ -15,7 +15,7 @@ from gputui.curves import reading
 from gputui.curves.following import RunCurves, read_charts
 from gputui.curves.model import Axis, ChartRequest, Curve
 from gputui.metrics.formats import Reading
-from gputui.store import queries
+from gputui.store.runs import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
 
@@ -299,7 +299,7 @@ def test_an_output_file_per_attempt(story: Story) -> None:
             pass
         reader = story.reader
         reader.execute("BEGIN")
-        curve = followed.read(reader, queries.attempts(reader, "run-2"), LOSS).curves["loss"]
+        curve = followed.read(reader, read_attempts(reader, "run-2"), LOSS).curves["loss"]
         reader.execute("ROLLBACK")
         again = read_charts(reader, "run-2", LOSS).curves["loss"]
         assert (told(curve.bins), told(curve.redone)) == (told(again.bins), told(again.redone))

@@ -8,7 +8,7 @@ import pytest
 
 from gputui.curves.model import Axis, ChartRequest
 from gputui.curves.past import Standing, cut
-from gputui.store import past_runs
+from gputui.store.runs import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
 
@@ -16,7 +16,7 @@ LOSS = ChartRequest(("loss",), bins=4000)
 
 
 def standing(story: Story, at: float, step: int | None) -> Standing:
-    return Standing(at, tuple(past_runs.attempts(story.reader, RUN, at)), step)
+    return Standing(at, tuple(read_attempts(story.reader, RUN, at)), step)
 
 
 @pytest.fixture

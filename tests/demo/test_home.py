@@ -14,8 +14,8 @@ import pytest
 
 from gputui.demo import training
 from gputui.demo.home import demo_home
-from gputui.store import queries
 from gputui.store.database import open_reader
+from gputui.store.runs import find_run
 from tests.conftest import wait_until
 
 
@@ -25,11 +25,11 @@ def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeyp
     with demo_home() as workspace, closing(open_reader(workspace.database)) as connection:
 
         def steps() -> int:
-            return queries.run(connection, "gpt2-124m-2").attempt_last_step or 0
+            return find_run(connection, "gpt2-124m-2").attempt_last_step or 0
 
         begin = wait_until(lambda: steps() if steps() > 3060 else None, 60, "a step of the resumed run")
         wait_until(lambda: steps() > begin, 60, "another step")
-        waiting = queries.run(connection, "resnet50-2")
+        waiting = find_run(connection, "resnet50-2")
         assert waiting.state == "queued" and waiting.waiting_for
         folder = str(workspace.state.parent)
         assert processes_of(folder)

@@ -13,9 +13,11 @@ from gputui.config import Workspace, locate
 from gputui.demo.home import SCENARIO, write_profiles
 from gputui.demo.past import STORIES, Past
 from gputui.gpu.simulated import SimulatedSource
-from gputui.store import checkpoints, queries
+from gputui.store import checkpoints
 from gputui.store.database import open_reader
+from gputui.store.hardware import gpu_history
 from gputui.store.quarantine import quarantined
+from gputui.store.runs import find_run, read_attempts, read_incidents, read_runs
 
 NOW = 1_795_230_764.0
 
@@ -37,7 +39,7 @@ def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
 
 
 def test_every_story_is_a_run_that_is_over(connection: sqlite3.Connection) -> None:
-    runs = queries.runs(connection)
+    runs = read_runs(connection)
     assert len(runs) == len(STORIES)
     assert {run.run_id: run.state for run in runs} == {
         "resnet50-1": "succeeded", "vit-b16-1": "succeeded", "gpt2-124m-1": "succeeded", "bert-mlm-1": "failed",
@@ -48,20 +50,18 @@ def test_every_story_is_a_run_that_is_over(connection: sqlite3.Connection) -> No
 
 
 def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sqlite3.Connection) -> None:
-    kinds = {
-        one.run_id: one.kind for run in queries.runs(connection) for one in queries.incidents(connection, run.run_id)
-    }
+    kinds = {one.run_id: one.kind for run in read_runs(connection) for one in read_incidents(connection, run.run_id)}
     assert kinds == {"vit-b16-1": "cuda_oom", "gpt2-124m-1": "gpu_lost", "bert-mlm-1": "user_exception"}
-    first, second = queries.attempts(connection, "vit-b16-1")
+    first, second = read_attempts(connection, "vit-b16-1")
     assert (first.params["batch_size"], second.params["batch_size"]) == (512, 256)
     assert second.resumed_step == 2200 and second.first_step == 2201
-    lost = queries.attempts(connection, "gpt2-124m-1")
+    lost = read_attempts(connection, "gpt2-124m-1")
     assert [len(attempt.gpus) for attempt in lost] == [4, 3]
     assert set(quarantined(connection)) == set(lost[0].gpus) - set(lost[1].gpus)
 
 
 def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Connection) -> None:
-    for run in queries.runs(connection):
+    for run in read_runs(connection):
         rows = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
         if run.run_id != "bert-mlm-1":
             assert max(row.step or 0 for row in rows) == run.attempt_last_step
@@ -69,10 +69,10 @@ def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Co
 
 
 def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> None:
-    run = queries.run(connection, "gpt2-124m-2")
+    run = find_run(connection, "gpt2-124m-2")
     assert run.started_at is not None and run.ended_at is not None
     middle = (run.started_at + run.ended_at) / 2
-    history = queries.gpu_history(connection, middle - 600, middle + 600, 4)
+    history = gpu_history(connection, middle - 600, middle + 600, 4)
     assert len(history) == 8
     for uuid, gpu in history.items():
         busy = [value for value in gpu.utilization_percent if value is not None]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputui.recovery.cost import Cost, costs, in_words, total
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 from tests.recovery.test_history import attempt, decision, incident
 
 
@@ -36,7 +36,7 @@ def line(number: int, first: int, last: int, at: float, each: float = 1.0) -> di
     return {(number, step): at + (step - first) * each for step in range(first, last + 1)}
 
 
-def second(**values: Any) -> AttemptView:
+def second(**values: Any) -> Attempt:
     fields: dict[str, Any] = {
         "at": 60.0,
         "last": 99,
@@ -52,7 +52,7 @@ FIRST = attempt(1, at=0.0, last=39, first_step=1, ended_at=52.0, gpus=("a", "b")
 TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39 at 49 s
 
 
-def one(attempts: list[AttemptView], clock: Clock, verdict: str = "retry") -> Cost:
+def one(attempts: list[Attempt], clock: Clock, verdict: str = "retry") -> Cost:
     return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], clock)[7]
 
 

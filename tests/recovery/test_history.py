@@ -8,10 +8,10 @@ from typing import Any
 from gputui.recovery.history import past_decisions, person_started_at, progress_of
 from gputui.recovery.policy import PastDecision
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.views import AttemptView, DecisionView, IncidentView, TransitionView
+from gputui.store.runs import Attempt, DecisionView, IncidentView, TransitionView
 
 
-def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> AttemptView:
+def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:
     fields: dict[str, Any] = {
         "run_id": "job-1",
         "number": number,
@@ -32,7 +32,7 @@ def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -
         "last_step": last,
         "stop_requested": None,
     }
-    return AttemptView(**fields | values)
+    return Attempt(**fields | values)
 
 
 def incident(number: int, attempt_number: int, kind: str = "killed", **values: Any) -> IncidentView:

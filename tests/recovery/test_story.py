@@ -11,13 +11,13 @@ import pytest
 
 from gputui.recovery.cost import Cost
 from gputui.recovery.story import tell
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from tests.recovery.test_history import attempt, decision, incident, move
 
 NOW = 1000.0
 
 
-def run(state: str, **values: Any) -> RunView:
+def run(state: str, **values: Any) -> Run:
     fields: dict[str, Any] = {
         "run_id": "digits-1",
         "sequence": 1,
@@ -41,7 +41,7 @@ def run(state: str, **values: Any) -> RunView:
         "gpus": (),
         "spec_json": json.dumps({"nproc": 2}),
     }
-    return RunView(**fields | values)
+    return Run(**fields | values)
 
 
 def test_a_script_that_did_not_resume_is_not_said_to_have() -> None:

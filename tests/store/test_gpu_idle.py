@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputui.config import locate
-from gputui.store import queries
-from gputui.store.gpu_idle import Idleness, idleness, present_since
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView, Idleness, idleness, present_since, read_gpus
 from gputui.tui.data.idle_gpus import IdleReader
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
@@ -42,7 +40,7 @@ def held(filler: Filler, index: int, ago: float, *pids: int) -> None:
 
 
 def views(filler: Filler) -> list[GpuView]:
-    return queries.gpus(filler.connection, NOW)
+    return read_gpus(filler.connection, NOW)
 
 
 def test_since_the_first_sample_behind_the_last_busy_one(filler: Filler) -> None:

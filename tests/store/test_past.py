@@ -10,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from gputui.config import locate
-from gputui.store import past_hardware, past_metrics, past_runs, queries
+from gputui.store import past_metrics
 from gputui.store.database import open_reader
+from gputui.store.events import read_events
+from gputui.store.hardware import read_gpus
+from gputui.store.runs import (
+    RunNotFoundError,
+    find_run,
+    holders,
+    read_attempts,
+    read_decisions,
+    read_incidents,
+    read_runs,
+)
+from gputui.tui.data.reader import in_order
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 
@@ -37,11 +49,11 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(filler: Filler, reader: sqli
     filler.gpus(2)
     for ago, utilization in ((100, 10.0), (99, 11.0), (98, 12.0), (1, 90.0)):
         filler.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
-    [gpu] = past_hardware.gpus(reader, NOW - 98.5, {})
+    [gpu] = read_gpus(reader, NOW, NOW - 98.5)
     assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
     assert gpu.throttle_reasons == ("power cap",) and gpu.at == NOW - 99
-    assert past_hardware.gpus(reader, NOW - 101, {}) == []
-    assert [each.index for each in past_hardware.gpus(reader, NOW, {})] == [0, 1]
+    assert read_gpus(reader, NOW, NOW - 101) == []
+    assert [each.index for each in read_gpus(reader, NOW, NOW)] == [0, 1]
 
 
 def test_staleness_follows_the_interval_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -49,11 +61,11 @@ def test_staleness_follows_the_interval_of_then(filler: Filler, reader: sqlite3.
     filler.gpus(1)
     for ago in (1000, 940, 880, 820):
         filler.sample(0, at=NOW - ago)
-    assert past_hardware.gpus(reader, NOW - 700, {})[0].state == "ok"
-    assert past_hardware.gpus(reader, NOW - 630, {})[0].state == "stale"
+    assert read_gpus(reader, NOW, NOW - 700)[0].state == "ok"
+    assert read_gpus(reader, NOW, NOW - 630)[0].state == "stale"
     for ago in (500, 499, 498):
         filler.sample(0, at=NOW - ago)
-    assert past_hardware.gpus(reader, NOW - 480, {})[0].state == "stale"
+    assert read_gpus(reader, NOW, NOW - 480)[0].state == "stale"
 
 
 def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -68,13 +80,13 @@ def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, rea
     filler.connection.execute(
         "INSERT INTO gpu_events (at, uuid, event, code, text) VALUES (?, ?, 'xid', 13, 'x')", (NOW - 52, uuid(0))
     )
-    [before] = past_hardware.gpus(reader, NOW - 58, {})
+    [before] = read_gpus(reader, NOW, NOW - 58)
     assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
-    [then] = past_hardware.gpus(reader, NOW - 45, {uuid(0): ("a-1", "a")})
+    [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): ("a-1", "a")})
     assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, 1, 13)
     assert then.processes is not None and then.processes[0].pid == 7
     assert (then.run_id, then.run_name, then.rank) == ("a-1", "a", 3)
-    [later] = past_hardware.gpus(reader, NOW, {})
+    [later] = read_gpus(reader, NOW, NOW)
     assert later.processes is None and later.run_id is None
     assert later.memory_total_bytes == 80 * GIB
 
@@ -87,7 +99,7 @@ def test_a_lost_gpu_was_there_before_and_is_back_after(filler: Filler, reader: s
         filler.connection.execute(
             "INSERT INTO gpu_events (at, uuid, event) VALUES (?, ?, ?)", (NOW - ago, uuid(0), event)
         )
-    states = [past_hardware.gpus(reader, NOW - ago, {})[0].state for ago in (90, 80, 60, 40, 10)]
+    states = [read_gpus(reader, NOW, NOW - ago)[0].state for ago in (90, 80, 60, 40, 10)]
     assert states == ["ok", "lost", "lost", "ok", "ok"]
 
 
@@ -130,54 +142,56 @@ def test_a_run_is_as_it_was(
     filler: Filler, reader: sqlite3.Connection, ago: int, state: str, attempt: int, gpus: tuple[int, ...], holds: bool
 ) -> None:
     recovered(filler)
-    [found] = past_runs.runs(reader, NOW - ago, 10)
-    run = found.view
-    assert (run.state, run.attempt, found.holds) == (state, attempt, holds)
+    [run] = read_runs(reader, NOW - ago)
+    assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
     assert run.gpus == tuple(uuid(index) for index in gpus)
-    held = past_runs.holders([found])
+    held = holders([run])
     assert held == ({uuid(index): ("a-1", "a-1") for index in gpus} if holds else {})
-    assert past_runs.run(reader, "a-1", NOW - ago) == found
+    assert find_run(reader, "a-1", NOW - ago) == run
 
 
 def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
     recovered(filler)
-    assert past_runs.runs(reader, NOW - 903, 10) == [] and past_runs.run(reader, "a-1", NOW - 903) is None
-    during = past_runs.runs(reader, NOW - 600, 10)[0].view
+    assert read_runs(reader, NOW - 903) == []
+    with pytest.raises(RunNotFoundError):
+        find_run(reader, "a-1", NOW - 903)
+    during = read_runs(reader, NOW - 600)[0]
     assert (during.ended_at, during.reason, during.attempt_last_step, during.params) == (None, None, None, {"lr": 1})
-    between = past_runs.runs(reader, NOW - 498, 10)[0].view
+    between = read_runs(reader, NOW - 498)[0]
     assert (between.reason, between.attempt_last_step, between.params) == ("out of memory", 70, {"lr": 2})
-    over = past_runs.runs(reader, NOW - 50, 10)[0].view
-    assert over == queries.run(reader, "a-1")
-    first, *rest = past_runs.attempts(reader, "a-1", NOW - 600)
+    over = read_runs(reader, NOW - 50)[0]
+    assert over == find_run(reader, "a-1")
+    first, *rest = read_attempts(reader, "a-1", NOW - 600)
     assert rest == [] and (first.state, first.ended_at, first.exit_code, first.last_step) == (
         "running", None, None, None,
     )  # fmt: skip
-    assert past_runs.incidents(reader, "a-1", NOW - 600) == past_runs.decisions(reader, "a-1", NOW - 600) == []
-    assert len(past_runs.incidents(reader, "a-1", NOW - 450)) == len(past_runs.decisions(reader, "a-1", NOW - 450)) == 1
+    assert read_incidents(reader, "a-1", NOW - 600) == read_decisions(reader, "a-1", NOW - 600) == []
+    assert len(read_incidents(reader, "a-1", NOW - 450)) == len(read_decisions(reader, "a-1", NOW - 450)) == 1
 
 
 def test_a_run_without_moves_is_told_by_its_row(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("b-1", "failed", started_ago=900.0, ended_ago=100.0, reason="why")
-    states = [past_runs.runs(reader, NOW - ago, 10)[0].view.state for ago in (901, 500, 50)]
+    states = [read_runs(reader, NOW - ago)[0].state for ago in (901, 500, 50)]
     assert states == ["queued", "running", "failed"]
 
 
-def test_runs_stand_in_the_order_of_the_screen(filler: Filler, reader: sqlite3.Connection) -> None:
+def test_the_newest_of_those_that_were_over_are_kept(filler: Filler, reader: sqlite3.Connection) -> None:
     for number, (target, ago) in enumerate(
         [("succeeded", 30), ("failed", 20), ("running", 40), ("queued", 50), ("queued", 45), ("running", 35)]
     ):
         filler.run(f"r-{number}", "running", started_ago=100.0)
         filler.transition(f"r-{number}", "queued", target, "", ago)
-    found = [run.view.run_id for run in past_runs.runs(reader, NOW, 10)]
-    assert found == ["r-5", "r-2", "r-3", "r-4", "r-1", "r-0"]
-    assert [run.view.run_id for run in past_runs.runs(reader, NOW, 1)] == ["r-5", "r-2", "r-3", "r-4", "r-1"]
+    found = [run.run_id for run in read_runs(reader, NOW)]
+    assert found == ["r-5", "r-4", "r-3", "r-2", "r-1", "r-0"]
+    assert [run.run_id for run in read_runs(reader, NOW, limit=1)] == found[:5]
+    assert [run.run_id for run in in_order(read_runs(reader, NOW))] == ["r-5", "r-2", "r-3", "r-4", "r-1", "r-0"]
 
 
 def test_events_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
     for ago in (30, 20, 10):
         filler.event(f"{ago} ago", seconds_ago=ago)
-    assert [event.message for event in past_runs.events(reader, NOW - 15, 5)] == ["30 ago", "20 ago"]
-    assert [event.message for event in past_runs.events(reader, NOW - 15, 1)] == ["20 ago"]
+    assert [event.message for event in read_events(reader, at=NOW - 15, limit=5)] == ["30 ago", "20 ago"]
+    assert [event.message for event in read_events(reader, at=NOW - 15, limit=1)] == ["20 ago"]
 
 
 # --- metrics

@@ -11,8 +11,22 @@ from pathlib import Path
 import pytest
 
 from gputui.config import locate
-from gputui.store import json_shapes, queries
-from gputui.store.database import open_reader
+from gputui.store import json_shapes
+from gputui.store.agent import read_agent
+from gputui.store.database import data_version, open_reader
+from gputui.store.events import read_events
+from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
+from gputui.store.runs import (
+    AmbiguousRunError,
+    RunNotFoundError,
+    find_run,
+    read_attempts,
+    read_decisions,
+    read_incidents,
+    read_runs,
+    read_transitions,
+    runs_mark,
+)
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 
@@ -31,19 +45,19 @@ def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
 
 
 def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None:
-    assert queries.agent(reader) is None
-    assert queries.host(reader) is None
-    assert queries.gpus(reader, NOW) == []
-    assert queries.runs(reader) == []
-    assert queries.gpu_history(reader, NOW - 60, NOW, 6) == {}
-    assert queries.host_history(reader, NOW - 60, NOW, 2).cpu_percent == (None, None)
+    assert read_agent(reader) is None
+    assert read_host(reader) is None
+    assert read_gpus(reader, NOW) == []
+    assert read_runs(reader) == []
+    assert gpu_history(reader, NOW - 60, NOW, 6) == {}
+    assert host_history(reader, NOW - 60, NOW, 2).cpu_percent == (None, None)
 
 
 def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
     filler: Filler, reader: sqlite3.Connection
 ) -> None:
     filler.overnight()
-    gpus = queries.gpus(reader, NOW + 0.5)
+    gpus = read_gpus(reader, NOW + 0.5)
     assert [gpu.index for gpu in gpus] == list(range(8))
     busy, slow_one, stranger, lost = gpus[0], gpus[3], gpus[5], gpus[7]
     assert (busy.state, busy.utilization_percent, busy.age_seconds) == ("ok", 97.0, 0.5)
@@ -61,11 +75,11 @@ def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(filler: Filler,
     filler.agent()
     filler.gpus(2)
     filler.sample(0, utilization=None, power=None, throttle=None)
-    gpu, silent = queries.gpus(reader, NOW + 1)
+    gpu, silent = read_gpus(reader, NOW + 1)
     assert (gpu.state, gpu.utilization_percent, gpu.power_watts, gpu.throttle_reasons) == ("ok", None, None, None)
     assert (silent.state, silent.age_seconds) == ("stale", None)
     assert silent.memory_total_bytes == 80 * GIB  # known from the facts before the first sample
-    later = queries.gpus(reader, NOW + 14)[0]
+    later = read_gpus(reader, NOW + 14)[0]
     assert (later.state, later.age_seconds) == ("stale", 14.0)
 
 
@@ -74,15 +88,15 @@ def test_staleness_follows_the_agents_interval(filler: Filler, reader: sqlite3.C
     filler.connection.execute("UPDATE agent SET interval_seconds = 10")
     filler.gpus(1)
     filler.sample(0)
-    assert queries.gpus(reader, NOW + 14)[0].state == "ok"
-    assert queries.gpus(reader, NOW + 31)[0].state == "stale"
+    assert read_gpus(reader, NOW + 14)[0].state == "ok"
+    assert read_gpus(reader, NOW + 31)[0].state == "stale"
 
 
 def test_a_lost_gpu_is_shown_for_a_day(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.gpus(2)
     filler.lose(1, seconds_ago=0)
-    assert [gpu.state for gpu in queries.gpus(reader, NOW + 3600)] == ["stale", "lost"]
-    assert len(queries.gpus(reader, NOW + 2 * queries.LOST_SHOWN_SECONDS)) == 1
+    assert [gpu.state for gpu in read_gpus(reader, NOW + 3600)] == ["stale", "lost"]
+    assert len(read_gpus(reader, NOW + 2 * LOST_SHOWN_SECONDS)) == 1
 
 
 def test_history_takes_means_and_leaves_gaps(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -90,21 +104,21 @@ def test_history_takes_means_and_leaves_gaps(filler: Filler, reader: sqlite3.Con
     for ago, value in ((29, 10), (25, 30), (5, 80)):
         filler.sample(0, at=NOW - ago, utilization=value)
         filler.host(NOW - ago)
-    history = queries.gpu_history(reader, NOW - 30, NOW, 3)[uuid(0)]
+    history = gpu_history(reader, NOW - 30, NOW, 3)[uuid(0)]
     assert history.utilization_percent == (20.0, None, 80.0)
-    assert queries.host_history(reader, NOW - 30, NOW, 3).cpu_percent == (34.0, None, 34.0)
+    assert host_history(reader, NOW - 30, NOW, 3).cpu_percent == (34.0, None, 34.0)
 
 
 def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.overnight()
-    assert [run.run_id for run in queries.runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
-    assert [run.run_id for run in queries.runs(reader, active_only=True, limit=2)] == ["lr-sweep-3", "vit-b16-1"]
-    assert [run.run_id for run in queries.runs(reader, over_only=True)] == ["resnet50-2"]
-    mark = queries.runs_mark(reader)
-    assert queries.runs_mark(reader) == mark
+    assert [run.run_id for run in read_runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
+    assert [run.run_id for run in read_runs(reader, active_only=True, limit=2)] == ["lr-sweep-3", "vit-b16-1"]
+    assert [run.run_id for run in read_runs(reader, over_only=True)] == ["resnet50-2"]
+    mark = runs_mark(reader)
+    assert runs_mark(reader) == mark
     filler.end("gpt2-124m-1", "succeeded")
-    assert queries.runs_mark(reader) != mark
-    vit = queries.run(reader, "vit-b16-1")
+    assert runs_mark(reader) != mark
+    vit = find_run(reader, "vit-b16-1")
     assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
     assert vit.params["batch_size"] == 384
     assert json.loads(vit.spec_json)["params"]["batch_size"] == 512
@@ -113,37 +127,37 @@ def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sq
 def test_a_run_is_meant_by_id_prefix_or_name(filler: Filler, reader: sqlite3.Connection) -> None:
     for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("digits-ddp-1", "digits-ddp"), ("lm-1", "vit-x")):
         filler.run(run_id, "succeeded", name=name, ended_ago=5.0)
-    assert queries.run(reader, "vit-1").run_id == "vit-1"  # exact before prefix
-    assert queries.run(reader, "dig").run_id == "digits-ddp-1"
-    assert queries.run(reader, "vit").run_id == "vit-10"  # the newest with that name, though the prefix is shared
-    assert queries.run(reader, "vit-x").run_id == "lm-1"
-    with pytest.raises(queries.AmbiguousRunError, match="vit-10, vit-1; type more"):
-        queries.run(reader, "vi")
-    with pytest.raises(queries.RunNotFoundError, match="nearest: digits-ddp") as caught:
-        queries.run(reader, "digit-dpp")
+    assert find_run(reader, "vit-1").run_id == "vit-1"  # exact before prefix
+    assert find_run(reader, "dig").run_id == "digits-ddp-1"
+    assert find_run(reader, "vit").run_id == "vit-10"  # the newest with that name, though the prefix is shared
+    assert find_run(reader, "vit-x").run_id == "lm-1"
+    with pytest.raises(AmbiguousRunError, match="vit-10, vit-1; type more"):
+        find_run(reader, "vi")
+    with pytest.raises(RunNotFoundError, match="nearest: digits-ddp") as caught:
+        find_run(reader, "digit-dpp")
     assert caught.value.nearest[0].startswith("digits-ddp")
-    with pytest.raises(queries.RunNotFoundError, match="gputui ps lists them"):
-        queries.run(reader, "")
+    with pytest.raises(RunNotFoundError, match="gputui ps lists them"):
+        find_run(reader, "")
 
 
 def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.overnight()
-    events = queries.events(reader)
+    events = read_events(reader)
     assert [event.event_id for event in events] == [1, 2, 3]
-    assert [event.event_id for event in queries.events(reader, limit=2)] == [2, 3]
-    assert queries.events(reader, after_id=3) == []
-    assert [event.subject for event in queries.events(reader, "lr-sweep-3")] == ["lr-sweep-3"]
-    incidents = queries.incidents(reader, "vit-b16-1")
+    assert [event.event_id for event in read_events(reader, limit=2)] == [2, 3]
+    assert read_events(reader, after_id=3) == []
+    assert [event.subject for event in read_events(reader, "lr-sweep-3")] == ["lr-sweep-3"]
+    incidents = read_incidents(reader, "vit-b16-1")
     assert [incident.kind for incident in incidents] == ["cuda_oom", "gpu_lost"]
     assert incidents[0].evidence == ("error.json: torch.OutOfMemoryError: tried to allocate 2.00 GiB",)
-    assert queries.decisions(reader, "vit-b16-1")[0].actions == ("batch_size 512 → 384", "grad_accum 1 → 2")
+    assert read_decisions(reader, "vit-b16-1")[0].actions == ("batch_size 512 → 384", "grad_accum 1 → 2")
     filler.transition("vit-b16-1", "running", "recovering", "cuda_oom", 5500)
-    assert queries.transitions(reader, "vit-b16-1")[0].to_state == "recovering"
+    assert read_transitions(reader, "vit-b16-1")[0].to_state == "recovering"
 
 
 def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.overnight()
-    gpu = json_shapes.gpu_shape(queries.gpus(reader, NOW)[1])
+    gpu = json_shapes.gpu_shape(read_gpus(reader, NOW)[1])
     assert list(gpu) == [
         "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
         "memory_total_bytes", "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
@@ -163,10 +177,10 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     }  # fmt: skip
     run_id = "vit-b16-1"
     shown = json_shapes.show_shape(
-        queries.run(reader, run_id),
-        queries.attempts(reader, run_id),
-        queries.incidents(reader, run_id),
-        queries.decisions(reader, run_id),
+        find_run(reader, run_id),
+        read_attempts(reader, run_id),
+        read_incidents(reader, run_id),
+        read_decisions(reader, run_id),
     )
     assert list(shown) == [
         "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
@@ -181,12 +195,12 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     assert third["exit"] is None and third["incident"] is None and third["decision"] is None
     assert shown["started_at"].endswith("Z") and shown["ended_at"] is None
     assert json.loads(json.dumps(shown)) == shown
-    agent = json_shapes.agent_shape(queries.agent(reader), running=True, home="/h")
+    agent = json_shapes.agent_shape(read_agent(reader), running=True, home="/h")
     assert agent == {
         "running": True, "pid": 4242, "version": "0.1.0", "started_at": json_shapes.iso(NOW - 7200),
         "recording": False, "home": "/h",
     }  # fmt: skip
-    assert json_shapes.agent_shape(queries.agent(reader), running=False, home="/h")["pid"] is None
+    assert json_shapes.agent_shape(read_agent(reader), running=False, home="/h")["pid"] is None
 
 
 def test_iso_times_are_utc_with_milliseconds() -> None:
@@ -197,15 +211,15 @@ def test_iso_times_are_utc_with_milliseconds() -> None:
 def test_damaged_json_counts_as_unknown(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.gpus(1)
     filler.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
-    gpu = queries.gpus(reader, NOW)[0]
+    gpu = read_gpus(reader, NOW)[0]
     assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
 
 
 def test_data_version_moves_with_anothers_commit(filler: Filler, reader: sqlite3.Connection) -> None:
-    before = queries.data_version(reader)
-    assert queries.data_version(reader) == before
+    before = data_version(reader)
+    assert data_version(reader) == before
     filler.agent()
-    assert queries.data_version(reader) != before
+    assert data_version(reader) != before
 
 
 def test_the_overviews_questions_stay_cheap_over_a_long_history(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -218,10 +232,10 @@ def test_the_overviews_questions_stay_cheap_over_a_long_history(filler: Filler, 
     spent = []
     for _ in range(20):
         begin = time.perf_counter()
-        queries.agent(reader)
-        queries.gpus(reader, NOW)
-        queries.host(reader)
-        queries.runs(reader, limit=50)
-        queries.events(reader, limit=20)
+        read_agent(reader)
+        read_gpus(reader, NOW)
+        read_host(reader)
+        read_runs(reader, limit=50)
+        read_events(reader, limit=20)
         spent.append(time.perf_counter() - begin)
     assert min(spent) < 0.003

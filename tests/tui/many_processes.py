@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputui.runs.process_table import HostProcess
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.feed import Feed
 from gputui.tui.data.processes import ProcessReader
 from gputui.tui.data.snapshot import ProcessSet

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gputui.store.views import AgentView
+from gputui.store.agent import AgentView
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.disk_space import LEAST_BYTES, full_disk_words
 from gputui.tui.widgets.pane import Pane

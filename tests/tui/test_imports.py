@@ -16,7 +16,7 @@ def modules_after(name: str) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "gputui.store.queries",
+        "gputui.store.runs",
         "gputui.store.json_shapes",
         "gputui.tui.data.feed",
         "gputui.tui.pages.overview.gpus",
@@ -43,7 +43,7 @@ def test_pages_are_loaded_when_they_are_opened() -> None:
     pages = {"pages.run.page", "pages.compare.page", "pages.alerts.page", "pages.gpu.page", "pages.launch.page"}
     dialogs = {f"dialogs.{name}" for name in ("palette", "help", "confirm", "settings")}
     assert not {f"gputui.tui.{name}" for name in pages | dialogs} & loaded
-    assert not {"gputui.alerts.rules", "gputui.tui.data.past_reader"} & loaded
+    assert not {"gputui.alerts.rules", "gputui.tui.data.past"} & loaded
 
 
 def test_severities_are_those_of_the_rules() -> None:

@@ -262,7 +262,7 @@ async def test_news_does_not_move_the_past(app: GputuiApp, filler: Filler) -> No
 
 
 def test_the_shortest_stretch_that_holds_the_moment_is_shown() -> None:
-    from gputui.tui.data.past_reader import shown_from
+    from gputui.tui.data.past import shown_from
 
     assert shown_from(NOW - 60, None, NOW) == NOW - 1200
     assert shown_from(NOW - 3000, NOW - 10**6, NOW) == NOW - 3600

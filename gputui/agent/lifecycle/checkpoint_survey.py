@@ -21,9 +21,10 @@ from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
-from gputui.store import checkpoints, queries
+from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import add_event
+from gputui.store.runs import read_attempts, read_incidents
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,11 @@ def search_of(
     folder = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
     if folder is None or run.spec.checkpoints is None:
         return None
-    attempts = spans(queries.attempts(connection, run.run_id), has_metrics=bool(run.spec.metrics), now=now)
+    attempts = spans(read_attempts(connection, run.run_id), has_metrics=bool(run.spec.metrics), now=now)
     if attempts and ended_at is not None:
         attempts = (*attempts[:-1], replace(attempts[-1], ended_at=ended_at))
     begun_at = attempts[0].begun_at if attempts else now
-    incidents = {row.attempt: (row.kind, row.step) for row in queries.incidents(connection, run.run_id)}
+    incidents = {row.attempt: (row.kind, row.step) for row in read_incidents(connection, run.run_id)}
     return Search(
         database=workspace.database,
         run_id=run.run_id,
@@ -82,7 +83,7 @@ def attempt_begins(connection: sqlite3.Connection, run: RunRecord, number: int, 
         return
     checkpoints.note_folder(connection, run.run_id, number, str(folder))
     before = tuple(checkpoints.of_run(connection, run.run_id))
-    rows = queries.attempts(connection, run.run_id)
+    rows = read_attempts(connection, run.run_id)
     known = spans(rows, has_metrics=bool(run.spec.metrics), now=rows[-1].created_at)
     earlier = tuple(span for span in known if span.number < number)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)

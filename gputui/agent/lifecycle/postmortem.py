@@ -36,8 +36,9 @@ from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
-from gputui.store import queries, watch_queries
+from gputui.store import watch_queries
 from gputui.store.events import add_event
+from gputui.store.runs import read_attempts, read_decisions, read_incidents, read_transitions
 
 log = logging.getLogger(__name__)
 
@@ -185,9 +186,7 @@ class Ending:
         if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
             return ""
         first = min(
-            row.first_step
-            for row in queries.attempts(self.context.connection, run.run_id)
-            if row.first_step is not None
+            row.first_step for row in read_attempts(self.context.connection, run.run_id) if row.first_step is not None
         )
         count = last - first + 1
         steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
@@ -308,12 +307,12 @@ class Ending:
             names = " and ".join(contradiction)
             why = f"the steps in their names do not follow the order in which they were written ({names})"
             around = replace(around, no_pruning=why)
-        attempts = queries.attempts(self.context.connection, run.run_id)
-        transitions = queries.transitions(self.context.connection, run.run_id)
+        attempts = read_attempts(self.context.connection, run.run_id)
+        transitions = read_transitions(self.context.connection, run.run_id)
         past = past_decisions(
             attempts,
-            queries.incidents(self.context.connection, run.run_id),
-            queries.decisions(self.context.connection, run.run_id),
+            read_incidents(self.context.connection, run.run_id),
+            read_decisions(self.context.connection, run.run_id),
             transitions,
             rows,
         )

@@ -19,9 +19,9 @@ from gputui.reports.export.making import make_sink, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
 from gputui.reports.export.subject import read_subject
-from gputui.store import queries
 from gputui.store.database import open_reader
 from gputui.store.export_queries import HistoryLostError, Progress, RunGoneError, read_piece
+from gputui.store.runs import RunLookupError
 
 PIECE_LINES = 2000
 # Of a core; a form that is costly to bring up to date is brought up to date less often while the run lives.
@@ -69,7 +69,7 @@ class Follower:
         with closing(open_reader(self.database)) as connection:
             try:
                 subject = read_subject(connection, self.target.run_id, self.target.metrics)
-            except queries.RunLookupError:
+            except RunLookupError:
                 return 0
             key = memory_key_of(self.target.name, subject.run.run_id, self.target.target, subject.wanted)
             place = MemoryPlace.of(self.target.run_dir, self.target.name, key)

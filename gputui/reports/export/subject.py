@@ -10,9 +10,9 @@ from typing import Any
 
 from gputui.redaction import redact_params
 from gputui.reports.export.sink import About
-from gputui.store import metric_queries, queries
+from gputui.store import metric_queries
 from gputui.store.metric_queries import StoredLine
-from gputui.store.views import RunView
+from gputui.store.runs import Run, find_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Subject:
     time it is called. ``wanted`` are the names that were asked for, empty for all; ``connection`` reads the store."""
 
     connection: sqlite3.Connection
-    run: RunView
+    run: Run
     params: Mapping[str, Any]
     metrics: tuple[str, ...]
     lines: Callable[[], Iterator[StoredLine]]
@@ -40,7 +40,7 @@ class Subject:
 
 def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str, ...] = ()) -> Subject:
     """The run and its metrics, or those named. Parameters are the launch's without secrets."""
-    run = queries.run(connection, run_id)
+    run = find_run(connection, run_id)
     try:
         params = json.loads(run.spec_json).get("params") or {}
     except (ValueError, AttributeError):

@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gputui.charts.safe_text import clean
 from gputui.reports.prometheus.moment import Moment
+from gputui.store.hardware import GpuView, HostView
 from gputui.store.metric_queries import RankLine
-from gputui.store.views import GpuView, HostView, RunView
+from gputui.store.runs import Run
 from gputui.version import VERSION
 
 GpuValue = Callable[[GpuView], float | bool | None]
@@ -237,7 +238,7 @@ def _runs(moment: Moment) -> Iterator[Metric]:
         )  # fmt: skip
 
 
-def _of_run(run: RunView) -> tuple[str, str]:
+def _of_run(run: Run) -> tuple[str, str]:
     return run.run_id, run.name
 
 

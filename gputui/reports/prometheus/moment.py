@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputui.store import alerts, metric_queries, quarantine, queries
+from gputui.store import alerts, metric_queries, quarantine
+from gputui.store.agent import AgentView, read_agent
 from gputui.store.alerts import AlertView
+from gputui.store.hardware import GpuView, HostView, read_gpus, read_host
 from gputui.store.metric_queries import RankLine
-from gputui.store.views import AgentView, GpuView, HostView, RunView
+from gputui.store.runs import Run, read_runs
 
 HOST_FRESH_SECONDS = 30.0
 """An older sample of the host says nothing about now."""
@@ -23,7 +25,7 @@ class Moment:
     agent: AgentView | None = None
     gpus: tuple[GpuView, ...] = ()
     host: HostView | None = None
-    runs: tuple[RunView, ...] = ()
+    runs: tuple[Run, ...] = ()
     ranks: Mapping[str, tuple[RankLine, ...]] = field(default_factory=dict)
     incidents: Mapping[tuple[str, str], int] = field(default_factory=dict)
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -37,7 +39,7 @@ def read_moment(connection: sqlite3.Connection, now: float) -> Moment:
     that the number of series stays bounded. Raises sqlite3.Error."""
     connection.execute("BEGIN")
     try:
-        runs = tuple(queries.runs(connection, active_only=True))
+        runs = tuple(read_runs(connection, active_only=True))
         incidents = connection.execute(
             "SELECT i.run_id, i.kind, count(*) FROM incidents AS i JOIN runs AS r USING (run_id) "
             "WHERE r.state NOT IN ('succeeded', 'failed', 'stopped') GROUP BY i.run_id, i.kind"
@@ -45,11 +47,11 @@ def read_moment(connection: sqlite3.Connection, now: float) -> Moment:
         xids = connection.execute(
             "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
         ).fetchall()
-        host = queries.host(connection)
+        host = read_host(connection)
         return Moment(
             at=now,
-            agent=queries.agent(connection),
-            gpus=tuple(queries.gpus(connection, now)),
+            agent=read_agent(connection),
+            gpus=tuple(read_gpus(connection, now)),
             host=host if host is not None and now - host.at <= HOST_FRESH_SECONDS else None,
             runs=runs,
             ranks={run.run_id: tuple(metric_queries.ranks(connection, run.run_id, run.attempt)) for run in runs},

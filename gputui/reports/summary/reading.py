@@ -14,10 +14,10 @@ from gputui.curves.model import ChartRequest
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import metric_queries, queries
+from gputui.store import metric_queries
 from gputui.store.gpu_stays import Stay, gpu_counts
 from gputui.store.run_costs import run_cost
-from gputui.store.views import AttemptView, RunView
+from gputui.store.runs import Attempt, Run, read_attempts, read_runs
 
 PICTURE_BINS = 600
 PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
@@ -27,23 +27,23 @@ PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
 _SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
 
 
-def active_since(connection: sqlite3.Connection, since: float) -> list[RunView]:
+def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
     """Runs that had begun and were not over before ``since`` (UTC unix seconds), the oldest first."""
     found = [
         run
-        for run in queries.runs(connection)
+        for run in read_runs(connection)
         if run.started_at is not None and (run.ended_at is None or run.ended_at >= since)
     ]
     return found[::-1]
 
 
-def siblings(connection: sqlite3.Connection, runs: Sequence[RunView], limit: int = 8) -> list[RunView]:
+def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8) -> list[Run]:
     """The newest other runs of the same profiles with the same parameters but other numbers of GPUs: one for each."""
     named = {run.run_id for run in runs}
     taken = {(_like(run), len(run.gpus)) for run in runs}
     wanted = {_like(run) for run in runs if run.gpus}
-    found: list[RunView] = []
-    for run in queries.runs(connection, limit=500):
+    found: list[Run] = []
+    for run in read_runs(connection, limit=500):
         key = (_like(run), len(run.gpus))
         if run.gpus and key[0] in wanted and key not in taken and run.run_id not in named and len(found) < limit:
             taken.add(key)
@@ -53,7 +53,7 @@ def siblings(connection: sqlite3.Connection, runs: Sequence[RunView], limit: int
 
 def read_facts(
     connection: sqlite3.Connection,
-    run: RunView,
+    run: Run,
     *,
     now: float,
     lost: Lost | None,
@@ -61,7 +61,7 @@ def read_facts(
     with_pictures: bool = True,
 ) -> RunFacts:
     """Everything of one run up to ``now``; ``lost`` and ``expected`` are known to those above. Raises sqlite3.Error."""
-    attempts = queries.attempts(connection, run.run_id)
+    attempts = read_attempts(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     return RunFacts(
         run_id=run.run_id,
@@ -86,31 +86,31 @@ def read_facts(
     )
 
 
-def launched_params(run: RunView) -> Mapping[str, Any]:
+def launched_params(run: Run) -> Mapping[str, Any]:
     """The parameters that the run was launched with, secrets in them redacted already."""
     spec = _spec(run)
     return run.params if spec is None else spec.params
 
 
-def _thresholds(run: RunView) -> Mapping[str, float]:
+def _thresholds(run: Run) -> Mapping[str, float]:
     spec = _spec(run)
     return {} if spec is None else spec.gates
 
 
-def _processes(run: RunView) -> int:
+def _processes(run: Run) -> int:
     """Of a run that asks for no GPU."""
     spec = _spec(run)
     return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
 
 
-def _spec(run: RunView) -> RunSpec | None:
+def _spec(run: Run) -> RunSpec | None:
     try:
         return RunSpec.from_json(json.loads(run.spec_json))
     except (ValueError, AttributeError, TypeError, SpecError):
         return None
 
 
-def _like(run: RunView) -> str:
+def _like(run: Run) -> str:
     spec, params = _spec(run), dict(launched_params(run))
     if spec is not None:
         for role in _SCALED:
@@ -118,7 +118,7 @@ def _like(run: RunView) -> str:
     return json.dumps([run.profile, sorted((name, str(value)) for name, value in params.items())])
 
 
-def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[AttemptView], now: float) -> GpuUse:
+def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: float) -> GpuUse:
     stays = [
         Stay(uuid, attempt.started_at, now if attempt.ended_at is None else attempt.ended_at)
         for attempt in attempts
@@ -137,7 +137,7 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[AttemptView], no
     )
 
 
-def _pictures(connection: sqlite3.Connection, run: RunView) -> list[Any]:
+def _pictures(connection: sqlite3.Connection, run: Run) -> list[Any]:
     known = metric_queries.metric_names(connection, run.run_id)
     wanted = tuple(name for name in PICTURES if name in known)
     drawn = []

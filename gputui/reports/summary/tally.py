@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gputui.curves.direction import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Spread, Validation, spread
 from gputui.store.metric_queries import StoredLine
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]
 """From attempt, step and what the lines told, the least and the most that the learning rate may be there."""
@@ -23,7 +23,7 @@ _LEAST_PARTIAL = 0.5
 """The last epoch counts when it has at least this share of the lines of the one before it."""
 
 
-def measured(lines: Iterable[StoredLine], attempts: Sequence[AttemptView], expected: ExpectedRate) -> Measured:
+def measured(lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate) -> Measured:
     """The figures of one run, whose lines come in the order they were written."""
     tally = _Tally(_cuts(attempts), expected)
     for line in lines:
@@ -31,7 +31,7 @@ def measured(lines: Iterable[StoredLine], attempts: Sequence[AttemptView], expec
     return tally.measured()
 
 
-def _cuts(attempts: Sequence[AttemptView]) -> dict[int, float]:
+def _cuts(attempts: Sequence[Attempt]) -> dict[int, float]:
     """For each attempt the step from which on a later one did everything again."""
     cuts: dict[int, float] = {}
     first = math.inf

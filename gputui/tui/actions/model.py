@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gputui.store.alerts import AlertView
-from gputui.store.views import GpuView, RunView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.tui.actions.key_words import key_word
 
 Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare", "processes"]
@@ -22,7 +23,7 @@ class Context:
     quarantine; on the page of processes the PID under the cursor."""
 
     scope: Scope
-    run: RunView | None = None
+    run: Run | None = None
     is_readonly: bool = False
     past_at: float | None = None
     obstacle: str | None = None

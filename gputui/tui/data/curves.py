@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 
 
 class CurveReader:
@@ -17,7 +17,7 @@ class CurveReader:
         self._runs: dict[str, RunCurves] = {}
 
     def read(
-        self, connection: sqlite3.Connection, run_id: str, attempts: Sequence[AttemptView], request: ChartRequest
+        self, connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], request: ChartRequest
     ) -> ChartData:
         """The charts of one run. Raises sqlite3.Error."""
         curves = self._runs.get(run_id)

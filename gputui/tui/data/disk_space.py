@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from gputui.store.views import AgentView
+from gputui.store.agent import AgentView
 
 LEAST_BYTES = 1 << 20
 """With less than this free the database cannot grow by a transaction and its log."""

@@ -17,9 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputui.config import Workspace
-from gputui.store import commands, queries
+from gputui.store import commands
 from gputui.store.commands import CommandAnswer
-from gputui.store.database import StoreError, StoreMissingError, StoreOutdatedError, is_locked, open_reader
+from gputui.store.database import (
+    StoreError,
+    StoreMissingError,
+    StoreOutdatedError,
+    data_version,
+    is_locked,
+    open_reader,
+)
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 
@@ -149,7 +156,7 @@ class Feed:
             if connection is None:
                 return self._pass_time(now, clock, self._trouble)
             self._answer(connection)
-            version = queries.data_version(connection)
+            version = data_version(connection)
             is_other = interest != self._interest_read
             is_news = is_other or version != self._version or self._reader.is_behind
             if interest.moment is not None and not is_other and clock - self._past_read_at < PAST_SECONDS:

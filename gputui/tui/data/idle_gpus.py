@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from gputui.store import gpu_idle
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView, idleness, present_since
 
 
 class IdleReader:
@@ -27,13 +26,13 @@ class IdleReader:
                 continue
             idle = self._idle_since(connection, gpu.uuid, now)
             if idle is not None:
-                present = gpu_idle.present_since(connection, gpu.uuid)
+                present = present_since(connection, gpu.uuid)
                 found |= {(gpu.uuid, pid): max(idle, present[pid]) for pid in pids if pid in present}
         return found
 
     def _idle_since(self, connection: sqlite3.Connection, uuid: str, now: float) -> float | None:
         known = self._known.pop(uuid, None)
-        found = gpu_idle.idleness(connection, uuid, 0.0 if known is None else known[1], now)
+        found = idleness(connection, uuid, 0.0 if known is None else known[1], now)
         since = found.since if known is None or found.was_busy else known[0]
         if since is not None:
             self._known[uuid] = (since, now)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gputui.recovery.cost import Cost, costs, total
-from gputui.store import gpu_queries, quarantine, queries, queue
+from gputui.store import quarantine, queue
+from gputui.store.hardware import gpu_events, gpu_history, leased_since, memory_temperature_history, xid_counts
+from gputui.store.rollups import GpuHistory
+from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents
 from gputui.store.step_times import StepTimes
-from gputui.store.views import GpuHistory, RunView
 from gputui.tui.data.snapshot import GpuPage, MachineState, Progress, RunRow
 
 XID_SECONDS = 86_400.0
@@ -23,24 +25,16 @@ EVENTS_OF_A_GPU = 40
 COSTS_PER_READ = 4
 
 
-def machine_state(connection: sqlite3.Connection, now: float) -> MachineState:
-    """The machine now. Raises sqlite3.Error."""
+def machine_state(connection: sqlite3.Connection, now: float, at: float | None = None) -> MachineState:
+    """The machine now, or ``at`` a past moment as far as it is known: of a quarantine or a pause that has ended since,
+    nothing is kept. Raises sqlite3.Error."""
+    quarantined, pause = quarantine.quarantined(connection), queue.pause(connection)
+    if at is not None:
+        quarantined = {uuid: found for uuid, found in quarantined.items() if found.since <= at}
+        pause = pause if pause is not None and pause.at <= at else None
+    seen = now if at is None else at
     return MachineState(
-        quarantined=quarantine.quarantined(connection),
-        queue_pause=queue.pause(connection),
-        xids=gpu_queries.xid_counts(connection, now - XID_SECONDS, now),
-    )
-
-
-def past_machine_state(connection: sqlite3.Connection, at: float) -> MachineState:
-    """The machine at a past moment, as far as it is known: of a quarantine or a pause that has ended since, nothing is
-    kept. Raises sqlite3.Error."""
-    now = machine_state(connection, at)
-    pause = now.queue_pause
-    return replace(
-        now,
-        quarantined={uuid: found for uuid, found in now.quarantined.items() if found.since <= at},
-        queue_pause=pause if pause is not None and pause.at <= at else None,
+        quarantined=quarantined, queue_pause=pause, xids=xid_counts(connection, seen - XID_SECONDS, seen)
     )
 
 
@@ -59,16 +53,16 @@ class GpuPageReader:
         if (uuid, span_seconds, bucket) != self._known:
             until = bucket * bucket_seconds
             since = until - span_seconds
-            self._history = queries.gpu_history(connection, since, until, GPU_BUCKETS, uuid).get(uuid)
-            self._memory = gpu_queries.memory_temperature_history(connection, uuid, since, until, GPU_BUCKETS)
+            self._history = gpu_history(connection, since, until, GPU_BUCKETS, uuid).get(uuid)
+            self._memory = memory_temperature_history(connection, uuid, since, until, GPU_BUCKETS)
             self._known = (uuid, span_seconds, bucket)
         return GpuPage(
             uuid=uuid,
             span_seconds=span_seconds,
             history=self._history,
             memory_temperatures=self._memory,
-            events=tuple(gpu_queries.gpu_events(connection, uuid, now, EVENTS_OF_A_GPU)),
-            leased_since=gpu_queries.leased_since(connection, uuid),
+            events=tuple(gpu_events(connection, uuid, now, EVENTS_OF_A_GPU)),
+            leased_since=leased_since(connection, uuid),
         )
 
 
@@ -86,9 +80,7 @@ class CostReader:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def read(
-        self, connection: sqlite3.Connection, runs: Sequence[tuple[RunView, Progress]]
-    ) -> tuple[list[RunRow], bool]:
+    def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
         """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
         met = dict(connection.execute("SELECT run_id, count(*) FROM incidents GROUP BY run_id").fetchall())
         self._known = {run_id: known for run_id, known in self._known.items() if run_id in met}
@@ -113,9 +105,9 @@ class CostReader:
 
 def _cost(connection: sqlite3.Connection, run_id: str) -> Cost | None:
     found = costs(
-        queries.attempts(connection, run_id),
-        queries.incidents(connection, run_id),
-        queries.decisions(connection, run_id),
+        read_attempts(connection, run_id),
+        read_incidents(connection, run_id),
+        read_decisions(connection, run_id),
         StepTimes(connection, run_id),
     )
     return total(found.values())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gputui.config import Workspace
 from gputui.runs.process_table import ProcessTable
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import ProcessSet
 
 AGAIN_SECONDS = 1.8

@@ -12,9 +12,9 @@ from dataclasses import replace
 from gputui.charts.safe_text import clean
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartRequest
-from gputui.store import metric_queries, queries
+from gputui.store import metric_queries
 from gputui.store.metric_queries import RankLine
-from gputui.store.views import RunView
+from gputui.store.runs import Run, read_attempts
 from gputui.tui.data.snapshot import Progress, RankRow
 
 RATE_WINDOW_SECONDS = 60.0
@@ -48,7 +48,7 @@ class RunTracker:
         if with_curve:
             if attempt == self._ranks_attempt and not self._curves.has_news(connection):
                 return
-            attempts = queries.attempts(connection, self.run_id)
+            attempts = read_attempts(connection, self.run_id)
             loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
             self._losses = tuple(each.last for each in loss.bins)
         self._newest = metric_queries.latest(connection, self.run_id)
@@ -58,7 +58,7 @@ class RunTracker:
             self._ranks_attempt = attempt
             self._note_pace(attempt)
 
-    def progress(self, run: RunView) -> Progress:
+    def progress(self, run: Run) -> Progress:
         """How far the run is."""
         steps = [rank.step for rank in self._ranks.values() if rank.step is not None]
         step = max(steps, default=run.attempt_last_step)

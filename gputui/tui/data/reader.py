@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData
-from gputui.store import envelopes, queries
-from gputui.store.views import GpuHistory, GpuView, HostHistory, RunView
+from gputui.store import envelopes
+from gputui.store.agent import AgentView, read_agent
+from gputui.store.events import read_events
+from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.store.runs import OVER_STATES, Run, RunLookupError, find_run, holders, read_attempts, read_runs, runs_mark
 from gputui.tui.data.alerts import read_alerts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.disk_space import full_disk_words
@@ -20,8 +24,10 @@ from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import (
     HISTORY_BUCKETS,
     HISTORY_SECONDS,
+    GpuPage,
     Interest,
     Moment,
+    Past,
     ProcessSet,
     Progress,
     RunPage,
@@ -30,12 +36,13 @@ from gputui.tui.data.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from gputui.tui.data.past_reader import PastPageReader
+    from gputui.tui.data.past import PastCurves
     from gputui.tui.data.processes import ProcessReader
     from gputui.tui.data.run_details import RunPageReader
 
 EVENTS_KEPT = 50
 RUNS_KEPT = 500
+PAST_RUNS_KEPT = 200
 
 # Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
@@ -44,6 +51,8 @@ OVER_RUNS_PER_READ = 3
 # come at once.
 BYTES_AT_ONCE = 1 << 20
 
+# A sample taken at the very moment belongs to it, and buckets end before their end.
+_INCLUDING = 1e-3
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 
@@ -66,7 +75,7 @@ class SnapshotReader:
         self._host_history: HostHistory | None = None
         self._trackers: dict[str, RunTracker] = {}
         self._over: dict[str, _Over] = {}
-        self._over_runs: list[RunView] = []
+        self._over_runs: list[Run] = []
         self._over_mark: tuple[int, int] | None = None
         self._has_read = False
         self.is_behind = False
@@ -74,42 +83,41 @@ class SnapshotReader:
         self._resolved: tuple[Moment, float] | None = None
         self._curves = CurveReader()
         self._run_page: RunPageReader | None = None
-        self._past_page: PastPageReader | None = None
+        self._past_curves: PastCurves | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes: ProcessReader | None = None
         self._idle = IdleReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
-        """One consistent moment of the store. Raises sqlite3.Error."""
+        """One consistent moment of the store: the present, or the past one that is looked at. Raises sqlite3.Error."""
         connection.execute("BEGIN")
         self.is_behind = False
         try:
-            if interest.moment is not None:
-                return self._read_past(connection, interest.moment, now, interest)
-            self._read_history(connection, now)
-            runs = self._runs(connection)
-            agent = queries.agent(connection)
-            gpus = tuple(queries.gpus(connection, now))
+            at, past = (None, None) if interest.moment is None else self._past_of(connection, interest.moment, now)
+            seen = now if at is None else at
+            runs = self._runs(connection, at)
+            gpus = tuple(read_gpus(connection, now, at, None if at is None else holders(runs)))
+            of_gpus, of_host = self._histories(connection, now, at)
+            agent = read_agent(connection)
             return Snapshot(
-                at=now,
-                agent=agent,
+                at=seen,
+                agent=agent if at is None else _agent_then(agent, gpus, at),
                 gpus=gpus,
-                gpu_history=self._gpu_history,
-                host=queries.host(connection),
-                host_history=self._host_history,
-                runs=self._rows(connection, runs, interest),
-                events=tuple(queries.events(connection, limit=EVENTS_KEPT)),
-                page=self._page(connection, runs, interest),
-                compared=self._compared(connection, interest),
-                machine=machine_state(connection, now),
-                alerts=read_alerts(connection, interest.alerts),
-                gpu_page=None
-                if interest.gpu_uuid is None
-                else self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, now),
-                processes=self._read_processes(gpus) if interest.processes else None,
-                idle_since=self._idle.read(connection, gpus, now) if interest.processes else {},
-                trouble=full_disk_words(self._workspace.state, agent, now),
+                gpu_history=of_gpus,
+                host=read_host(connection, at),
+                host_history=of_host,
+                runs=self._rows(connection, runs, interest, at),
+                events=tuple(read_events(connection, at=at, limit=EVENTS_KEPT)),
+                page=self._page(connection, runs, interest, now, at),
+                compared=self._compared(connection, interest, at),
+                machine=machine_state(connection, now, at),
+                alerts=read_alerts(connection, interest.alerts, at),
+                gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
+                processes=self._read_processes(gpus) if interest.processes and at is None else None,
+                idle_since=self._idle.read(connection, gpus, now) if interest.processes and at is None else {},
+                trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
+                past=past,
             )
         finally:
             connection.execute("ROLLBACK")
@@ -124,11 +132,11 @@ class SnapshotReader:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
         if snapshot.past is not None:
             return replace(snapshot, past=replace(snapshot.past, now=now), trouble=None)
-        stale_after = queries.stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
+        stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
         moved = replace(
             snapshot,
             at=now,
-            gpus=tuple(queries.aged(gpu, now, stale_after) for gpu in snapshot.gpus),
+            gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
             trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
             processes=self._read_processes(snapshot.gpus) if interest.processes else None,
         )
@@ -137,81 +145,55 @@ class SnapshotReader:
         page = snapshot.page
         return replace(moved, page=self._page_reader().later(page, interest))
 
-    def _read_past(self, connection: sqlite3.Connection, moment: Moment, now: float, interest: Interest) -> Snapshot:
+    def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
         # Only those who look back load what that needs.
-        from gputui.curves.past import cut
-        from gputui.tui.data.past_reader import PastPageReader, read_past, standing
+        from gputui.tui.data.past import PastCurves, past_of
 
-        if self._past_page is None:
-            self._past_page = PastPageReader(self._curves)
-        if self._resolved is not None and self._resolved[0] == moment:
-            # What was meant stays, whatever happens meanwhile.
-            moment_read = Moment(self._resolved[1])
-        else:
-            moment_read = moment
-        over = {(run_id, found.ended_at): found.progress for run_id, found in self._over.items()}
-        snapshot = read_past(connection, moment_read, now, over)
-        self._resolved = (moment, snapshot.at)
-        if snapshot.past is not None:
-            snapshot = replace(snapshot, past=replace(snapshot.past, asked=moment))
-        if interest.gpu_uuid is not None:
-            held = next((row.run for row in snapshot.runs if interest.gpu_uuid in row.run.gpus), None)
-            page = self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, snapshot.at)
-            snapshot = replace(
-                snapshot, gpu_page=replace(page, leased_since=held.attempt_started_at if held is not None else None)
-            )
-        return replace(
-            snapshot,
-            page=None
-            if interest.run_id is None
-            else self._past_page.read(
-                connection,
-                interest.run_id,
-                snapshot.at,
-                now,
-                interest.charts,
-                lambda run: self._page_reader().log(run, interest),
-                lambda run: self._page_reader().checkpoints.read(run, interest.checkpoint_to_check),
-            ),
-            alerts=read_alerts(connection, interest.alerts, snapshot.at),
-            compared={
-                run_id: cut(data, standing(connection, run_id, snapshot.at))
-                for run_id, data in self._compared(connection, interest).items()
-            },
-        )
+        if self._past_curves is None:
+            self._past_curves = PastCurves(self._curves)
+        # What was meant stays, whatever happens meanwhile.
+        is_known = self._resolved is not None and self._resolved[0] == moment
+        at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
+        self._resolved = (moment, at)
+        return at, replace(past, asked=moment)
 
-    def _read_history(self, connection: sqlite3.Connection, now: float) -> None:
-        """Short histories end with the last full bucket: nothing in them moves in between."""
+    def _histories(
+        self, connection: sqlite3.Connection, now: float, at: float | None
+    ) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
+        """Short histories; those of now end with the last full bucket: nothing in them moves in between."""
         bucket = int(now // _BUCKET_SECONDS)
-        if bucket == self._bucket:
-            return
-        self._bucket = bucket
-        until = bucket * _BUCKET_SECONDS
-        self._gpu_history = queries.gpu_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
-        self._host_history = queries.host_history(connection, until - HISTORY_SECONDS, until, HISTORY_BUCKETS)
+        until = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
+        span = until - HISTORY_SECONDS, until, HISTORY_BUCKETS
+        if at is not None:
+            return gpu_history(connection, *span), host_history(connection, *span)
+        if bucket != self._bucket:
+            self._bucket = bucket
+            self._gpu_history = gpu_history(connection, *span)
+            self._host_history = host_history(connection, *span)
+        return self._gpu_history, self._host_history
 
-    def _runs(self, connection: sqlite3.Connection) -> list[RunView]:
+    def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:
         """Those that run, then those that wait as they wait, then those that are over, newest first."""
-        mark = queries.runs_mark(connection)
+        if at is not None:
+            return in_order(read_runs(connection, at, limit=PAST_RUNS_KEPT))
+        mark = runs_mark(connection)
         if mark != self._over_mark:
             self._over_mark = mark
-            self._over_runs = queries.runs(connection, limit=RUNS_KEPT, over_only=True)
-            self._over_runs.sort(key=lambda run: -(run.ended_at or 0.0))
-        active = queries.runs(connection, active_only=True)
-        queued = sorted(
-            (run for run in active if run.state == "queued"),
-            key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence),
-        )
-        return [*(run for run in active if run.state != "queued"), *queued, *self._over_runs]
+            self._over_runs = in_order(read_runs(connection, limit=RUNS_KEPT, over_only=True))
+        return [*in_order(read_runs(connection, active_only=True)), *self._over_runs]
 
-    def _rows(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> tuple[RunRow, ...]:
+    def _rows(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, at: float | None
+    ) -> tuple[RunRow, ...]:
+        if at is not None:
+            return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
         known = {run.run_id for run in runs}
         for gone in [run_id for run_id in self._trackers if run_id not in known]:
             del self._trackers[gone]
         rows = []
         budget = OVER_RUNS_PER_READ
         for run in runs:
-            if run.state in queries.OVER_STATES and run.run_id != interest.run_id:
+            if run.state in OVER_STATES and run.run_id != interest.run_id:
                 found = self._over.get(run.run_id)
                 if (found is None or (found.ended_at, found.attempt) != (run.ended_at, run.attempt)) and budget:
                     budget -= 1
@@ -226,7 +208,7 @@ class SnapshotReader:
         self.is_behind |= is_behind
         return tuple(with_costs)
 
-    def _progress(self, connection: sqlite3.Connection, run: RunView) -> Progress:
+    def _progress(self, connection: sqlite3.Connection, run: Run) -> Progress:
         tracker = self._trackers.get(run.run_id)
         if tracker is None:
             tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
@@ -235,18 +217,46 @@ class SnapshotReader:
         tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)
 
-    def _page(self, connection: sqlite3.Connection, runs: list[RunView], interest: Interest) -> RunPage | None:
+    def _progress_then(self, connection: sqlite3.Connection, run: Run, at: float) -> Progress:
+        """How far a run had come; of one that was over and not read before only the step: there may be hundreds."""
+        from gputui.tui.data.past import past_progress
+
+        if run.ended_at is None:
+            return past_progress(connection, run, at)[0]
+        found = self._over.get(run.run_id)
+        is_same = found is not None and found.ended_at == run.ended_at
+        return found.progress if found is not None and is_same else Progress(step=run.attempt_last_step)
+
+    def _page(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, now: float, at: float | None
+    ) -> RunPage | None:
         if interest.run_id is None:
             return None
         run = next((run for run in runs if run.run_id == interest.run_id), None)
         if run is None:
             try:
-                run = queries.run(connection, interest.run_id)
-            except queries.RunLookupError:
+                run = find_run(connection, interest.run_id, at)
+            except RunLookupError:
                 return None
-        progress = self._progress(connection, run)
-        tracker = self._trackers[run.run_id]
-        return self._page_reader().read(connection, run, progress, tracker.names, interest)
+        reader = self._page_reader()
+        if at is None:
+            progress = self._progress(connection, run)
+            return reader.read(connection, run, progress, self._trackers[run.run_id].names, interest)
+        from gputui.tui.data.past import past_page
+
+        assert self._past_curves is not None
+        return past_page(connection, reader, self._past_curves, run, interest, now, at)
+
+    def _read_gpu_page(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, seen: float, at: float | None
+    ) -> GpuPage | None:
+        if interest.gpu_uuid is None:
+            return None
+        page = self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, seen)
+        if at is None:
+            return page
+        held = next((run for run in runs if interest.gpu_uuid in run.gpus), None)
+        return replace(page, leased_since=held.attempt_started_at if held is not None else None)
 
     def _page_reader(self) -> RunPageReader:
         """Only those who open the page of a run load what that needs."""
@@ -263,12 +273,34 @@ class SnapshotReader:
             self.processes = ProcessReader(self._workspace)
         return self.processes.read(gpus)
 
-    def _compared(self, connection: sqlite3.Connection, interest: Interest) -> dict[str, ChartData]:
+    def _compared(self, connection: sqlite3.Connection, interest: Interest, at: float | None) -> dict[str, ChartData]:
         self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
         request = interest.charts
         if request is None:
             return {}
-        return {
-            run_id: self._curves.read(connection, run_id, queries.attempts(connection, run_id), request)
+        found = {
+            run_id: self._curves.read(connection, run_id, read_attempts(connection, run_id), request)
             for run_id in interest.compared
         }
+        if at is None:
+            return found
+        from gputui.tui.data.past import cut_at
+
+        return {run_id: cut_at(connection, run_id, data, at) for run_id, data in found.items()}
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """As the screen lists them; ``runs`` are newest first."""
+    queued = [run for run in runs if run.state == "queued"]
+    queued.sort(key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence))
+    over = [run for run in runs if run.state in OVER_STATES]
+    over.sort(key=lambda run: -(run.ended_at or 0.0))
+    return [*(run for run in runs if run.state != "queued" and run.state not in OVER_STATES), *queued, *over]
+
+
+def _agent_then(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:
+    """The agent as far as it is known: only the newest one is kept. Whether any ran at the moment, `Past.gap` says; it
+    had no problem with GPUs when there were some."""
+    if agent is None:
+        return None
+    return replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=None if gpus else agent.gpu_problem)

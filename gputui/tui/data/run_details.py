@@ -15,9 +15,10 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import checkpoints, metric_intake, queries
+from gputui.store import checkpoints, metric_intake
+from gputui.store.events import EventView, newest_event_id, read_sink_events
+from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, read_attempts, read_decisions, read_incidents
 from gputui.store.step_times import StepTimes
-from gputui.store.views import AttemptView, DecisionView, EventView, IncidentView, RunView
 from gputui.tui.data.checkpoints import CheckpointReader, Fact, Facts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.log_tail import LogReader
@@ -37,19 +38,19 @@ class StoryReader:
         self._decisions: tuple[DecisionView, ...] = ()
 
     def read(
-        self, connection: sqlite3.Connection, run: RunView
+        self, connection: sqlite3.Connection, run: Run
     ) -> tuple[tuple[IncidentView, ...], tuple[DecisionView, ...]]:
         """All of them, oldest first. Raises sqlite3.Error."""
         if (run.run_id, run.created_at) != self._run:
             self._run = (run.run_id, run.created_at)
             self._incidents, self._decisions = (), ()
         last = self._incidents[-1].incident_id if self._incidents else 0
-        self._incidents += tuple(queries.incidents(connection, run.run_id, after_id=last))
+        self._incidents += tuple(read_incidents(connection, run.run_id, after_id=last))
         settled = next((place for place, each in enumerate(self._decisions) if each.outcome is None),
                        len(self._decisions))  # fmt: skip
         kept = self._decisions[:settled]
         last = kept[-1].decision_id if kept else 0
-        self._decisions = (*kept, *queries.decisions(connection, run.run_id, after_id=last))
+        self._decisions = (*kept, *read_decisions(connection, run.run_id, after_id=last))
         return self._incidents, self._decisions
 
 
@@ -62,14 +63,14 @@ class SinkReader:
         self._events: tuple[EventView, ...] = ()
         self._seen_id = 0
 
-    def read(self, connection: sqlite3.Connection, run: RunView) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
+    def read(self, connection: sqlite3.Connection, run: Run) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
         """Names, and all that was said, oldest first. Raises sqlite3.Error."""
         if (run.run_id, run.created_at) != self._run:
             self._run = (run.run_id, run.created_at)
             self._names, self._events, self._seen_id = sink_names(run), (), 0
         if self._names:
-            newest = queries.newest_event_id(connection, run.run_id)
-            self._events += tuple(queries.sink_events(connection, run.run_id, after_id=self._seen_id))
+            newest = newest_event_id(connection, run.run_id)
+            self._events += tuple(read_sink_events(connection, run.run_id, after_id=self._seen_id))
             self._seen_id = newest
         return self._names, self._events
 
@@ -85,7 +86,7 @@ class IncidentCostReader:
         self,
         connection: sqlite3.Connection,
         run_id: str,
-        attempts: Sequence[AttemptView],
+        attempts: Sequence[Attempt],
         incidents: Sequence[IncidentView],
         decisions: Sequence[DecisionView],
     ) -> Mapping[int, Cost]:
@@ -110,7 +111,7 @@ class RunCheckpoints:
         self._place: tuple[Path, str] | None = None
         self._facts: tuple[str, Facts] = ("", {})
 
-    def note_ledger(self, connection: sqlite3.Connection, run: RunView, attempts: Sequence[AttemptView]) -> None:
+    def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
         """Take in what the ledger has on the run's checkpoints. Raises sqlite3.Error."""
         rows = checkpoints.of_run(connection, run.run_id)
         known = ledger.spans_of(run, attempts, time.time())
@@ -120,7 +121,7 @@ class RunCheckpoints:
         }
         self._facts = (run.run_id, facts)
 
-    def read(self, run: RunView, to_check: str | None) -> CheckpointList | None:
+    def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
         """What is known of them; None for a run whose profile names no place for any."""
         if run.spec_json != self._spec_json:
             self._spec_json, self._place = run.spec_json, self._find(run)
@@ -131,7 +132,7 @@ class RunCheckpoints:
         """Wait until the look under way is over."""
         self._reader.wait(seconds)
 
-    def _find(self, run: RunView) -> tuple[Path, str] | None:
+    def _find(self, run: Run) -> tuple[Path, str] | None:
         try:
             spec = RunSpec.from_json(json.loads(run.spec_json))
             folder = checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
@@ -155,17 +156,26 @@ class RunPageReader:
     def read(
         self,
         connection: sqlite3.Connection,
-        run: RunView,
+        run: Run,
         progress: Progress,
         metric_names: tuple[str, ...],
         interest: Interest,
+        at: float | None = None,
     ) -> RunPage:
-        """The page as it is now. Raises sqlite3.Error."""
-        attempts = tuple(queries.attempts(connection, run.run_id))
+        """The page as it is, or as it was ``at`` a past moment (UTC unix seconds), then with the log of now and without
+        charts. Raises sqlite3.Error."""
+        attempts = tuple(read_attempts(connection, run.run_id, at))
         incidents, decisions = self._story.read(connection, run)
         sinks, sink_events = self._sinks.read(connection, run)
-        request = interest.charts
-        self.checkpoints.note_ledger(connection, run, attempts)
+        if at is None:
+            self.checkpoints.note_ledger(connection, run, attempts)
+        checkpoints = self.checkpoints.read(run, interest.checkpoint_to_check)
+        if at is not None:
+            incidents = tuple(one for one in incidents if one.at <= at)
+            decisions = tuple(one for one in decisions if one.at <= at)
+            sink_events = tuple(one for one in sink_events if one.at <= at)
+            checkpoints = None if checkpoints is None else checkpoints.written_by(at)
+        request = interest.charts if at is None else None
         return RunPage(
             run=run,
             launched=launched_params(run),
@@ -177,8 +187,8 @@ class RunPageReader:
             log=self.log(run, interest),
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
             costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
-            checkpoints=self.checkpoints.read(run, interest.checkpoint_to_check),
-            intake=metric_intake.intake(connection, run.run_id),
+            checkpoints=checkpoints,
+            intake=metric_intake.intake(connection, run.run_id) if at is None else None,
             sinks=sinks,
             sink_events=sink_events,
         )
@@ -188,13 +198,13 @@ class RunPageReader:
         checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
         return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
 
-    def log(self, run: RunView, interest: Interest) -> LogTail:
+    def log(self, run: Run, interest: Interest) -> LogTail:
         """The end of the log that is looked at."""
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 
 
-def launched_params(run: RunView) -> Mapping[str, object]:
+def launched_params(run: Run) -> Mapping[str, object]:
     """The parameters of the launch, from the stored specification."""
     try:
         params = json.loads(run.spec_json).get("params")
@@ -203,6 +213,6 @@ def launched_params(run: RunView) -> Mapping[str, object]:
     return params if isinstance(params, dict) else {}
 
 
-def sink_names(run: RunView) -> tuple[str, ...]:
+def sink_names(run: Run) -> tuple[str, ...]:
     """The forms in which the run's metrics also go elsewhere."""
     return tuple(sinks_of(run.spec_json, run.run_id, Path()))

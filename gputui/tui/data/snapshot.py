@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING
 
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.recovery.cost import Cost
+from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
-from gputui.store.gpu_queries import GpuEventView
+from gputui.store.events import EventView
+from gputui.store.hardware import GpuEventView, GpuView, HostView
 from gputui.store.quarantine import Quarantined
 from gputui.store.queue import QueuePause
-from gputui.store.views import (
-    AgentView,
-    AttemptView,
-    DecisionView,
-    EventView,
-    GpuHistory,
-    GpuView,
-    HostHistory,
-    HostView,
-    IncidentView,
-    RunView,
-)
+from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
 
 if TYPE_CHECKING:
     # Loaded by those who open the pages that show them.
@@ -98,7 +90,7 @@ class Progress:
 class RunRow:
     """A run in the table. ``cost`` is what its incidents cost together, None where it had none."""
 
-    run: RunView
+    run: Run
     progress: Progress
     cost: Cost | None = None
 
@@ -201,11 +193,11 @@ class RunPage:
     ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place;
     ``sinks`` are those that write its metrics elsewhere, ``sink_events`` what was said of them."""
 
-    run: RunView
+    run: Run
     launched: Mapping[str, object]
     progress: Progress
     metric_names: tuple[str, ...]
-    attempts: tuple[AttemptView, ...]
+    attempts: tuple[Attempt, ...]
     incidents: tuple[IncidentView, ...]
     decisions: tuple[DecisionView, ...]
     log: LogTail

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from gputui.store import json_shapes
+from gputui.store.events import EventView
+from gputui.store.hardware import HostView
 from gputui.store.json_shapes import Shape, iso
-from gputui.store.views import EventView, HostView
 from gputui.tui.data.snapshot import RunRow, Snapshot
 
 

@@ -10,7 +10,7 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
 from gputui.gpu.aggregate import GpuTotals, totals
-from gputui.store.views import GpuView, HostView
+from gputui.store.hardware import GpuView, HostView
 from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.tui.layout.gpu_words import is_free

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.store.views import GpuView, RunView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 
 
 class Sign(NamedTuple):
@@ -43,7 +44,7 @@ def run_sign(state: str) -> Sign:
     return RUN_SIGNS.get(state, _UNKNOWN)
 
 
-def run_state_text(run: RunView) -> str:
+def run_state_text(run: Run) -> str:
     """The state in words, with the number of restarts: ``running ↻2``."""
     word = run_sign(run.state).word
     return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 and run.state != "succeeded" else word

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from gputui.store.views import EventView
+from gputui.store.events import EventView
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.settings import Settings
 from gputui.tui.terminal import sequences

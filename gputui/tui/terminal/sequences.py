@@ -9,7 +9,7 @@ from typing import Final
 from gputui.charts.cells import clip
 from gputui.charts.plain import ascii_line
 from gputui.charts.safe_text import clean
-from gputui.store.views import EventView
+from gputui.store.events import EventView
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.words import RUN_SIGNS
 

@@ -13,7 +13,8 @@ from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
 
-from gputui.store.views import GpuView, RunView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope, actions_in
 from gputui.tui.actions.footer import footer_action, footer_line, message_lines
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
@@ -85,7 +86,7 @@ class ActionScreen(Screen[None]):
         return self.shell.snapshot
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         """The run that an action would be about."""
         return None
 

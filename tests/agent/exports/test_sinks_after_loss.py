@@ -25,9 +25,9 @@ from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store import queries
 from gputui.store.database import migrations, open_writer
 from gputui.store.export_queries import HistoryLostError, Progress, read_piece
+from gputui.store.runs import find_run
 from tests.reports.export.test_following import Clock, Killed, written_steps
 from tests.tui.filling import NOW, Filler
 
@@ -86,7 +86,7 @@ class Lost:
         self.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW + 50,))
 
     def lose(self) -> None:
-        before = queries.run(self.connection, "net-1").created_at
+        before = find_run(self.connection, "net-1").created_at
         self.close()
         for path in self.workspace.state.glob("gputui.db*"):
             path.unlink()
@@ -94,7 +94,7 @@ class Lost:
         self.ingest = MetricsIngest(self.connection)
         assert rebuild.rebuild(self.context()) == 1
         self.ingest.pump()
-        assert queries.run(self.connection, "net-1").created_at != before
+        assert find_run(self.connection, "net-1").created_at != before
 
     def follow(self, form: Format) -> int:
         clock = Clock()

@@ -25,7 +25,7 @@ from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store import queries
+from gputui.store.events import read_events
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -105,7 +105,7 @@ def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows
     assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
     assert "--nproc-per-node=3" in attempt.launch.argv
     assert bench.run().gpu_count == 3 and set(repository.leases(connection)) == set(UUIDS[:3])
-    assert any("went on with 3 of 4 GPUs, without GPU-3" in one.message for one in queries.events(connection))
+    assert any("went on with 3 of 4 GPUs, without GPU-3" in one.message for one in read_events(connection))
 
 
 @pytest.mark.parametrize(("policy", "min_gpus"), [("standard", None), ("standard", 4), ("restart-only", 2)])
@@ -119,7 +119,7 @@ def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
     assert bench.run().state is RunState.QUEUED
     bench.turn(1)
     assert bench.run().state is RunState.FAILED and bench.started == []
-    assert "GPU-3 is missing" in queries.events(connection)[-1].message
+    assert "GPU-3 is missing" in read_events(connection)[-1].message
     assert repository.leases(connection) == {}
 
 
@@ -143,7 +143,7 @@ def test_a_lost_lease_is_given_up_with_the_attempt_that_does_without(
     bench.turn()
     assert bench.started[0].gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-4")
     assert set(repository.leases(connection)) == {"GPU-0", "GPU-1", "GPU-2", "GPU-4"}
-    (told,) = [one for one in queries.events(connection) if one.severity == "warning"]
+    (told,) = [one for one in read_events(connection) if one.severity == "warning"]
     assert "GPU-3 is missing" in told.message and "given up" in told.message
 
 
@@ -191,7 +191,7 @@ def test_a_run_waits_with_the_reason_while_no_python_can_start_it(
         bench.turn()
     assert bench.started == [] and connection.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
     assert str(own) in (bench.run().waiting_for or "")
-    (told,) = queries.events(connection)
+    (told,) = read_events(connection)
     assert told.severity == "warning" and "install gputui again" in told.message
     own.symlink_to(sys.executable)
     bench.turn()

@@ -30,7 +30,9 @@ from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store import commands, queries, queue
+from gputui.store import commands, queue
+from gputui.store.events import read_events
+from gputui.store.runs import find_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -120,7 +122,7 @@ def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
     (queued_run(connection, workspace, clock.wall) / SPEC_FILE).write_text("{")
     supervisor(Supervisor, workspace, connection, clock).turn()
     assert state(connection) == "failed"
-    assert "cannot start: cannot read" in queries.events(connection)[-1].message
+    assert "cannot start: cannot read" in read_events(connection)[-1].message
 
 
 def test_what_may_pass_is_tried_again_and_said_once(
@@ -132,7 +134,7 @@ def test_what_may_pass_is_tried_again_and_said_once(
         made.needs_schedule = True
         made.turn()
     assert state(connection) == "queued"
-    (event,) = queries.events(connection)
+    (event,) = read_events(connection)
     assert event.severity == "warning" and event.message.startswith("cannot start: ")
 
 
@@ -149,16 +151,16 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None)))
     for _ in range(3):
         made.turn()
-    (event,) = queries.events(connection)
+    (event,) = read_events(connection)
     assert "an odd file" in event.message
     assert made.looks == 1
     clock.monotonic += TROUBLE_SECONDS + 1
     made.turn()
-    assert made.looks == 2 and len(queries.events(connection)) == 1
+    assert made.looks == 2 and len(read_events(connection)) == 1
     made.trouble = sqlite3.IntegrityError("NOT NULL constraint failed: incidents.at")
     clock.monotonic += TROUBLE_SECONDS + 1
     made.turn()
-    assert any("NOT NULL" in event.message for event in queries.events(connection))
+    assert any("NOT NULL" in event.message for event in read_events(connection))
     made.trouble = sqlite3.OperationalError("database or disk is full")
     clock.monotonic += TROUBLE_SECONDS + 1
     made.turn()
@@ -197,7 +199,7 @@ def test_a_part_that_fails_keeps_no_other_from_its_work_and_is_tried_again(
         made.turn()
     assert set(done) == set(PARTS) - {broken} and not connection.in_transaction
     is_unforeseen = isinstance(error, ValueError)
-    assert len(queries.events(connection)) == is_unforeseen
+    assert len(read_events(connection)) == is_unforeseen
     assert (made.parts.unwritable is None) == is_unforeseen
     clock.monotonic = 1100.0
     made.turn()
@@ -420,7 +422,7 @@ def test_a_row_that_cannot_be_understood_sets_only_its_own_run_aside(
     assert states == {"b-1": "failed", "a-1": "starting"} and started == ["a-1"]
     [reason] = connection.execute("SELECT reason FROM runs WHERE run_id = 'b-1'").fetchone()
     assert reason.startswith("cannot be read by this gputui")
-    assert queries.run(connection, "b-1") is not None
+    assert find_run(connection, "b-1") is not None
     # It can be removed, and a resume is refused in a sentence.
     answers = []
     for verb in ("resume", "rm"):

@@ -19,7 +19,8 @@ from gputui.recovery.policies import Notice
 from gputui.runs import notices
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE
-from gputui.store import alerts, queries
+from gputui.store import alerts
+from gputui.store.events import read_events
 from tests.stores import open_store
 
 # Appends its last argument to a file; fails while there is a file that says so.
@@ -59,7 +60,7 @@ class Office:
         return path.read_text().splitlines() if path.exists() else []
 
     def events(self) -> list[str]:
-        return sorted(event.message for event in queries.events(self.connection))
+        return sorted(event.message for event in read_events(self.connection))
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.host.model import HostSample
-from gputui.store import gpu_queries, hardware_spans, past_hardware, queries, rollups, samples, timeline
+from gputui.store import hardware_spans, samples, timeline
+from gputui.store.events import read_events
+from gputui.store.hardware import gpu_history, host_history, memory_temperature_history, read_gpus, read_host
 from gputui.store.retention import Retention
 from gputui.store.room import room
 from tests.stores import open_store
@@ -169,7 +171,7 @@ def test_the_newest_sample_is_not_one_of_a_clock_that_was_wrong(machine: Machine
     machine.now -= 40 * DAY
     machine.record(5.0, utilization=7.0)
     machine.tidy()
-    assert [gpu.utilization_percent for gpu in queries.gpus(machine.connection, machine.now)] == [7.0]
+    assert [gpu.utilization_percent for gpu in read_gpus(machine.connection, machine.now)] == [7.0]
 
 
 def test_a_clock_that_jumps_ahead_deletes_nothing_at_once(machine: Machine) -> None:
@@ -219,7 +221,7 @@ def test_settings_that_are_wrong_change_nothing_and_are_told(machine: Machine) -
     machine.workspace.record.write_text("raw: 4d\nminute: 1d\n")
     machine.tidy()
     assert machine.keeping.retention.raw_seconds == 3 * DAY
-    (event,) = queries.events(machine.connection)
+    (event,) = read_events(machine.connection)
     assert "record.yaml:2: minute: unknown key; did you mean minutes?" in event.message
 
 
@@ -255,19 +257,19 @@ def test_a_year(year: Machine) -> None:
     (joules,) = year.rows("SELECT sum(energy_joules) FROM gpu_days WHERE gpu_id = 1")[0]
     assert joules == pytest.approx(600.0 * 3 * HOUR * 365, rel=1e-3)
     # What the screen asks goes on from the samples to what is left of them.
-    history = queries.gpu_history(year.connection, end - 100 * DAY, end, 100, "GPU-0")["GPU-0"]
+    history = gpu_history(year.connection, end - 100 * DAY, end, 100, "GPU-0")["GPU-0"]
     assert None not in history.utilization_percent
-    host_history = queries.host_history(year.connection, end - 100 * DAY, end, 100)
-    assert host_history.cpu_percent == (10.0,) * 100
-    warmth = gpu_queries.memory_temperature_history(year.connection, "GPU-3", end - 300 * DAY, end, 100)
+    of_host = host_history(year.connection, end - 100 * DAY, end, 100)
+    assert of_host.cpu_percent == (10.0,) * 100
+    warmth = memory_temperature_history(year.connection, "GPU-3", end - 300 * DAY, end, 100)
     assert warmth == pytest.approx([73.0] * 100)
-    then = past_hardware.gpus(year.connection, START + 30 * DAY + 8 * HOUR + 60.0, {})
+    then = read_gpus(year.connection, year.now, START + 30 * DAY + 8 * HOUR + 60.0)
     assert [gpu.utilization_percent for gpu in then] == [30.0] * 8
     assert timeline.gap_at(year.connection, START + 200 * DAY + 60.0) is None
     number = int((START + 50 * DAY) // (10 * DAY))
     (span,) = hardware_spans.gpu_spans(year.connection, "GPU-1", ["power_watts"], 10 * DAY, number, number, DAY)
     assert span.values[0][1:] == (301.0, 301.0, 301.0)
-    host = queries.host(year.connection, START + 30 * DAY + 8 * HOUR + 60.0)
+    host = read_host(year.connection, START + 30 * DAY + 8 * HOUR + 60.0)
     assert host is not None and (host.cpu_percent, host.load_1m) == (10.0, None)
 
     # A year of eight GPUs is answered from days, of which there are 3 000, and not from 70 000 hours.
@@ -275,7 +277,7 @@ def test_a_year(year: Machine) -> None:
     asked: list[str] = []
     year.connection.set_progress_handler(lambda: worked.append(1) and None, 1000)  # type: ignore[func-returns-value]
     year.connection.set_trace_callback(asked.append)
-    found = rollups.gpu_history(year.connection, START, end, 365)
+    found = gpu_history(year.connection, START, end, 365)
     year.connection.set_progress_handler(None, 0)
     year.connection.set_trace_callback(None)
     assert sum("gpu_days" in query for query in asked) == 8 and not any("gpu_hours" in query for query in asked)

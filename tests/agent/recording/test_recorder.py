@@ -29,7 +29,8 @@ from gputui.gpu.model import (
 )
 from gputui.host.model import HostSample
 from gputui.runs.identity import read_stat
-from gputui.store import queries
+from gputui.store.events import read_events
+from gputui.store.hardware import read_gpus
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -59,7 +60,7 @@ def test_a_tick_becomes_rows_and_unknown_stays_unknown(recorder: Recorder, conne
     busy = GpuSample("GPU-0", utilization_percent=97.0, memory_used_bytes=1 << 30, throttle_reasons=("power cap",))
     recorder.take([FastTick(NOW, (busy, GpuSample("GPU-1"))), HostSample(NOW, cpu_percent=12.5)])
     assert recorder.flush()
-    first, second = queries.gpus(connection, NOW)
+    first, second = read_gpus(connection, NOW)
     assert (first.utilization_percent, first.memory_used_bytes, first.throttle_reasons) == (
         97.0,
         1 << 30,
@@ -92,8 +93,8 @@ def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connec
         ]
     )
     assert recorder.flush()
-    assert queries.gpus(connection, NOW)[1].slow["ecc_uncorrected"] == 2
-    (event,) = queries.events(connection)
+    assert read_gpus(connection, NOW)[1].slow["ecc_uncorrected"] == 2
+    (event,) = read_events(connection)
     assert (event.subject, event.severity) == ("GPU 1", "error")
     assert "79" in event.message and "fallen off the bus" in event.message
 
@@ -155,7 +156,7 @@ def test_nothing_is_lost_while_the_database_is_locked(
 def test_what_had_to_be_dropped_is_said(recorder: Recorder, connection: sqlite3.Connection) -> None:
     recorder.take([HostSample(NOW + second) for second in range(BACKLOG_MESSAGES + 10)])
     assert recorder.flush()
-    (event,) = queries.events(connection)
+    (event,) = read_events(connection)
     assert "11 hardware messages were lost" in event.message
     assert recorder.lost_messages == 0
 
@@ -163,7 +164,7 @@ def test_what_had_to_be_dropped_is_said(recorder: Recorder, connection: sqlite3.
 def test_a_gpu_that_left_is_marked_and_comes_back_as_itself(recorder: Recorder, connection: sqlite3.Connection) -> None:
     recorder.take([Inventory(NOW + 1, "nvml", "580.95", FACTS[:1])])
     assert recorder.flush()
-    assert [gpu.state for gpu in queries.gpus(connection, NOW + 1)][1] == "lost"
+    assert [gpu.state for gpu in read_gpus(connection, NOW + 1)][1] == "lost"
     recorder.take([Inventory(NOW + 2, "nvml", "580.95", FACTS)])
     assert recorder.flush()
     assert connection.execute("SELECT count(*), sum(present) FROM gpus").fetchone() == (2, 2)

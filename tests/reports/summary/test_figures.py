@@ -13,12 +13,12 @@ from gputui.reports.summary.scalability import efficiency_of, scalability_shape,
 from gputui.reports.summary.tally import measured
 from gputui.store.metric_queries import StoredLine
 from gputui.store.run_costs import RunCost
-from gputui.store.views import AttemptView
+from gputui.store.runs import Attempt
 from tests.reports.summary.making import facts, fast
 
 
-def attempt(number: int, first_step: int | None) -> AttemptView:
-    return AttemptView(
+def attempt(number: int, first_step: int | None) -> Attempt:
+    return Attempt(
         "net-1",
         number,
         "running",

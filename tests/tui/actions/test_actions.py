@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from gputui.charts.cells import cell_width
-from gputui.store import queries
+from gputui.store.runs import find_run
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
 from gputui.tui.actions.footer import footer_line, footer_parts, help_lines, message_lines
 from gputui.tui.app import GputuiApp
@@ -99,7 +99,7 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     filler.run("a-1", "running")
     filler.run("b-1", "failed", ended_ago=5.0)
     filler.run("c-1", "stopping")
-    running, failed, stopping = (queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+    running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
     assert find("stop").why_not(here) == "There is no run to choose."
     assert find("stop").why_not(replace(here, run=running)) is None
@@ -120,7 +120,7 @@ def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(scope: 
     filler.run("a-1", "running")
     filler.run("b-1", "failed", ended_ago=5.0)
     filler.run("c-1", "queued")
-    runs = [queries.run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1")]
+    runs = [find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1")]
     for action in actions_in(scope):
         for run in runs:
             refused = action.why_not(Context(scope, run, is_readonly=True))

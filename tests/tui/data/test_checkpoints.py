@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gputui.config import Workspace
-from gputui.store import checkpoints, queries
+from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.runs import find_run, read_attempts
 from gputui.tui.data import checkpoints as checkpoint_list
 from gputui.tui.data.checkpoints import CheckpointReader, Fact
 from gputui.tui.data.run_details import RunCheckpoints
@@ -112,9 +113,9 @@ def test_a_page_tells_what_its_run_will_not_go_on_from(filler: Filler, workspace
         CheckpointRow(str(write(folder, step)), number, "run", step, 1, step, 1.0) for step, number in ((10, 1), (3, 2))
     ]
     checkpoints.save(filler.connection, "vit-b16-1", (), rows)
-    run = queries.run(filler.connection, "vit-b16-1")
+    run = find_run(filler.connection, "vit-b16-1")
     reader = RunCheckpoints(workspace)
-    reader.note_ledger(filler.connection, run, queries.attempts(filler.connection, run.run_id))
+    reader.note_ledger(filler.connection, run, read_attempts(filler.connection, run.run_id))
     reader.read(run, None)
     reader.wait(5.0)
     found = reader.read(run, None)

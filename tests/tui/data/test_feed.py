@@ -13,9 +13,9 @@ import pytest
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartRequest
-from gputui.store import commands, queries
+from gputui.store import commands
 from gputui.store.commands import CommandAnswer
-from gputui.store.database import open_commander, open_reader, set_aside
+from gputui.store.database import data_version, open_commander, open_reader, set_aside
 from gputui.tui.data.feed import APART_SECONDS, LOOK_SECONDS, Feed
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
@@ -85,13 +85,13 @@ def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace:
 
 def test_a_commit_arrives_soon(feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    look = queries.data_version
+    look = data_version
 
     def counted(connection: sqlite3.Connection) -> int:
         looks.append(look(connection))
         return looks[-1]
 
-    monkeypatch.setattr(queries, "data_version", counted)
+    monkeypatch.setattr("gputui.tui.data.feed.data_version", counted)
     filler.overnight()
     feed.start()
     listener.until(lambda snapshot: bool(snapshot.gpus))
@@ -134,7 +134,7 @@ def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
 ) -> None:
     filler.overnight()
     with monkeypatch.context() as patched:
-        patched.setattr(queries, "data_version", lambda _connection: {}["nothing"])
+        patched.setattr("gputui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
         feed.start()
         told = listener.until(lambda snapshot: snapshot.trouble is not None)
         assert told.trouble is not None and "KeyError in test_feed.py, line" in told.trouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from gputui.tui.data.past_log import TIMELESS, TOO_LONG_AGO, UP_TO_THEN, past_tail
+from gputui.tui.data.past import TIMELESS, TOO_LONG_AGO, UP_TO_THEN, past_tail
 from gputui.tui.data.snapshot import LogTail
 
 AT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()

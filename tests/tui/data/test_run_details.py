@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from gputui.config import Workspace
-from gputui.store import queries
 from gputui.store.database import open_reader
+from gputui.store.runs import find_run, read_decisions, read_incidents
 from gputui.tui.data.run_details import StoryReader
 from tests.tui.filling import Filler
 
@@ -23,10 +23,10 @@ def test_a_story_goes_on_and_what_is_settled_is_not_read_again(filler: Filler, w
     with closing(open_reader(workspace.database)) as connection:
 
         def look() -> None:
-            run = queries.run(connection, RUN)
+            run = find_run(connection, RUN)
             incidents, decisions = reader.read(connection, run)
-            assert list(incidents) == queries.incidents(connection, RUN)
-            assert list(decisions) == queries.decisions(connection, RUN)
+            assert list(incidents) == read_incidents(connection, RUN)
+            assert list(decisions) == read_decisions(connection, RUN)
 
         look()
         # A decision is told what became of it later.
@@ -35,12 +35,12 @@ def test_a_story_goes_on_and_what_is_settled_is_not_read_again(filler: Filler, w
         filler.incident(RUN, 1, "kind_3", "incident 3")
         filler.connection.execute("UPDATE decisions SET outcome = 'recovered' WHERE decision_id = 3")
         look()
-        run = queries.run(connection, RUN)
+        run = find_run(connection, RUN)
         connection.set_trace_callback(statements.append)
         reader.read(connection, run)
         connection.set_trace_callback(None)
         assert any("incident_id > 4" in text for text in statements)
         assert any("decision_id > 3" in text for text in statements)
         filler.run("other-1")
-        assert reader.read(connection, queries.run(connection, "other-1")) == ((), ())
+        assert reader.read(connection, find_run(connection, "other-1")) == ((), ())
         look()

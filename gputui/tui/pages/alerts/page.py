@@ -12,7 +12,7 @@ from textual.binding import BindingType
 
 from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Moment
 from gputui.tui.dialogs.silence import Silence, SilenceScreen
@@ -71,7 +71,7 @@ class AlertsScreen(FilterScreen):
         return next((one for one in self.shown if one.alert_id == self.table.cursor), None)
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         alert = self.alert
         wanted = None if alert is None else alert.run_id
         return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)

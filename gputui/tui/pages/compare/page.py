@@ -14,7 +14,7 @@ from textual.widget import Widget
 from gputui.charts.cells import cell_width
 from gputui.curves.model import ChartRequest
 from gputui.curves.names import filter_names
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import Interest
 from gputui.tui.dialogs.sheet import SheetScreen
@@ -89,7 +89,7 @@ class CompareScreen(CompareChartKeys):
     # --- what is known
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         cursor = self.comparison.cursor
         return next((each.row.run for each in self._shown if each.row.run.run_id == cursor), None)
 

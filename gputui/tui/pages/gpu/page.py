@@ -9,7 +9,8 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from gputui.charts.chart import Line
-from gputui.store.views import GpuView, RunView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.tui.layout.columns import fit_line
@@ -117,7 +118,7 @@ class GpuScreen(ActionScreen):
         return next((gpu for gpu in self.snapshot.gpus if gpu.uuid == self.uuid), None)
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         gpu = self.gpu_in_question
         return next((row.run for row in self.snapshot.runs if gpu and row.run.run_id == gpu.run_id), None)
 

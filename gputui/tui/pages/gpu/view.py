@@ -9,7 +9,7 @@ from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, celsius, count, duration, gibibytes, percent, short_number, watts
-from gputui.store.views import GpuView, ProcessView
+from gputui.store.hardware import GpuView, ProcessView
 from gputui.tui.data.snapshot import GpuPage, Snapshot
 from gputui.tui.layout.columns import between, fit_line, rule, wrap
 from gputui.tui.layout.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic

@@ -16,7 +16,7 @@ from gputui.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.past_peaks import PastPeak, past_peaks
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.data.run_details import launched_params
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.pages.launch.form import GPUS, PRIORITY, Form, priority_of
@@ -101,7 +101,7 @@ def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
         return []
 
 
-def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[RunView], gpu_count: int) -> int:
+def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[Run], gpu_count: int) -> int:
     """Where a form begins when nobody says: at the profile launched last, else at the first that this machine has the
     GPUs for."""
     names = {entry.name: number for number, entry in enumerate(entries)}
@@ -119,16 +119,16 @@ def _asks_for(entry: ProfileEntry) -> float:
     return 1 if gpus.is_all else gpus.count or len(gpus.devices)
 
 
-def last_params(runs: Sequence[RunView]) -> dict[str, Mapping[str, object]]:
+def last_params(runs: Sequence[Run]) -> dict[str, Mapping[str, object]]:
     """The parameters with which the newest run of each profile was launched."""
-    newest: dict[str, RunView] = {}
+    newest: dict[str, Run] = {}
     for run in runs:
         if run.profile not in newest or run.sequence > newest[run.profile].sequence:
             newest[run.profile] = run
     return {name: launched_params(run) for name, run in newest.items()}
 
 
-def launched_gpu_count(run: RunView) -> int | None:
+def launched_gpu_count(run: Run) -> int | None:
     """How many GPUs a run was launched with; None where its specification cannot be read."""
     try:
         count = json.loads(run.spec_json)["gpus"]["count"]

@@ -10,7 +10,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.units import gibibytes
 from gputui.profiles.situation import holder_of
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.layout.columns import between, fit_line, fitting, rule, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.words import clock

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
-from gputui.store.views import EventView
+from gputui.store.events import EventView
 from gputui.tui.layout.columns import clip_line, fit_line, rule
 from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, moment
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gputui.charts.chart import Line
-from gputui.store.queries import OVER_STATES
+from gputui.store.runs import OVER_STATES
 from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.alerts import alert_strip
 from gputui.tui.layout.columns import fit_line

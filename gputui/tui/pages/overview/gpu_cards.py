@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.units import percent
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.gpu_words import gpu_row, who

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputui.store.views import EventView, GpuView, RunView
+from gputui.store.events import EventView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.tui.actions import Context
 from gputui.tui.data.snapshot import RunRow
 from gputui.tui.pages.overview.areas import Rows
@@ -62,7 +64,7 @@ class OverviewCursor(FilterScreen):
         return next((event for event in self.snapshot.events if event.event_id == self.focus_at.event), None)
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         """The run under the cursor, or the one that the GPU or the event under it is about."""
         section, wanted = self.focus_at.section, self.table.cursor
         if section == "gpus":

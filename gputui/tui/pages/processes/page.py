@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from gputui.runs import signalling
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.dialogs.sheet import SheetScreen
@@ -101,7 +101,7 @@ class ProcessesScreen(FilterScreen):
         return next((row for row in self.shown_rows if row.key == self.table.cursor), None)
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         row = self.row_in_question
         wanted = row.run_id if row else None
         return next((each.run for each in self.snapshot.runs if each.run.run_id == wanted), None)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from gputui.charts.safe_text import clean
 from gputui.runs.process_table import HostProcess
-from gputui.store.views import ProcessView
+from gputui.store.hardware import ProcessView
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.words import numbers
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, age, bytes_text, duration, percent
-from gputui.store.gpu_idle import LOOK_BACK_SECONDS
+from gputui.store.hardware import LOOK_BACK_SECONDS
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, styled_rule
 from gputui.tui.layout.words import numbers

@@ -10,7 +10,7 @@ from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
 from gputui.charts.viewport import Extent, Viewport, stepped
 from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.charts import GUTTER, Look, extent_of, grid_lines, is_by_rank, next_marker

@@ -9,7 +9,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, metric_value, short_number
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.tui.layout.columns import fit_line, fitting, rule
 from gputui.tui.layout.moments import right_end

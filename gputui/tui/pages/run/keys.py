@@ -10,7 +10,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from gputui.store.views import RunView
+from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartMemory
@@ -50,7 +50,7 @@ class RunKeys(RunChartKeys):
         return len(self.page.progress.ranks) if self.page else 0
 
     @property
-    def run_in_question(self) -> RunView | None:
+    def run_in_question(self) -> Run | None:
         return self.page.run if self.page else None
 
     def _sections(self, page: RunPage) -> Sections:

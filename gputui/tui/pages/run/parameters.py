@@ -10,7 +10,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
-from gputui.store.views import DecisionView, IncidentView
+from gputui.store.runs import DecisionView, IncidentView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
 from gputui.tui.layout.words import clock

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.charts.chart import Line
-from gputui.store.views import GpuView
+from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note

@@ -11,7 +11,8 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, duration
 from gputui.recovery import cost
-from gputui.store.views import AttemptView, DecisionView, GpuView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Attempt, DecisionView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.words import run_sign
@@ -98,7 +99,7 @@ def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: 
     return lines
 
 
-def _start_of(attempt: AttemptView, gpus: Sequence[GpuView]) -> _Told:
+def _start_of(attempt: Attempt, gpus: Sequence[GpuView]) -> _Told:
     where = gpu_words(attempt.gpus, gpus)
     if attempt.resumed_step is not None:
         # What it was given, until it shows where it went on.
@@ -110,7 +111,7 @@ def _start_of(attempt: AttemptView, gpus: Sequence[GpuView]) -> _Told:
     return (at, "text", text, [])
 
 
-def _end_of(attempt: AttemptView) -> _Told:
+def _end_of(attempt: Attempt) -> _Told:
     assert attempt.ended_at is not None
     if attempt.exit_signal is not None:
         how = f"ended by signal {attempt.exit_signal}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.store import queries
+from gputui.store.runs import find_run
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.tui.pages.launch.form import GPUS, PRIORITY
@@ -28,7 +28,7 @@ def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
 
 def test_the_form_begins_where_it_is_of_use(filler: Filler, profile: Path) -> None:  # noqa: F811
     filler.run("tiny-1", "succeeded")
-    run = queries.run(filler.connection, "tiny-1")
+    run = find_run(filler.connection, "tiny-1")
     for name, gpus in (("alpha", 8), ("beta", 0), ("gamma", 0)):
         text_of_it = profile.read_text().replace("name: tiny", f"name: {name}").replace("gpus: 0", f"gpus: {gpus}")
         profile.with_name(f"{name}.yaml").write_text(text_of_it)
