@@ -19,6 +19,7 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent
+from gputui.runs.identity import asker
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
@@ -70,8 +71,9 @@ class Session:
         """Ask the agent for something and wait for its answer; ends the command where it refuses."""
         self.need_agent()
         with closing(self.commander()) as connection, self.writing():
+            words = {**args, "asker": asker()}
             command_id = commands.submit(
-                connection, verb, run_id, args, actor(), now=time.time(), doorbell=self.workspace.doorbell
+                connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
             return self.wait(connection, command_id, RESUME_SECONDS if verb == "resume" else ANSWER_SECONDS)
 

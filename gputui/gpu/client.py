@@ -10,14 +10,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.gpu.model import FastTick, Occupant
 from gputui.gpu.source import LOG_PREFIX
 from gputui.gpu.tiers import Backoff, bounded_interval
@@ -52,11 +51,11 @@ class SamplerCommand:
     interval_seconds: float = 1.0
     scenario: Path | None = None
     gpu_count: int | None = None
-    python: str = sys.executable
+    python: str | None = None
 
     def argv(self, epoch: float) -> list[str]:
         """The command line; ``epoch`` is when the session began, in UTC unix seconds."""
-        argv = [self.python, "-P", "-m", "gputui.gpu.sampler", "--source", self.source]
+        argv = [self.python or own_python()[0], "-P", "-m", "gputui.gpu.sampler", "--source", self.source]
         argv += [
             "--interval",
             str(self.interval_seconds),
@@ -204,7 +203,7 @@ class SamplerClient:
         self._sending = b""
         command = replace(self._command, interval_seconds=self._interval)
         # One arena of the allocator instead of one for each thread: the process stays some MB smaller.
-        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1", **own_python()[1]}
         try:
             self._child = self._started(command.argv(self._epoch), environment)
         except OSError as error:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +142,7 @@ def _take_apart(words: Sequence[str], folder: Path) -> _Command:
             raise DraftError(f"{words[0]}: no such file")
         return _Command(script=words[0], python=_python_beside(folder))
     if (launcher := _typed_launcher([first, *words[1:]])) is not None:
-        return _behind_launcher(words, words[1:], _Command(launcher=launcher, python=_python_beside(folder)))
+        return _behind_launcher(words, words[1:], _Command(launcher=launcher, python=_python_beside(folder)), folder)
     if re.fullmatch(r"python[\d.]*", first):
         python = words[0] if "/" in words[0] else _python_beside(folder)
         command = _Command(launcher=FOR_SCRIPT, python=python)
@@ -150,19 +152,21 @@ def _take_apart(words: Sequence[str], folder: Path) -> _Command:
         if rest[:1] == ["-m"] and len(rest) > 1:
             if (launcher := _typed_launcher(rest[1:])) is not None:
                 command.launcher = launcher
-                return _behind_launcher(words, rest[2:], command)
+                return _behind_launcher(words, rest[2:], command, folder)
             command.module, command.words = rest[1], rest[2:]
             return command
         if not rest or rest[0].startswith("-"):
             raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
         command.script, command.words = rest[0], rest[1:]
         return command
-    return _whole(words)
+    return _whole(words, folder)
 
 
-def _whole(words: Sequence[str]) -> _Command:
+def _whole(words: Sequence[str], folder: Path) -> _Command:
     """A command as it was typed, its options aside."""
     first = Path(words[0]).name
+    if (folder / words[0]).exists() and not _is_program(words[0], folder):
+        raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
     script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
     end = len(words) if script is None else script + 1
     if first in ("make", "bash", "sh", "just"):
@@ -176,6 +180,11 @@ def _whole(words: Sequence[str]) -> _Command:
     )
 
 
+def _is_program(word: str, folder: Path) -> bool:
+    path = folder / word
+    return shutil.which(word) is not None or (path.is_file() and os.access(path, os.X_OK))
+
+
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
     """The launcher that a command line begins with: its program, or its module behind ``python -m``."""
     for launcher in LAUNCHERS.values():
@@ -185,7 +194,7 @@ def _typed_launcher(words: Sequence[str]) -> Launcher | None:
     return None
 
 
-def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: _Command) -> _Command:
+def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: _Command, folder: Path) -> _Command:
     """The launcher's own options, then the script. ``typed`` is the whole line, which stays the command as it is where
     it has an option that no profile can say."""
     form, words = command.launcher.typed, list(rest)
@@ -202,7 +211,7 @@ def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: _Comman
             command.script, command.words = word, words
             return command
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
-            return _whole(typed)
+            return _whole(typed, folder)
         if option in form.flags:
             continue
         value = value if equals else words.pop(0) if words else ""
@@ -427,7 +436,13 @@ def _text(
         out.append(f"nproc: {command.nproc}")
     if lines.params:
         out.append("params:")
-        out += [f"  {key}: {_value(value)}" for key, value in lines.params.items()]
+        shared = [key for key in lines.params if key in survey.shared and _role_of(key) in ("batch_size", "grad_accum")]
+        out += [
+            f"  {key}: {{default: {_value(value)}, scope: global}}    # the script divides it among the ranks"
+            if key in shared
+            else f"  {key}: {_value(value)}"
+            for key, value in lines.params.items()
+        ]
     if lines.args:
         out.append("args: >-")
         out += [f"  {line}" for line in _wrapped(lines.args)]

@@ -55,13 +55,15 @@ class Printed:
 @dataclass(slots=True)
 class Survey:
     """All that was found. ``saves`` are paths of what it saves, with ``*`` for what is not known and ``{option}`` for
-    options; ``calls`` the names of what it calls; ``keywords`` literal keyword arguments of some of these calls."""
+    options; ``calls`` the names of what it calls; ``keywords`` literal keyword arguments of some of these calls;
+    ``shared`` the names of what it divides among the ranks."""
 
     style: Style | None = None
     options: dict[str, Option] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     calls: set[str] = field(default_factory=set)
     keywords: dict[str, dict[str, str]] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
     saves: list[str] = field(default_factory=list)
     printed: list[Printed] = field(default_factory=list)
     text: str = ""
@@ -88,7 +90,10 @@ def survey_script(path: Path) -> Survey:
 
 def _visit(survey: Survey, path: Path) -> None:
     try:
-        raw = path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise SurveyError(f"{path} is no file; name a script, or a command behind --")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise SurveyError(f"{path} is larger than {MOST_BYTES >> 20} MiB; write a profile by hand")
         text = raw.decode("utf-8", "replace")
@@ -99,6 +104,10 @@ def _visit(survey: Survey, path: Path) -> None:
         raise SurveyError(f"{path} is no Python that can be read: {error}") from error
     survey.text += text
     _Surveyor(survey, tree).look()
+
+
+def _is_by_ranks(operation: ast.operator, divisor: ast.expr) -> bool:
+    return isinstance(operation, ast.Div | ast.FloorDiv) and "world_size" in ast.unparse(divisor).lower()
 
 
 class _Surveyor:
@@ -116,6 +125,10 @@ class _Surveyor:
                 self.survey.modules.add(node.module)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self.assigned.setdefault(node.targets[0].id, []).append(node)
+            elif isinstance(node, ast.AugAssign) and _is_by_ranks(node.op, node.value):
+                self.survey.shared.add(_name(node.target))
+            elif isinstance(node, ast.BinOp) and _is_by_ranks(node.op, node.right):
+                self.survey.shared.add(_name(node.left))
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         for call in calls:
             name = _name(call.func)

@@ -16,10 +16,11 @@ class Gate:
 
     ``cool``: every GPU of the run is ``margin_celsius`` below the temperature where its clocks are lowered; ``disk``:
     so many bytes are free where the checkpoints lie; ``prune``: the checkpoints older than the ``keep`` newest valid
-    ones are removed. After ``limit_seconds`` the run goes on all the same, but fails where it waits for the disk.
+    ones are removed; ``room``: so many bytes, or a twentieth of a small disk, are free there, where nobody knows yet
+    how much is needed. After ``limit_seconds`` the run goes on all the same, but fails where it waits for the disk.
     """
 
-    kind: Literal["cool", "disk", "prune"]
+    kind: Literal["cool", "disk", "prune", "room"]
     limit_seconds: float = 0.0
     margin_celsius: float = 0.0
     bytes_needed: int = 0

@@ -28,6 +28,9 @@ from gputui.runs.spec import RunSpec
 # Below the temperature where the clocks are lowered; a GPU that stops working cools by as much within a minute.
 COOL_MARGIN_CELSIUS = 15.0
 DISK_LIMIT_SECONDS = 6 * 3600.0
+# Before the first checkpoint nobody knows what one takes.
+ROOM_BYTES = 1 << 30
+ROOM_LIMIT_SECONDS = 900.0
 PRUNE_LIMIT_SECONDS = 600.0
 
 # NCCL's own log, and PyTorch's record of the last collectives, written when one of them times out
@@ -170,7 +173,10 @@ def wait_disk(case: Case) -> Result:
         return SkippedAction("wait_disk", "the profile names no checkpoints")
     sizes = [info.size_bytes for info in case.checkpoints if info.size_bytes]
     if not sizes:
-        return SkippedAction("wait_disk", "the size of a checkpoint is not known yet")
+        gate = Gate("room", limit_seconds=ROOM_LIMIT_SECONDS, bytes_needed=case.spec.disk_bytes or ROOM_BYTES)
+        return AppliedAction(
+            "wait_disk", "waited for room on the disk of the checkpoints", effect=Effect(gates=(gate,))
+        )
     count = int(case.argument or 2)
     gate = Gate("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
     noun = "a checkpoint" if count == 1 else f"{count} checkpoints"

@@ -76,6 +76,28 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return stat is not None and not stat.is_dead and stat.start_ticks == identity.start_ticks
 
 
+def asker() -> dict[str, int | str]:
+    """Who this process is, for the row of a command: one whose asker has gone is not carried out."""
+    stat = read_stat(os.getpid())
+    ticks = 0 if stat is None else stat.start_ticks
+    return {"pid": os.getpid(), "start_ticks": ticks, "boot_id": boot_id(), "pid_namespace": _pid_namespace()}
+
+
+def is_gone(asked: object) -> bool:
+    """Whether what `asker` told is known to be no more; not where nothing was told, or of another container."""
+    if not isinstance(asked, Mapping) or asked.get("pid_namespace") != _pid_namespace():
+        return False
+    try:
+        identity = ProcessIdentity(int(asked["pid"]), int(asked["start_ticks"]), str(asked["boot_id"]))
+    except (KeyError, TypeError, ValueError):
+        return False
+    return not is_alive(identity)
+
+
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def is_of_another_user(pid: int) -> bool:
     """Whether a process lives that is not this user's."""
     try:

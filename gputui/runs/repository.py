@@ -401,6 +401,10 @@ def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[s
     )
 
 
+def end_lease(connection: sqlite3.Connection, run_id: str, uuid: str) -> None:
+    connection.execute("DELETE FROM leases WHERE run_id = ? AND gpu_uuid = ?", (run_id, uuid))
+
+
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 

@@ -54,17 +54,19 @@ def test_a_run_waits_until_its_gpu_has_cooled_down(machine: Machine) -> None:
 
 
 @pytest.fixture
-def small_disk(machine: Machine) -> Iterator[Callable[[], None]]:
-    """Puts the checkpoints of the run saves-1, which waits for that, on a file system of 6 MiB of their own."""
+def small_disk(machine: Machine) -> Iterator[Callable[..., None]]:
+    """Puts the checkpoints of the run saves-1, which waits for that, on a file system of 6 MiB of their own, of
+    which so many bytes are taken by a file `ballast`."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a small file system needs root")
     folder = machine.workspace.run_dir("saves-1")
 
-    def mount() -> None:
+    def mount(ballast_bytes: int = 0) -> None:
         wait_until((folder / "checkpoints").is_dir, what="the folder")
         words = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder / "checkpoints")]
         if subprocess.run(words, capture_output=True).returncode:
             pytest.skip("no file system can be mounted here")
+        (folder / "checkpoints" / "ballast").write_bytes(bytes(ballast_bytes))
         (folder / "go").touch()
 
     yield mount
@@ -105,6 +107,20 @@ def test_a_run_on_a_full_disk_goes_on_without_old_checkpoints(machine: Machine, 
     (removed,) = machine.rows("SELECT message FROM events WHERE kind = 'checkpoints_pruned' LIMIT 1")
     assert removed == (f"removed {newest // 10 - 2} old checkpoints",)
     assert {step for _, step in machine.steps("saves-1")} == set(range(80))
+
+
+def test_a_run_that_never_saved_goes_on_as_soon_as_there_is_room_again(
+    machine: Machine, small_disk: Callable[[int], None]
+) -> None:
+    ballast = machine.workspace.run_dir("saves-1") / "checkpoints" / "ballast"
+    machine.gputui("run", saves(machine, "standard"))
+    small_disk(6 << 20)
+    wait_until(
+        lambda: machine.rows("SELECT 1 FROM runs WHERE waiting_for LIKE 'waits for % on the disk of%'"), what="the wait"
+    )
+    ballast.unlink()
+    wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE number = 2"), 30, "the next attempt")
+    assert machine.rows("SELECT kind FROM incidents") == [("disk_full",)]
 
 
 def test_somebody_is_told_of_a_disk_that_never_had_room(

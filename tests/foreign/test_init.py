@@ -140,6 +140,28 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         draft(["b.py"], tmp_path, preset="makefile")
 
 
+def test_what_the_script_divides_among_its_ranks_is_of_all_of_them(tmp_path: Path) -> None:
+    _, profile = drafted(copied(tmp_path, "nanogpt"), "train.py")
+    scopes = {name: param.scope for name, param in profile.form.params.items()}
+    assert scopes == {"batch_size": None, "gradient_accumulation_steps": "global", "learning_rate": None}
+    (tmp_path / "a.py").write_text(
+        "import argparse, torch.distributed as dist\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--batch-size', type=int, default=64)\np.add_argument('--epochs', type=int, default=4)\n"
+        "args = p.parse_args()\ndist.init_process_group()\n"
+        "own = args.batch_size // dist.get_world_size()\nper_rank = args.epochs / dist.get_world_size()\n"
+    )
+    form = drafted(tmp_path, "a.py")[1].form
+    assert {name: param.scope for name, param in form.params.items()} == {"batch_size": "global"}
+
+
+@pytest.mark.parametrize("words", [["/dev/zero"], ["."], ["a.txt"], ["torchrun", "/dev/zero"], ["python", "."]])
+def test_what_is_no_script_is_refused_in_one_line(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "a.txt").write_text("no program\n")
+    done = gputui(tmp_path, "init", "--", *words)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.glob("*.yaml"))
+
+
 def test_a_script_of_the_contract_needs_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "import os, torch\nout = os.environ['GPUTUI_METRICS']\nlast = os.environ.get('GPUTUI_CHECKPOINT')\n"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -42,6 +44,31 @@ def test_it_starts_and_is_well(start: Start) -> None:
     assert len(inventory.gpus) == 8
     assert (health.reason, health.restarts) == (None, 0)
     assert watched.client.malformed_lines == 0
+
+
+def test_it_starts_though_the_interpreter_of_the_installation_was_removed(tmp_path: Path) -> None:
+    own = tmp_path / "python"
+    own.symlink_to(Path(sys.executable).resolve())
+    code = f"""
+import sys, time
+from pathlib import Path
+from gputui.gpu.client import SamplerClient, SamplerCommand
+Path(sys.executable).unlink()
+home = Path({str(tmp_path)!r})
+client = SamplerClient(SamplerCommand("simulated", home, gpu_count=2), home / "log")
+client.start()
+until = time.monotonic() + 30
+found = []
+while not found and time.monotonic() < until:
+    found = client.read()
+    client.check(time.monotonic())
+    time.sleep(0.05)
+client.close()
+print(bool(found))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([own, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True\n", done.stderr + (tmp_path / "log").read_text()
 
 
 def test_occupants_and_interval_reach_the_sampler(start: Start) -> None:

@@ -119,7 +119,10 @@ def test_waiting_for_the_disk() -> None:
     assert act("wait_disk", spec=spec(checkpoints=None)) == SkippedAction(
         "wait_disk", "the profile names no checkpoints"
     )
-    assert act("wait_disk", checkpoints=()) == SkippedAction("wait_disk", "the size of a checkpoint is not known yet")
+    # Room that may be there at once, for as long as a plain wait took.
+    assert act("wait_disk", checkpoints=()).effect.gates == (Gate("room", limit_seconds=900.0, bytes_needed=1 << 30),)
+    asked = replace(spec(), disk_bytes=7 << 30)
+    assert act("wait_disk", spec=asked, checkpoints=()).effect.gates[0].bytes_needed == 7 << 30
 
 
 def test_waiting_for_cool_gpus() -> None:

@@ -27,6 +27,7 @@ from gputui.recovery.checkpoint_search import Choice, NotUsableError, Search, fo
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
+from gputui.runs.identity import is_gone
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
@@ -63,6 +64,8 @@ def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
     try:
         if failures >= WRITES_TRIED:
             raise RefusedError("the database cannot be written; see whether its disk is full")
+        if is_gone(command.args.get("asker")):
+            raise RefusedError("whoever asked has gone before it was done")
         _carry_out(supervisor, command)
     except (UnansweredError, WithdrawnError):
         return False

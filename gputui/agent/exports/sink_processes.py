@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gputui.config import PRIVATE_FILE_MODE, Workspace
+from gputui.config import PRIVATE_FILE_MODE, Workspace, own_python
 from gputui.reports.export.following import WRITE_SECONDS
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
@@ -91,18 +90,19 @@ def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> S
     log_descriptor = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     # An agent in the foreground may have been started from inside a run, and would hand that run's mark on.
     environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
+    python, needed = own_python()
     ours, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         child = subprocess.Popen(
             [
-                sys.executable, "-m", "gputui.reports.export",
+                python, "-m", "gputui.reports.export",
                 "--state", str(workspace.state), "--run", run_id, "--to", name, "--tell", str(its),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log_descriptor,
             stderr=log_descriptor,
             start_new_session=True,
-            env=environment | {AGENT_MARK: "1"},
+            env=environment | needed | {AGENT_MARK: "1"},
             cwd="/",
             pass_fds=(its,),
         )  # fmt: skip

@@ -132,7 +132,7 @@ class DiskLook:
     """What is known of the room on a disk, and the look that is under way."""
 
     text: str
-    job: Job[int] | None = None
+    job: Job[tuple[int, int]] | None = None
 
 
 @dataclass(slots=True)

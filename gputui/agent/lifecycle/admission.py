@@ -184,6 +184,7 @@ class Admission:
                 indices,
                 self.context.now(),
                 replaced=start.replaced,
+                taken_from=start.taken_from,
                 lock_files=held.paths,
             )
             baseline = {

@@ -63,10 +63,11 @@ def prepare_attempt(
     now: float,
     *,
     replaced: Sequence[str] = (),
+    taken_from: Sequence[tuple[str, str]] = (),
     lock_files: Sequence[str] = (),
 ) -> AttemptRecord:
     """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
-    besides ``uuids`` is given up; ``replaced`` says why.
+    besides ``uuids`` is given up; ``replaced`` says why. ``taken_from`` are leases that end, each a run and a GPU.
     ``lock_files`` are what its executor holds meanwhile.
 
     Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
@@ -122,6 +123,10 @@ def prepare_attempt(
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with transaction(connection):
         repository.release_leases(connection, run.run_id, keep=uuids)
+        for holder, uuid in taken_from:
+            repository.end_lease(connection, holder, uuid)
+            text = f"{uuid} was given to {run.run_id}: each waited for a GPU that the other held"
+            add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=holder)
         repository.take_leases(connection, run.run_id, uuids, now)
         if replaced:
             text = f"{'; '.join(replaced)}: given up for {'another' if len(replaced) == 1 else 'others'}"

@@ -81,6 +81,8 @@ class Gates:
                 return self._hot(run, float(gate["margin_celsius"]))
             case "disk":
                 return self._no_room(run, waiting, int(gate["bytes_needed"]))
+            case "room":
+                return self._no_room(run, waiting, int(gate["bytes_needed"]), or_share=0.05)
             case "prune":
                 return self._not_pruned(run, waiting, int(gate["keep"]))
         return None
@@ -108,7 +110,8 @@ class Gates:
                 )
         return None
 
-    def _no_room(self, run: RunRecord, waiting: Waiting, needed: int) -> str | None:
+    def _no_room(self, run: RunRecord, waiting: Waiting, needed: int, or_share: float = 1.0) -> str | None:
+        """Why there is no room, None where there is: for ``needed`` bytes, or that share of the disk if less."""
         folder = self._checkpoints(run)
         if folder is None:
             return None
@@ -117,12 +120,13 @@ class Gates:
             room = waiting.free_disk = DiskLook(f"for {folder} to answer")
         if room.job is None:
             room.job = self.context.jobs.start(
-                f"looking at {folder}", partial(free_bytes, folder), deadline_seconds=LOOK_SECONDS
+                f"looking at {folder}", partial(disk_bytes, folder), deadline_seconds=LOOK_SECONDS
             )
         if not room.job.is_over:
             return room.text
         try:
-            free = room.job.result()
+            free, total = room.job.result()
+            needed = min(needed, int(or_share * total))
         except OSError as error:
             room.text = f"for {folder}: {error.strerror or error}"
         else:
@@ -160,12 +164,12 @@ class Gates:
         return checkpoint_directory(run.spec, self.context.workspace.run_dir(run.run_id))
 
 
-def free_bytes(folder: Path) -> int:
-    """What may still be written into a folder, which need not exist yet. Raises OSError."""
+def disk_bytes(folder: Path) -> tuple[int, int]:
+    """What may still be written into a folder, which need not exist yet, and the size of its disk. Raises OSError."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 def prune(search: Search, keep: int, resume_from: str | None = None) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gputui.runs.repository import RunRecord
 
@@ -34,11 +34,13 @@ class GpuStanding:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """This run starts now, on these GPUs. ``replaced`` says of each GPU that it held and does not get again why."""
+    """This run starts now, on these GPUs. ``replaced`` says of each GPU that it held and does not get again why;
+    ``taken_from`` names the runs whose leases on some of them end, each with a GPU."""
 
     run: RunRecord
     uuids: tuple[str, ...]
     replaced: tuple[str, ...] = ()
+    taken_from: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,9 @@ def schedule(
     and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
     could use itself, so that a large run is never starved by small ones; one that the GPUs in service could never
     satisfy holds back nobody. A run that goes on after an incident returns to the GPUs that it leases, and gets others
-    for those that are lost, in quarantine or in use by others. Runs without GPUs start while there is room for their
-    ranks; one that waits for that holds back later ones without GPUs.
+    for those that are lost, in quarantine or in use by others. Of runs that wait for GPUs which they lease from each
+    other, so that none would ever start, the first gets what it needs. Runs without GPUs start while there is room
+    for their ranks; one that waits for that holds back later ones without GPUs.
 
     Where the executor does not run attempts here (``places_gpus`` is False), nothing of this machine is waited for.
     ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
@@ -115,7 +118,45 @@ def schedule(
             outcome.append(Wait(run, "waits for the first look at the GPUs"))
         else:
             outcome.append(_place(run, gpus, taken))
-    return outcome
+    return outcome if gpus is None else _without_deadlock(outcome, gpus)
+
+
+def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuStanding]) -> list[Start | Wait]:
+    """The same, but that one run of those that wait for each other starts where it can: with all GPUs that they lease
+    and nobody else gets now."""
+    stuck = _deadlocked(outcomes, gpus)
+    started = {uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids}
+    holders = {gpu.uuid: gpu.holder for gpu in gpus}
+    for run in stuck:
+        others = {other.run_id for other in stuck} - {run.run_id}
+        placed = _place(run, [replace(gpu, holder=None) if gpu.holder in others else gpu for gpu in gpus], set(started))
+        if isinstance(placed, Start):
+            taken = tuple((holder, uuid) for uuid in placed.uuids if (holder := holders[uuid]) in others and holder)
+            start = replace(placed, taken_from=taken)
+            return [start if outcome.run is run else outcome for outcome in outcomes]
+    return outcomes
+
+
+def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuStanding]) -> list[RunRecord]:
+    """The runs that go on after an incident and would wait for ever, were each to keep what it leases: what is in
+    service and not leased by them will be free one day, and is not enough."""
+    runs = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and goes_on(outcome.run)]
+    stuck = [run for run in runs if any(gpu.holder == run.run_id for gpu in gpus)]
+    while True:
+        names = {run.run_id for run in stuck}
+        left = [
+            run
+            for run in stuck
+            if gpus_wanted(run)
+            > sum(
+                not gpu.out_of_service and (gpu.holder == run.run_id or gpu.holder not in names)
+                for gpu in gpus
+                if gpu.holder == run.run_id or not run.spec.gpus.uuids or gpu.uuid in run.spec.gpus.uuids
+            )
+        ]
+        if len(left) == len(stuck):
+            return stuck
+        stuck = left
 
 
 def _place(run: RunRecord, gpus: Sequence[GpuStanding], taken: set[str]) -> Start | Wait:

@@ -6,6 +6,7 @@ import json
 import os
 import selectors
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,8 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
-from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.recovery.checkpoint_search import Choice, Search, for_person
+from gputui.runs.identity import asker
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import alerts, commands, queue
@@ -292,6 +294,40 @@ def test_a_resume_that_nobody_waits_for_any_more_is_dropped(
     assert not supervisor.searches
     may_end.set()
     assert supervisor.context.connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
+
+
+def test_a_resume_whose_asker_died_is_refused_when_its_search_is_over(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(dispatch, "for_person", lambda search, path: may_end.wait(30) and for_person(search, path))
+    resumable(supervisor)
+    connection = supervisor.context.connection
+    connection.execute("DELETE FROM commands")
+    code = "import json, sys; from gputui.runs.identity import asker; print(json.dumps(asker()), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        args = {"asker": json.loads(client.stdout.readline())}
+        command_id = commands.submit(connection, "resume", "demo-1", args, "me", now=NOW)
+        assert dispatch.answer_all(supervisor) == 0 and len(supervisor.searches) == 1
+        client.kill()
+    may_end.set()
+    assert dispatch.answer_all(supervisor) == 1
+    assert (answer := commands.answer(connection, command_id)) is not None and answer.state == "refused"
+    assert connection.execute("SELECT state FROM runs").fetchone() == ("failed",)
+    dispatch.answer_all(supervisor)
+    assert not supervisor.searches
+
+
+def test_what_an_asker_of_another_container_asks_is_done(supervisor: Supervisor) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    args = {"asker": {**asker(), "pid": 2**22 + 1, "pid_namespace": 1}}
+    command_id = commands.submit(supervisor.context.connection, "stop", "demo-1", args, "me", now=NOW)
+    dispatch.answer_all(supervisor)
+    assert (answer := commands.answer(supervisor.context.connection, command_id)) is not None and answer.state == "done"
 
 
 def test_a_search_that_meets_something_unforeseen_is_a_refusal(

@@ -147,6 +147,29 @@ def test_a_lost_lease_is_given_up_with_the_attempt_that_does_without(
     assert "GPU-3 is missing" in told.message and "given up" in told.message
 
 
+def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    other = replace(bench.run().spec, name="b", gpus=GpuRequest(2))
+    with transaction(connection):
+        repository.insert_run(
+            connection, run_id="b-1", sequence=2, name="b", spec=other, params=other.params, now=NOW, actor="me"
+        )
+        for target in (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED):
+            found = repository.get_run(connection, "b-1")
+            assert found is not None
+            repository.move(connection, found, target, cause="test", now=NOW)
+        repository.set_next_attempt(connection, "b-1", params={}, resume_from=None, not_before=NOW)
+        repository.release_leases(connection, "a-1", keep=UUIDS[:3])
+        repository.take_leases(connection, "b-1", UUIDS[3:], NOW)
+    bench.see(*UUIDS)
+    bench.starting.turn()
+    assert [record.run_id for record in bench.started] == ["a-1"]
+    assert set(repository.leases(connection).items()) == {(uuid, "a-1") for uuid in UUIDS}
+    assert connection.execute("SELECT run_id FROM events WHERE kind = 'gpus_replaced'").fetchall() == [("b-1",)]
+
+
 def test_a_queue_of_a_thousand_runs_without_gpus_is_not_started_at_once(
     workspace: Workspace, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

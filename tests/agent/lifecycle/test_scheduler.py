@@ -122,6 +122,30 @@ def test_a_recovering_run_returns_to_its_own_gpus() -> None:
     assert outcome == Start(run("a", 1), ("g2",))
 
 
+def deadlock(*more: GpuStanding) -> list[GpuStanding]:
+    """Each of two runs leases a healthy GPU and one that is gone."""
+    return [GpuStanding("g0", 0, "a"), GpuStanding("g1", 1, "b"), *more, missing("g2", "a"), missing("g3", "b")]
+
+
+def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
+    first, second = schedule([run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)], deadlock())
+    assert isinstance(first, Start) and (first.uuids, first.taken_from) == (("g0", "g1"), (("b", "g1"),))
+    assert isinstance(second, Wait)
+
+
+def test_a_lease_is_not_taken_where_waiting_helps_or_the_holder_does_not_wait() -> None:
+    queue = [run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)]
+    for more in (GpuStanding("g4", 4, "c"), GpuStanding("g4", 4, None, "is used by bob (pid 7)")):
+        assert all(isinstance(outcome, Wait) for outcome in schedule(queue, deadlock(more)))
+    assert isinstance(schedule(queue[:1], deadlock())[0], Wait)
+    # With three that wait, the first that can be served is.
+    three = [run("big", 4, not_before=4.0), *queue]
+    standings = deadlock(GpuStanding("g5", 5, "big"), missing("g6", "big"))
+    big, first, second = schedule(three, standings)
+    assert isinstance(big, Wait) and isinstance(second, Wait)
+    assert isinstance(first, Start) and len(first.uuids) == 2 and "g0" in first.uuids
+
+
 def missing(uuid: str, holder: str) -> GpuStanding:
     return GpuStanding(uuid, None, holder, "is missing: the driver does not list it", out_of_service=True)
 
