@@ -6,9 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.alerts.overrides import AlertsError, Overrides, parse_overrides
-from gputui.profiles.problems import Problem, ProfileError, shown_path
-from gputui.profiles.yaml_file import read_text, whole_file
-from gputui.profiles.yamldoc import Document, Mark, Place, YamlError, parse
+from gputui.profiles.problems import ProfileError
+from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
 
 
 def load_alerts(path: Path) -> Overrides:
@@ -20,31 +19,16 @@ def load_alerts(path: Path) -> Overrides:
 
 def read_alerts(text: str, path: Path) -> Overrides:
     """The same from the file's text. Raises ProfileError."""
-    try:
-        document = parse(text, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
-    except YamlError as error:
-        mark = error.mark or Mark(1, 1)
-        raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
+    document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
     if document.data is None:
         return Overrides()
     if not isinstance(document.data, dict):
         raise whole_file(path, "expected a mapping from rules to what is changed of them")
-    problems = [_problem(path, document, place, mark, "the key is given twice") for place, mark in document.duplicates]
+    problems = given_twice(path, document)
     try:
         found = parse_overrides(document.data, "machine")
     except AlertsError as error:
-        problems += [
-            _problem(path, document, one.place, document.mark(one.place), one.text, one.nearest)
-            for one in error.problems
-        ]
+        problems += [problem_at(path, document, one.place, one.text, nearest=one.nearest) for one in error.problems]
     if problems:
         raise ProfileError(problems)
     return found
-
-
-def _problem(
-    path: Path, document: Document, place: Place, mark: Mark, text: str, nearest: str | None = None
-) -> Problem:
-    while place and place not in document.marks:
-        place = place[:-1]
-    return Problem(shown_path(path), mark.line, mark.column, ".".join(map(str, place)), text, nearest=nearest)

@@ -14,11 +14,11 @@ from gputui.config import Workspace, shipped_profiles
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.nearest import nearest
 from gputui.profiles.params import Parameter
-from gputui.profiles.problems import Problem, ProfileError, shown_path
+from gputui.profiles.problems import ProfileError, shown_path
 from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.translate import findings
-from gputui.profiles.yaml_file import read_text, whole_file
-from gputui.profiles.yamldoc import Document, Mark, Place, YamlError, parse
+from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.profiles.yamldoc import Place
 from gputui.runs.launchers import FOR_COMMAND
 
 SUFFIXES = (".yaml", ".yml")
@@ -64,28 +64,23 @@ def load(path: Path) -> Profile:
 
 def read_profile(text: str, path: Path) -> Profile:
     """A profile from its text; ``path`` is where it comes from. Raises ProfileError."""
-    try:
-        document = parse(text, is_literal)
-    except YamlError as error:
-        mark = error.mark or Mark(1, 1)
-        raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
+    document = parse_file(text, path, is_literal)
     if document.data is None:
         raise whole_file(path, "is empty; a profile names at least a script, module or command")
     if not isinstance(document.data, dict):
         kind = "list" if isinstance(document.data, list) else "single value"
         raise ProfileError(
-            [_problem(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
+            [problem_at(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
         )
-    problems = [
-        _problem(path, document, place, mark, problem="the key is given twice") for place, mark in document.duplicates
-    ]
+    problems = given_twice(path, document)
     across = list(cross_check(document.data))
     empty = list(_drop_empty(document.data))
     problems += [
-        _problem(path, document, place, problem="has no value; give one or remove the line") for place in empty
+        problem_at(path, document, place, problem="has no value; give one or remove the line") for place in empty
     ]
     problems += [
-        _problem(path, document, finding.place, problem=finding.problem, nearest=finding.nearest) for finding in across
+        problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
+        for finding in across
     ]
     form = None
     try:
@@ -93,7 +88,7 @@ def read_profile(text: str, path: Path) -> Profile:
     except ValidationError as error:
         has_one_source = isinstance(document.data.get("metrics"), dict)
         found = findings(error, empty, has_one_source=has_one_source)
-        problems += [_problem(path, document, place, **what) for place, what in found]
+        problems += [problem_at(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)
     parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}
@@ -203,21 +198,3 @@ def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:
                 for inner in [name for name, value in item.items() if value is None] if isinstance(item, dict) else ():
                     del item[inner]
                     yield (key, inner) if position is None else (key, position, inner)
-
-
-def _problem(
-    path: Path,
-    document: Document,
-    place: Place,
-    mark: Mark | None = None,
-    *,
-    problem: str | None = None,
-    expected: str | None = None,
-    found: str | None = None,
-    nearest: str | None = None,
-) -> Problem:
-    at = mark or document.mark(place)
-    while place and place not in document.marks:
-        place = place[:-1]  # a key that only the models know, such as the default of a parameter's short form
-    key = ".".join(map(str, place))
-    return Problem(shown_path(path), at.line, at.column, key, problem, expected, found, nearest)

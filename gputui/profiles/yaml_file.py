@@ -1,12 +1,13 @@
-"""The text of a YAML file that a person wrote, with a sentence where it cannot be had."""
+"""A YAML file that a person wrote: its text, its data with places, and what is wrong with it by line."""
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from gputui.profiles.problems import Problem, ProfileError, shown_path
-from gputui.profiles.yamldoc import MAX_BYTES
+from gputui.profiles.yamldoc import MAX_BYTES, Document, Mark, Place, YamlError, parse
 
 
 def read_text(path: Path, what: str = "profile") -> str:
@@ -39,3 +40,37 @@ def read_text(path: Path, what: str = "profile") -> str:
 def whole_file(path: Path, text: str) -> ProfileError:
     """An error about the file as a whole."""
     return ProfileError([Problem(shown_path(path), None, None, "", text)])
+
+
+def parse_file(text: str, path: Path, is_literal: Callable[[Place], bool] = lambda _: False) -> Document:
+    """`yamldoc.parse` of a file's text. Raises ProfileError."""
+    try:
+        return parse(text, is_literal)
+    except YamlError as error:
+        mark = error.mark or Mark(1, 1)
+        raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
+
+
+def problem_at(
+    path: Path,
+    document: Document,
+    place: Place,
+    problem: str | None = None,
+    *,
+    mark: Mark | None = None,
+    expected: str | None = None,
+    found: str | None = None,
+    nearest: str | None = None,
+) -> Problem:
+    """What is wrong at a place, with its line; ``mark`` is that of one of two equal keys."""
+    at = mark or document.mark(place)
+    while place and place not in document.marks:
+        place = place[:-1]  # a key that is not written there, such as the default of a parameter's short form
+    return Problem(shown_path(path), at.line, at.column, ".".join(map(str, place)), problem, expected, found, nearest)
+
+
+def given_twice(path: Path, document: Document) -> list[Problem]:
+    """Every key that stands twice in one mapping."""
+    return [
+        problem_at(path, document, place, "the key is given twice", mark=mark) for place, mark in document.duplicates
+    ]

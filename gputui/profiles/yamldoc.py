@@ -1,4 +1,4 @@
-"""YAML as plain data with the place of every key, read from the parser's events.
+"""YAML as plain data with the place of every key, from the nodes of `yaml.compose`.
 
 Nothing is ever constructed from a tag, so that the text can only become text, numbers, booleans, null, lists and
 mappings. Depth, size and the expansion of aliases are bounded. Scalars are read as YAML 1.1 does where a person would
@@ -32,6 +32,7 @@ _INTEGER = re.compile(r"[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 _STRING_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
+_PLAIN = "plain"
 _MERGE = "<<"
 
 
@@ -66,27 +67,6 @@ class YamlError(ValueError):
         self.mark = mark
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    mark: Mark
-
-
-@dataclass(slots=True, eq=False)
-class _Scalar(_Node):
-    text: str
-    is_plain: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence(_Node):
-    items: list[_Node] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Mapping(_Node):
-    pairs: list[tuple[_Scalar, _Node]] = field(default_factory=list)
-
-
 def parse(text: str, is_literal: Callable[[Place], bool] = lambda _: False) -> Document:
     """Read one document. Values at places for which ``is_literal`` holds stay the text that was written, ``on`` and
     ``1.10`` included.
@@ -94,7 +74,7 @@ def parse(text: str, is_literal: Callable[[Place], bool] = lambda _: False) -> D
     Raises YamlError.
     """
     try:
-        root = _Composer(yaml.parse(text, Loader=yaml.SafeLoader)).document()
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "\0")
@@ -102,65 +82,53 @@ def parse(text: str, is_literal: Callable[[Place], bool] = lambda _: False) -> D
     except yaml.MarkedYAMLError as error:
         mark = _mark(error.problem_mark or error.context_mark)
         raise YamlError(f"not valid YAML: {_in_words(error.problem or error.context or '')}", mark) from error
-    document = Document(None, {(): root.mark if root is not None else Mark(1, 1)})
+    document = Document(None, {(): Mark(1, 1) if root is None else _mark(root.start_mark)})
     if root is not None:
         document.data = _Builder(document, is_literal).build(root, (), ())
     return document
 
 
-class _Composer:
-    """Events to nodes, as yaml.compose would, but with bounds on depth and number."""
+class _Loader(yaml.SafeLoader):
+    """Composes one document, with bounds on depth and number, and no tag but that of text."""
 
-    def __init__(self, events: Iterator[yaml.Event]) -> None:
-        self._events = events
-        self._anchors: dict[str, _Node] = {}
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
         self._count = 0
+        self._depth = 0
 
-    def document(self) -> _Node | None:
-        next(self._events)  # the stream's start
-        if isinstance(next(self._events), yaml.StreamEndEvent):
-            return None
-        root = self._node(next(self._events), 0)
-        next(self._events)  # the document's end
-        another = next(self._events)
-        if not isinstance(another, yaml.StreamEndEvent):
-            raise YamlError("one document is expected, but '---' begins another", _mark(another.start_mark))
+    def compose_document(self) -> yaml.Node | None:
+        root = super().compose_document()
+        following: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if not isinstance(following, yaml.StreamEndEvent):
+            raise YamlError("one document is expected, but '---' begins another", _mark(following.start_mark))
         return root
 
-    def _node(self, event: yaml.Event, depth: int) -> _Node:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         mark = _mark(event.start_mark)
         self._count += 1
         if self._count > MAX_VALUES:
             raise YamlError(f"more than {MAX_VALUES} values", mark)
-        if depth > MAX_DEPTH:
+        if self._depth > MAX_DEPTH:
             raise YamlError(f"nested more than {MAX_DEPTH} levels deep", mark)
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
+            if event.anchor not in self.anchors:
                 raise YamlError(f"*{event.anchor} refers to an anchor that is not there", mark)
-            return self._anchors[event.anchor]
-        assert isinstance(event, (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEvent))
-        if event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag in _STRING_TAGS):
+        elif event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag in _STRING_TAGS):
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise YamlError(f"the tag {tag} is not used here; write plain values", mark)
-        node: _Scalar | _Sequence | _Mapping
-        if isinstance(event, yaml.ScalarEvent):
-            node = _Scalar(mark, event.value, is_plain=bool(event.implicit[0]))
-        elif isinstance(event, yaml.SequenceStartEvent):
-            node = _Sequence(mark)
         else:
-            node = _Mapping(mark)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        if isinstance(node, _Sequence):
-            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
-                node.items.append(self._node(item, depth + 1))
-        elif isinstance(node, _Mapping):
-            while not isinstance(item := next(self._events), yaml.MappingEndEvent):
-                key = self._node(item, depth + 1)
-                if not isinstance(key, _Scalar):
-                    raise YamlError("a key must be a word", key.mark)
-                node.pairs.append((key, self._node(next(self._events), depth + 1)))
-        return node
+            # An anchor may be given again; the newest counts.
+            self.anchors.pop(event.anchor, None)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """A scalar's tag says whether it was written without quotes and tag; what it means says `plain_value`."""
+        return _PLAIN if kind is yaml.ScalarNode and implicit[0] else "tag:yaml.org,2002:str"
 
 
 class _Builder:
@@ -171,49 +139,51 @@ class _Builder:
         self._is_literal = is_literal
         self._count = 0
 
-    def build(self, node: _Node, place: Place, around: tuple[_Node, ...]) -> Any:
+    def build(self, node: yaml.Node, place: Place, around: tuple[yaml.Node, ...]) -> Any:
         self._spend(node)
         if node in around:
-            raise YamlError("an anchor contains itself", node.mark)
+            raise YamlError("an anchor contains itself", _mark(node.start_mark))
         if len(around) > MAX_DEPTH:
-            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", node.mark)
+            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", _mark(node.start_mark))
         inside = (*around, node)
-        if isinstance(node, _Scalar):
-            return node.text if not node.is_plain or self._is_literal(place) else plain_value(node.text)
-        if isinstance(node, _Sequence):
-            for position, item in enumerate(node.items):
-                self._document.marks[(*place, position)] = item.mark
-            return [self.build(item, (*place, position), inside) for position, item in enumerate(node.items)]
-        assert isinstance(node, _Mapping)
+        if isinstance(node, yaml.ScalarNode):
+            return node.value if node.tag != _PLAIN or self._is_literal(place) else plain_value(node.value)
+        if isinstance(node, yaml.SequenceNode):
+            for position, item in enumerate(node.value):
+                self._document.marks[(*place, position)] = _mark(item.start_mark)
+            return [self.build(item, (*place, position), inside) for position, item in enumerate(node.value)]
         values: dict[str, Any] = {}
         for key, value in self._merged(node, inside):
-            if key.text not in values:
-                self._document.marks[(*place, key.text)] = key.mark
-                values[key.text] = self.build(value, (*place, key.text), inside)
+            if key.value not in values:
+                self._document.marks[(*place, key.value)] = _mark(key.start_mark)
+                values[key.value] = self.build(value, (*place, key.value), inside)
         own = set()
-        for key, _ in node.pairs:
-            if key.text in own:
-                self._document.duplicates.append(((*place, key.text), key.mark))
-            own.add(key.text)
+        for key, _ in node.value:
+            if key.value in own:
+                self._document.duplicates.append(((*place, key.value), _mark(key.start_mark)))
+            own.add(key.value)
         return values
 
-    def _merged(self, node: _Mapping, around: tuple[_Node, ...]) -> Iterator[tuple[_Scalar, _Node]]:
+    def _merged(self, node: yaml.Node, around: tuple[yaml.Node, ...]) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
         """The mapping's own pairs, then those that ``<<`` takes from others, which never replace its own."""
-        merges = [(key, value) for key, value in node.pairs if key.is_plain and key.text == _MERGE]
-        yield from (pair for pair in node.pairs if not (pair[0].is_plain and pair[0].text == _MERGE))
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise YamlError("a key must be a word", _mark(key.start_mark))
+        merges = [pair for pair in node.value if pair[0].tag == _PLAIN and pair[0].value == _MERGE]
+        yield from (pair for pair in node.value if pair not in merges)
         for key, value in merges:
-            for source in value.items if isinstance(value, _Sequence) else [value]:
-                if not isinstance(source, _Mapping):
-                    raise YamlError("<< takes a mapping, or a list of mappings", key.mark)
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(source, yaml.MappingNode):
+                    raise YamlError("<< takes a mapping, or a list of mappings", _mark(key.start_mark))
                 if source in around or len(around) > MAX_DEPTH:
-                    raise YamlError("an anchor contains itself", key.mark)
+                    raise YamlError("an anchor contains itself", _mark(key.start_mark))
                 self._spend(source)
                 yield from self._merged(source, (*around, source))
 
-    def _spend(self, node: _Node) -> None:
+    def _spend(self, node: yaml.Node) -> None:
         self._count += 1
         if self._count > MAX_VALUES:
-            raise YamlError(f"its aliases expand to more than {MAX_VALUES} values", node.mark)
+            raise YamlError(f"its aliases expand to more than {MAX_VALUES} values", _mark(node.start_mark))
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
