@@ -1,4 +1,4 @@
-"""What leaves gputui: exports and sinks (`export`), the Prometheus endpoint (`prometheus`), reports on runs (`summary`).
+"""What leaves gputui: exports and sinks (`export`), a Prometheus endpoint (`prometheus`), reports (`summary`).
 
 In: the database, read only. Out: files, trackers, an HTTP endpoint on loopback.
 """
