@@ -27,6 +27,8 @@ from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.machine_actions import Surroundings
 from gputui.runs import repository
+from gputui.runs.launchers.base import OUTPUT
+from gputui.runs.logs import node_folder
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.states import RunState
@@ -176,7 +178,7 @@ class Past:
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
         self._train(story, run_id, attempt, act, len(gpus))
-        log = attempt_dir(workspace, run_id, attempt.number) / "output.log"
+        log = node_folder(attempt_dir(workspace, run_id, attempt.number)) / OUTPUT
         log.write_text(f"training on {len(gpus)} GPUs\n{act.log}")
         if act.is_stopped:
             with transaction(connection):

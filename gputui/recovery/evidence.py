@@ -14,7 +14,7 @@ from typing import Any
 
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
-from gputui.runs.logs import Stream, rank_logs, tail_text
+from gputui.runs.logs import Stream, node_folder, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
@@ -251,12 +251,13 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
 
 def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
     """Those of the ranks of every torchrun that writes below the attempt's folder, and the copy of the first one's."""
+    node = node_folder(attempt_dir)
     found = [
         (int(path.parent.name), path)
-        for path in sorted(attempt_dir.glob("ranks/**/error.json"))
+        for path in sorted(node.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
-    copy = attempt_dir / "error.json"
+    copy = node / "error.json"
     return [*found[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 

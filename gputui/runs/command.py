@@ -12,6 +12,7 @@ from typing import Any
 
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
+from gputui.runs.logs import FIRST_NODE
 from gputui.runs.spec import RunSpec, Scalar
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -146,19 +147,19 @@ def build_launch(
 ) -> Launch:
     """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile asks."""
     values = values_for(params, run_dir, checkpoint)
-    attempt_dir = str(PurePath(run_dir) / "attempts" / str(attempt))
+    node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / FIRST_NODE)
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
     if checkpoint is not None and spec.checkpoints is not None:
         arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
     program = expand(spec.program, params, run_dir, checkpoint)
     launcher = LAUNCHERS[spec.launcher]
-    invocation = Invocation((*program, *arguments), attempt_dir, f"{run_id}.{attempt}")
+    invocation = Invocation((*program, *arguments), node_dir, f"{run_id}.{attempt}")
     argv = launcher.argv(spec, placement, invocation)
     env = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_ERROR_FILE": f"{attempt_dir}/error.json",
+        "TORCHELASTIC_ERROR_FILE": f"{node_dir}/error.json",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(placement.nodes[0].gpus),
         "GPUTUI_RUN_ID": run_id,

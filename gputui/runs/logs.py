@@ -1,8 +1,9 @@
 """The log files of an attempt, read in bounded pieces.
 
-torchrun writes each rank's streams to ``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; whatever the
-launcher itself prints, or the only process of a run without torchrun, is in ``output.log``. What comes out of here is
-text as programs wrote it: pass it through `gputui.charts.safe_text.clean` before it reaches a terminal.
+They are in a folder for each node of the attempt, ``nodes/<number>``. torchrun writes each rank's streams there to
+``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; whatever the launcher itself prints, or the only
+process of a run without torchrun, is in ``output.log``. What comes out of here is text as programs wrote it: pass it
+through `gputui.charts.safe_text.clean` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 Stream = Literal["output", "stdout", "stderr"]
+
+FIRST_NODE = "nodes/0"
+"""Below an attempt's folder: logs, error files and reports of its first node."""
 
 MAX_LINE_CHARACTERS = 4000
 """A longer line is cut and ends in "…": nobody reads on, and patterns need not look further."""
@@ -48,12 +52,20 @@ class LogWindow:
     size: int
 
 
+def node_folder(attempt_dir: Path) -> Path:
+    """The folder of an attempt's first node. An attempt that was started before there were any has its files in its own
+    folder, and keeps them there: what writes them may still live."""
+    folder = attempt_dir / FIRST_NODE
+    return folder if folder.is_dir() else attempt_dir
+
+
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt that exist: the launcher's, then each rank's standard output and error."""
+    node = node_folder(attempt_dir)
     found: dict[tuple[int, Stream], tuple[int, Path]] = {}
     streams: tuple[Stream, ...] = ("stdout", "stderr")
     for stream in streams:
-        for path in attempt_dir.glob(f"ranks/*/attempt_*/*/{stream}.log"):
+        for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log"):
             name = path.parent.name
             if not (name.isascii() and name.isdigit()):
                 continue
@@ -63,7 +75,7 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
                 found[key] = (changed, path)
     order = sorted(found, key=lambda key: (key[0], streams.index(key[1])))
     logs = [RankLog(rank, stream, found[rank, stream][1]) for rank, stream in order]
-    launcher = attempt_dir / "output.log"
+    launcher = node / "output.log"
     return [RankLog(None, "output", launcher), *logs] if launcher.is_file() else logs
 
 

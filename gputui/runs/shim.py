@@ -687,7 +687,7 @@ class Shim:
             apply_shell(limits, nice, shell.get("affinity"), shell.get("umask"))
 
         try:
-            with (self.directory / "output.log").open("ab", buffering=0) as output:
+            with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
                 process = subprocess.Popen(
                     self.plan["argv"],
                     cwd=self.plan["cwd"],

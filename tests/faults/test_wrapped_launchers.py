@@ -50,7 +50,8 @@ def test_make_and_a_shell_script_hide_neither_memory_nor_a_kill(machine: Machine
         assert second["params"]["batch_size"] == batch
         assert machine.steps(run_id)[-1] == (2, 19)
     # What ranks record themselves lies below the attempt's folder, although nobody gave torchrun one.
-    assert list((machine.workspace.run_dir("make-1") / "attempts" / "1" / "ranks").glob("*/attempt_0/1/error.json"))
+    ranks = machine.workspace.run_dir("make-1") / "attempts/1/nodes/0/ranks"
+    assert list(ranks.glob("*/attempt_0/1/error.json"))
 
 
 @pytest.mark.long
@@ -89,5 +90,6 @@ def test_accelerate_as_launcher_goes_on_after_a_killed_rank_and_keeps_each_log(m
     incident = machine.json("show", "ranks-1")["attempts"][0]["incident"]
     assert (incident["kind"], incident["rank"]) == ("killed", 1)
     assert machine.steps("ranks-1")[-1] == (2, 19)
-    logs = list((machine.workspace.run_dir("ranks-1") / "attempts" / "1" / "ranks").glob("*/attempt_0/?/stderr.log"))
+    ranks = machine.workspace.run_dir("ranks-1") / "attempts/1/nodes/0/ranks"
+    logs = list(ranks.glob("*/attempt_0/?/stderr.log"))
     assert sorted(log.parent.name for log in logs) == ["0", "1"]

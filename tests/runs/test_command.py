@@ -52,7 +52,7 @@ def test_torchrun_restarts_nothing_and_meets_on_a_port_of_its_own() -> None:
     assert "--max-restarts=0" in argv
     assert "--nproc-per-node=2" in argv
     assert "--rdzv-endpoint=127.0.0.1:29501" in argv
-    assert "--log-dir=/state/runs/demo-1/attempts/3/ranks" in argv
+    assert "--log-dir=/state/runs/demo-1/attempts/3/nodes/0/ranks" in argv
     assert argv[-8:] == ("-m", "trainer", "--batch-size", "16", "--lr", "0.1", "--resume-everything", "true")
 
 
@@ -66,7 +66,7 @@ def test_the_environment_of_an_attempt() -> None:
     assert made.env["GPUTUI_METRICS"] == "/state/runs/demo-1/metrics.jsonl"
     assert made.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
     assert made.argv[-2:] == ("--resume", "/c/step_40.pt")
-    assert made.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/error.json"
+    assert made.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/nodes/0/error.json"
     assert "GPUTUI_CHECKPOINT" not in launch().env
 
 

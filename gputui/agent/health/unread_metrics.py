@@ -10,6 +10,7 @@ from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.logs import node_folder
 from gputui.runs.spec import RunSpec
 
 PRINTED_LINES = 200
@@ -29,7 +30,7 @@ class TrainingTrace:
 
 
 def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> TrainingTrace:
-    folder = run_dir / "attempts" / str(attempt)
+    folder = node_folder(run_dir / "attempts" / str(attempt))
     outputs = LAUNCHERS[spec.launcher].log_files(folder, spec.nproc)
     printed = next((source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS), None)
     files = [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None]

@@ -20,7 +20,8 @@ from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import build_launch, checkpoint_directory
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.launchers.base import Placement
+from gputui.runs.launchers.base import OUTPUT, Placement
+from gputui.runs.logs import FIRST_NODE, node_folder
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import RunSpec
@@ -99,11 +100,13 @@ def prepare_attempt(
             placement=placement,
             checkpoint=run.resume_from,
         )
-        (folder / str(number)).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        for below in ("", "nodes", FIRST_NODE):
+            (folder / str(number) / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         write_private(
             folder / str(number) / "attempt.json",
             {
                 **launch.to_json(),
+                "output": f"{FIRST_NODE}/{OUTPUT}",
                 "run_id": run.run_id,
                 "attempt": number,
                 "created_at": now,
@@ -135,7 +138,8 @@ def prepare_attempt(
         next_attempt.take_away(connection, run.run_id)
         folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
         checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
-        ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids)))
+        output = rank_output(spec, len(uuids), folder / str(number))
+        ingest.begin_attempt(run.run_id, number, output)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
         resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
@@ -158,9 +162,10 @@ def ranks_for(spec: RunSpec, gpus_given: int) -> int:
     return max(1, spec.nproc * gpus_given // asked) if asked and gpus_given else spec.nproc
 
 
-def rank_output(spec: RunSpec, gpus_given: int) -> str:
-    """Where the first rank's output is, as `MetricsIngest.begin_attempt` takes it."""
-    return LAUNCHERS[spec.launcher].rank_output(ranks_for(spec, gpus_given))
+def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:
+    """Where the first rank's output is below the attempt's ``folder``, as `MetricsIngest.begin_attempt` takes it."""
+    output = LAUNCHERS[spec.launcher].rank_output(ranks_for(spec, gpus_given))
+    return str(node_folder(folder).relative_to(folder) / output)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

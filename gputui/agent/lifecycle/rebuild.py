@@ -91,7 +91,7 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
                 folder.name,
                 int(record["attempt"]),
                 record.get("metrics_bytes") or 0,
-                rank_output(spec, len(record["gpus"])),
+                rank_output(spec, len(record["gpus"]), folder / "attempts" / str(record["attempt"])),
             )
             if record is not newest:
                 repository.end_attempt(

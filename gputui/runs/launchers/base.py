@@ -56,7 +56,7 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Invocation:
     """What a launcher starts for one attempt. ``words`` are the script or ``-m module``, or the whole command, with all
-    arguments; ``folder`` is the attempt's; ``name`` is the attempt's own on this machine."""
+    arguments; ``folder`` is the attempt's on its first node; ``name`` is the attempt's own on this machine."""
 
     words: tuple[str, ...]
     folder: str
@@ -110,12 +110,12 @@ class Launcher:
         return {"PET_LOG_DIR": f"{invocation.folder}/ranks"}
 
     def rank_output(self, ranks: int) -> str:
-        """A glob below the attempt's folder for what its first rank prints, with ``{stream}`` (stdout or stderr) where
+        """A glob below a node's folder for what its first rank prints, with ``{stream}`` (stdout or stderr) where
         each has a file of its own."""
         return OUTPUT
 
     def log_files(self, folder: Path, ranks: int) -> list[Path]:
-        """The files of an attempt that hold what its first rank printed, as far as they are there."""
+        """The files of a node's ``folder`` that hold what its first rank printed, as far as they are there."""
         return sorted(folder.glob(self.rank_output(ranks).replace("{stream}", "std*")))
 
     def read_report(self, output: str) -> list[LauncherReport]:
