@@ -21,6 +21,8 @@ _COMMAND_ENDED = re.compile(
 _MAKE = re.compile(
     r"^make(?:\[\d+\])?: \*\*\* \[.*\] (?:Error (?P<code>\d+)|(?P<signal>[A-Z][\w ]*?)(?: \(core dumped\))?)$"
 )
+# DeepSpeed's launcher names the command that it started last, whichever ended: no rank can be read from it.
+_DEEPSPEED = re.compile(r"\] exits with return code = (?P<code>-?\d+)$")
 # GNU make and shells name a signal as strsignal(3) does.
 _SIGNALS = {signal.strsignal(number.value): number.value for number in signal.Signals}
 _LINE = re.compile(
@@ -49,6 +51,8 @@ def wrapped_code(text: str) -> int | None:
                 return _of_shell(int(match["code"]))
             if match["signal"] in _SIGNALS:
                 return -_SIGNALS[match["signal"]]
+        elif (match := _DEEPSPEED.search(line)) is not None:
+            return _of_shell(int(match["code"]))
         elif is_wrapper_line(line) and (match := _COMMAND_ENDED.search(line)) is not None:
             number = match["signal"] or match["unknown"]
             return -int(number) if number else _of_shell(int(match["code"]))

@@ -68,7 +68,6 @@ def test_a_report_that_the_command_survived_is_left_out() -> None:
     ("line", "rank", "code"),
     [
         ("[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all other", 1, -9),
-        ("[E launch.py:259:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9", 1, -9),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", 1, -9),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 7", 3, 7),
         ("-- Process 2 terminated with the following error:", 2, 1),

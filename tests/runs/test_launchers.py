@@ -15,6 +15,8 @@ import pytest
 import gputui
 from gputui.profiles.draft import draft
 from gputui.profiles.probe import check_interpreter
+from gputui.recovery.classify import classify
+from gputui.recovery.evidence import ExitRecord, collect
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Node, Placement
 from gputui.runs.spec import GpuRequest, RunSpec
@@ -105,10 +107,15 @@ class TestDeepspeed:
     def test_a_module_is_named_its_way(self) -> None:
         assert self.argv(words=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
 
-    def test_its_report_names_how_the_first_process_ended(self) -> None:
+    def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
+        """It names the command that it started last, whichever ended."""
         line = "[E launch.py:325:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9"
         (report,) = self.deepspeed.read_report(f"step 1\n{line}\n")
-        assert report.root is not None and report.root.exit_code == -9
+        assert report.root is None
+        (tmp_path / "output.log").write_text(f"step 1\n{line}\n")
+        exit_record = ExitRecord(code=247)
+        incident = classify(collect(tmp_path, exit=exit_record, ended_at=None, launcher=self.deepspeed.name))
+        assert (incident.kind, incident.rank) == ("killed", None)
 
     def test_one_process_for_each_gpu(self) -> None:
         wanted = replace(spec(self.deepspeed), gpus=GpuRequest(2))

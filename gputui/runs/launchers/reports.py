@@ -2,7 +2,7 @@
 
 A command may start several launchers one after the other, or one inside another, so that its output holds any number
 of reports. Formats: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2
-(torchrun, accelerate), ``torch.multiprocessing.spawn``, the process observer of Lightning 2 and DeepSpeed's launcher.
+(torchrun, accelerate), ``torch.multiprocessing.spawn`` and the process observer of Lightning 2.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ _GOT_SIGNAL = re.compile(r"^Received (\d+) death signal, shutting down workers")
 _LIGHTNING = re.compile(
     r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully"
 )
-_DEEPSPEED = re.compile(r"'--local_rank=(?P<rank>\d+)'.*\] exits with return code = (?P<code>-?\d+)$")
 _SPAWN_RAISED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$")
 _SPAWN_ENDED = re.compile(
     r"^(?:\w+\.)*ProcessExitedException: process (?P<rank>\d+) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
-_OTHERS = (_LIGHTNING, _DEEPSPEED, _SPAWN_RAISED, _SPAWN_ENDED)
+_OTHERS = (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED)
 # A command that went on for this long after a launcher's report was not ended by what that report is about.
 SURVIVED_SECONDS = 120.0
 
