@@ -7,12 +7,14 @@ decisions up to it. A run that was removed since is not known any more. Every fu
 from __future__ import annotations
 
 import difflib
-import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gputui.store import json_columns
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Json = Any
 
