@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Activity
-from gputui.agent.health.attempt_state import Look
+from gputui.agent.health.attempt_state import ProcessSnapshot
 from gputui.gpu.model import GpuSample
-from gputui.runs.process_readings import Reading
+from gputui.runs.process_readings import ProcessReading
 
 USUAL_WATTS = 500.0
 # In all others a rank is at work in nearly every look.
@@ -30,7 +30,7 @@ class Seen:
         self.cpu, self.queued = [0.0] * self.ranks, [0.0] * self.ranks
         self.io = [0] * self.ranks
 
-    def look(self, at: float, seconds: float, activity: Activity) -> tuple[Look, dict[str, GpuSample]]:
+    def look(self, at: float, seconds: float, activity: Activity) -> tuple[ProcessSnapshot, dict[str, GpuSample]]:
         """A look at this moment (monotonic seconds), so long after the one before."""
         states, samples = [], {}
         pause = self.chance.random() < 0.03
@@ -43,13 +43,13 @@ class Seen:
                 samples[f"GPU-{rank}"] = self._gpu(rank, what)
         readings = {
             (rank if self.ranks > 1 else None): [
-                Reading(100 + rank, 1, states[rank], self.cpu[rank], self.queued[rank], self.io[rank], 1 << 30)
+                ProcessReading(100 + rank, 1, states[rank], self.cpu[rank], self.queued[rank], self.io[rank], 1 << 30)
             ]
             for rank in range(self.ranks)
         }
         # What waits for the network has a connection, or asks for an address.
         is_closed = activity not in ("await network", "start")
-        return Look(at, dict(readings), [], self.ranks, is_closed), samples
+        return ProcessSnapshot(at, dict(readings), [], self.ranks, is_closed), samples
 
     def _of_rank(self, activity: Activity, rank: int) -> str:
         draw = self.chance

@@ -18,7 +18,7 @@ from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, Pace, silence
+from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, StepPace, silence
 from gputui.runs.command import Launch
 from gputui.runs.repository import AttemptRecord
 from gputui.store.watch_queries import WatchedLine
@@ -59,7 +59,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         uuids = tuple(f"GPU-{rank}" for rank in range(self.run.ranks)) if self.run.gpus else ()
-        self.watched = Watched(_record(uuids), Course(Pace()), 0.0)
+        self.watched = Watched(_record(uuids), Course(StepPace()), 0.0)
         self.watched.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
         self.seen = Seen(random.Random(self.run.chance.random()), self.run.ranks, self.run.gpus)
         self.next_look = LOOK_SECONDS * self.run.chance.random()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from gputui.alerts.in_force import InForce
-from gputui.alerts.moments import Reading
+from gputui.alerts.moments import RuleReading
 from gputui.alerts.rules import SubjectKind
 
 
@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class Standing:
+class RuleState:
     """How one rule stands for one subject. ``met_seconds``: for how long the value has been beyond its limit;
     ``well_seconds``: since when a raised one is well again; ``rest_seconds``: what is left of the cool-down. Times in
     which the value was unknown count in neither."""
@@ -40,12 +40,12 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AlertChange:
     """An alert that was raised, or cleared because ``why``."""
 
     key: Key
     kind: Literal["raised", "cleared"]
-    reading: Reading
+    reading: RuleReading
     why: str = ""
 
 
@@ -53,22 +53,24 @@ class Change:
 class Engine:
     """The standing of every rule for every subject."""
 
-    standings: dict[Key, Standing] = field(default_factory=dict)
+    standings: dict[Key, RuleState] = field(default_factory=dict)
 
-    def look(self, rule: InForce, key: Key, reading: Reading, elapsed_seconds: float) -> Change | None:
+    def look(self, rule: InForce, key: Key, reading: RuleReading, elapsed_seconds: float) -> AlertChange | None:
         """One rule at one moment, ``elapsed_seconds`` (monotonic) after the moment before."""
         standing = self.standings.get(key)
         if standing is None:
             if not rule.enabled or not reading.applies or not _is_beyond(reading, rule):
                 return None  # the common case leaves no trace
-            standing = self.standings[key] = Standing()
+            standing = self.standings[key] = RuleState()
         standing.rest_seconds = max(0.0, standing.rest_seconds - elapsed_seconds)
         change = self._step(standing, rule, key, reading, elapsed_seconds)
         if standing.is_quiet:
             del self.standings[key]
         return change
 
-    def _step(self, one: Standing, rule: InForce, key: Key, reading: Reading, elapsed: float) -> Change | None:
+    def _step(
+        self, one: RuleState, rule: InForce, key: Key, reading: RuleReading, elapsed: float
+    ) -> AlertChange | None:
         if not rule.enabled:
             return self._clear(one, rule, key, reading, "the rule is off")
         if not reading.applies:
@@ -83,7 +85,7 @@ class Engine:
             one.met_seconds += elapsed if before == "met" else 0.0
             if not one.raised and one.met_seconds >= rule.for_seconds and one.rest_seconds == 0:
                 one.raised = True
-                return Change(key, "raised", reading)
+                return AlertChange(key, "raised", reading)
             return None
         one.met_seconds = 0.0
         if one.last == "between" or not one.raised:
@@ -94,11 +96,11 @@ class Engine:
             return self._clear(one, rule, key, reading, "it is well again")
         return None
 
-    def _clear(self, one: Standing, rule: InForce, key: Key, reading: Reading, why: str) -> Change | None:
+    def _clear(self, one: RuleState, rule: InForce, key: Key, reading: RuleReading, why: str) -> AlertChange | None:
         was_raised = one.raised
         rest = rule.cooldown_seconds if was_raised else one.rest_seconds
         one.raised, one.met_seconds, one.well_seconds, one.rest_seconds, one.last = False, 0.0, 0.0, rest, "unknown"
-        return Change(key, "cleared", reading, why) if was_raised else None
+        return AlertChange(key, "cleared", reading, why) if was_raised else None
 
     def raised(self) -> list[Key]:
         """What is raised now."""
@@ -108,7 +110,7 @@ class Engine:
         """Make the alerts that the store holds as raised the only ones: they are the truth."""
         wanted = set(raised)
         for key in wanted:
-            self.standings.setdefault(key, Standing()).raised = True
+            self.standings.setdefault(key, RuleState()).raised = True
         for key, standing in list(self.standings.items()):
             if standing.raised and key not in wanted:
                 del self.standings[key]
@@ -136,7 +138,7 @@ class Engine:
         return engine
 
 
-def _place(reading: Reading, rule: InForce) -> Literal["met", "well", "between"]:
+def _place(reading: RuleReading, rule: InForce) -> Literal["met", "well", "between"]:
     if _is_beyond(reading, rule):
         return "met"
     assert reading.value is not None
@@ -148,20 +150,20 @@ def _place(reading: Reading, rule: InForce) -> Literal["met", "well", "between"]
     return "well" if is_well else "between"
 
 
-def _is_beyond(reading: Reading, rule: InForce) -> bool:
+def _is_beyond(reading: RuleReading, rule: InForce) -> bool:
     value = reading.value
     if value is None or math.isnan(value):
         return False
     return value < reading.limit if rule.rule.below else value > reading.limit
 
 
-def _standing(entry: Any) -> tuple[Key, Standing] | None:
+def _standing(entry: Any) -> tuple[Key, RuleState] | None:
     if not isinstance(entry, Mapping):
         return None
     try:
         key = Key(str(entry["rule"]), entry["subject"], str(entry["subject_id"]))
-        values = {one.name: entry[one.name] for one in fields(Standing)}
-        standing = Standing(**values)
+        values = {one.name: entry[one.name] for one in fields(RuleState)}
+        standing = RuleState(**values)
         standing.met_seconds, standing.well_seconds = float(standing.met_seconds), float(standing.well_seconds)
         standing.rest_seconds = float(standing.rest_seconds)
     except (KeyError, TypeError, ValueError):

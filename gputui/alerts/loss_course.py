@@ -29,7 +29,7 @@ LEAST_IMPROVEMENT = 1e-4
 
 
 @dataclass(slots=True)
-class Best:
+class BestLoss:
     """The best value of a metric of which less is better, and where it was."""
 
     value: float | None = None
@@ -60,7 +60,7 @@ class LossCourse:
     total: float = 0.0
     count: int = 0
     begin: int | None = None
-    best: Best = field(default_factory=Best)
+    best: BestLoss = field(default_factory=BestLoss)
     blocks_since: int = 0
 
     def add(self, loss: float, step: int, epoch: float | None, patience_steps: float) -> None:
@@ -104,7 +104,7 @@ class LossCourse:
         total, count, begin = data["open"]
         return cls(
             deque((float(mean) for mean in data["blocks"]), maxlen=LINE_BLOCKS),
-            float(total), int(count), begin, Best(*data["best"]), int(data["blocks_since"]),
+            float(total), int(count), begin, BestLoss(*data["best"]), int(data["blocks_since"]),
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputui.alerts.moments import IDLE, UNKNOWN, GpuMoment, HostMoment, Reading
+from gputui.alerts.moments import IDLE, UNKNOWN, GpuMoment, HostMoment, RuleReading
 from gputui.gpu.throttle import TROUBLE
 from gputui.gpu.xid import xid_text
 from gputui.gpu.xid_classes import XidClass, xid_class
@@ -18,75 +18,75 @@ _OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
 _OF_THE_HARDWARE = frozenset({XidClass.CONTAINED, XidClass.MEMORY, XidClass.LINK, XidClass.LOST})
 
 
-def lost(gpu: GpuMoment, limits: Limits) -> Reading:
+def lost(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """1 while the driver no longer answers for the GPU."""
-    return Reading(float(gpu.state == "lost"), 0.0) if gpu.is_known else UNKNOWN
+    return RuleReading(float(gpu.state == "lost"), 0.0) if gpu.is_known else UNKNOWN
 
 
-def xid_of_program(gpu: GpuMoment, limits: Limits) -> Reading:
+def xid_of_program(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """How many XIDs were reported that mostly are an error of the program, or whose meaning is not known. One that only
     follows from another error is not counted."""
     return _xids(gpu, _OF_THE_PROGRAM)
 
 
-def xid_of_hardware(gpu: GpuMoment, limits: Limits) -> Reading:
+def xid_of_hardware(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """How many were reported that put the GPU in doubt: its memory, its links, or the GPU itself."""
     return _xids(gpu, _OF_THE_HARDWARE)
 
 
-def ecc(gpu: GpuMoment, limits: Limits) -> Reading:
+def ecc(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """New uncorrected memory errors."""
     new = gpu.grown.get("ecc_uncorrected")
-    return Reading(None if new is None else float(new), 0.0)
+    return RuleReading(None if new is None else float(new), 0.0)
 
 
-def row_remap(gpu: GpuMoment, limits: Limits) -> Reading:
+def row_remap(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """1 while a memory row waits to be remapped by a reset, 2 where remapping failed."""
     if gpu.slow is None or (gpu.slow.row_remap_pending is None and gpu.slow.row_remap_failed is None):
         return UNKNOWN
     if gpu.slow.row_remap_failed:
-        return Reading(2.0, 0.0, "remapping a bad memory row failed")
-    return Reading(float(bool(gpu.slow.row_remap_pending)), 0.0, "a bad memory row waits to be remapped")
+        return RuleReading(2.0, 0.0, "remapping a bad memory row failed")
+    return RuleReading(float(bool(gpu.slow.row_remap_pending)), 0.0, "a bad memory row waits to be remapped")
 
 
-def gpu_memory(gpu: GpuMoment, limits: Limits) -> Reading:
+def gpu_memory(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """Share of the GPU's memory in use."""
     return _share(gpu.memory_used_bytes, gpu.memory_total_bytes, limits["above_percent"])
 
 
-def heat(gpu: GpuMoment, limits: Limits) -> Reading:
+def heat(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """The temperature; its limit is the lower of the fixed one and the one below the driver's slowdown limit."""
     limit, detail = limits["above_celsius"], ""
     if gpu.slowdown_celsius is not None and gpu.slowdown_celsius >= LEAST_SLOWDOWN_CELSIUS:
         near = gpu.slowdown_celsius - limits["margin_celsius"]
         if near < limit:
             limit, detail = near, f"; it slows down at {gpu.slowdown_celsius:.0f} °C"
-    return Reading(gpu.temperature_celsius, limit, detail)
+    return RuleReading(gpu.temperature_celsius, limit, detail)
 
 
-def throttled(gpu: GpuMoment, limits: Limits) -> Reading:
+def throttled(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """Share of the last minute in which the hardware held the clocks back."""
     words = ", ".join(reason for reason in gpu.throttle_reasons or () if reason in TROUBLE)
-    return Reading(gpu.throttled_percent, limits["above_percent"], f": {words}" if words else "")
+    return RuleReading(gpu.throttled_percent, limits["above_percent"], f": {words}" if words else "")
 
 
-def underused(gpu: GpuMoment, limits: Limits) -> Reading:
+def underused(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """Mean utilisation of the last minute while a run trains on the GPU."""
     if gpu.training_run is None:
         return IDLE
-    return Reading(gpu.busy_percent, limits["below_percent"], gpu.training_run)
+    return RuleReading(gpu.busy_percent, limits["below_percent"], gpu.training_run)
 
 
-def parked(gpu: GpuMoment, limits: Limits) -> Reading:
+def parked(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """Memory held, in GiB, while nothing is computed."""
     if gpu.utilization_percent is None or gpu.memory_used_bytes is None:
         return UNKNOWN
     if gpu.utilization_percent > 0:
         return IDLE
-    return Reading(gpu.memory_used_bytes / 2**30, limits["above_gib"], f" by {gpu.holder}" if gpu.holder else "")
+    return RuleReading(gpu.memory_used_bytes / 2**30, limits["above_gib"], f" by {gpu.holder}" if gpu.holder else "")
 
 
-def power_trend(gpu: GpuMoment, limits: Limits) -> Reading:
+def power_trend(gpu: GpuMoment, limits: Limits) -> RuleReading:
     """By how many percent the power of the last minutes differs from that of the hour before, under one attempt."""
     if gpu.training_run is None:
         return IDLE
@@ -95,15 +95,15 @@ def power_trend(gpu: GpuMoment, limits: Limits) -> Reading:
     change = 100.0 * (gpu.power_watts / gpu.power_before_watts - 1.0)
     word = "fell" if change < 0 else "rose"
     detail = f"{word} from {gpu.power_before_watts:.0f} W to {gpu.power_watts:.0f} W under {gpu.training_run}"
-    return Reading(abs(change), limits["change_percent"], detail)
+    return RuleReading(abs(change), limits["change_percent"], detail)
 
 
-def host_memory(host: HostMoment, limits: Limits) -> Reading:
+def host_memory(host: HostMoment, limits: Limits) -> RuleReading:
     """Share of the host's memory in use, page cache not counted."""
     return _share(host.memory_used_bytes, host.memory_total_bytes, limits["above_percent"])
 
 
-def host_growth(host: HostMoment, limits: Limits) -> Reading:
+def host_growth(host: HostMoment, limits: Limits) -> RuleReading:
     """How fast the host's memory fills, in GB an hour."""
     growth = host.memory_growth_bytes_per_hour
     if growth is None:
@@ -111,25 +111,25 @@ def host_growth(host: HostMoment, limits: Limits) -> Reading:
     detail = ""
     if growth > 0 and host.memory_used_bytes is not None and host.memory_total_bytes is not None:
         detail = f"; full in {(host.memory_total_bytes - host.memory_used_bytes) / growth:.1f} h"
-    return Reading(growth / 1e9, limits["above_gb_per_hour"], detail)
+    return RuleReading(growth / 1e9, limits["above_gb_per_hour"], detail)
 
 
-def disk(host: HostMoment, limits: Limits) -> Reading:
+def disk(host: HostMoment, limits: Limits) -> RuleReading:
     """Share in use of the file system that holds the state."""
     return _share(host.disk_used_bytes, host.disk_total_bytes, limits["above_percent"])
 
 
-def shared_memory(host: HostMoment, limits: Limits) -> Reading:
+def shared_memory(host: HostMoment, limits: Limits) -> RuleReading:
     """Share of /dev/shm in use."""
     return _share(host.shm_used_bytes, host.shm_total_bytes, limits["above_percent"])
 
 
-def _xids(gpu: GpuMoment, classes: frozenset[XidClass]) -> Reading:
+def _xids(gpu: GpuMoment, classes: frozenset[XidClass]) -> RuleReading:
     codes = [code for code in gpu.xids if xid_class(code) in classes]
     if not codes and not gpu.is_known:
         return UNKNOWN
-    return Reading(float(len(codes)), 0.0, xid_text(codes[-1]) if codes else "")
+    return RuleReading(float(len(codes)), 0.0, xid_text(codes[-1]) if codes else "")
 
 
-def _share(used: int | None, total: int | None, limit: float) -> Reading:
-    return UNKNOWN if used is None or not total else Reading(100.0 * used / total, limit)
+def _share(used: int | None, total: int | None, limit: float) -> RuleReading:
+    return UNKNOWN if used is None or not total else RuleReading(100.0 * used / total, limit)

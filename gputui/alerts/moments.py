@@ -12,7 +12,7 @@ from gputui.gpu.model import GpuSlowSample
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RuleReading:
     """What a rule reads at one moment: ``value`` and its ``limit``, in the rule's unit. ``applies`` is False where the
     question does not arise (no run claims the GPU), which clears an alert; ``detail`` goes into the sentence."""
 
@@ -22,8 +22,8 @@ class Reading:
     applies: bool = True
 
 
-UNKNOWN = Reading()
-IDLE = Reading(applies=False)
+UNKNOWN = RuleReading()
+IDLE = RuleReading(applies=False)
 """The question does not arise."""
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from gputui.alerts.in_force import Override
 from gputui.alerts.rules import RULES, SEVERITIES, Rule, Severity
-from gputui.alerts.schedules import SHAPES, Schedule
+from gputui.alerts.schedules import SHAPES, RateSchedule
 
 Place = tuple[str | int, ...]
 Whose = Literal["machine", "profile"]
@@ -42,7 +42,7 @@ class Overrides:
 
     rules: Mapping[str, Override] = field(default_factory=dict)
     delivery: Delivery | None = None
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Parser:
         known = [*RULES, *(["notify"] if self.whose == "machine" else [])]
         rules: dict[str, Override] = {}
         delivery: Delivery | None = None
-        schedule: Schedule | None = None
+        schedule: RateSchedule | None = None
         for name, value in mapping.items():
             if name == "notify" and self.whose == "machine":
                 delivery = self._delivery(value)
@@ -151,7 +151,7 @@ class _Parser:
                 self._unknown(place, str(key), [*numbers, *_TIMES, "severity"], "key")
         return found
 
-    def _schedule(self, value: object, place: Place) -> Schedule | None:
+    def _schedule(self, value: object, place: Place) -> RateSchedule | None:
         keys = ("shape", "peak", "final", "warmup_steps", "total_steps")
         if self.whose == "machine":
             self.wrong(place, "is a matter of a profile, not of the machine")
@@ -180,7 +180,7 @@ class _Parser:
                 self.wrong((*place, key), "expected a whole number of steps")
                 return None
         peak = value.get("peak")
-        return Schedule(
+        return RateSchedule(
             shape,
             None if peak is None else float(peak),
             float(value.get("final", 0.0)),

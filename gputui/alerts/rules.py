@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gputui.alerts import measures, run_measures
 from gputui.alerts.measures import Limits
-from gputui.alerts.moments import Reading
+from gputui.alerts.moments import RuleReading
 
 SubjectKind = Literal["gpu", "host", "run"]
 Severity = Literal["info", "warning", "error"]
@@ -57,7 +57,7 @@ class Rule:
     subject: SubjectKind
     title: str
     severity: Severity
-    measure: Callable[[Any, Limits], Reading]
+    measure: Callable[[Any, Limits], RuleReading]
     sentence: str
     remedy: str
     thresholds: tuple[Threshold, ...] = ()

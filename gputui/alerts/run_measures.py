@@ -5,34 +5,34 @@ from __future__ import annotations
 import math
 
 from gputui.alerts.measures import Limits
-from gputui.alerts.moments import IDLE, UNKNOWN, Reading, RunMoment, Stagnation
+from gputui.alerts.moments import IDLE, UNKNOWN, RuleReading, RunMoment, Stagnation
 from gputui.charts.units import count, metric_value, short_number
 
 LEAST_SAMPLES = 100
 """Of fewer samples no share is made."""
 
 
-def no_improvement(run: RunMoment, limits: Limits) -> Reading:
+def no_improvement(run: RunMoment, limits: Limits) -> RuleReading:
     """For how many steps, or epochs, nothing became better; of all that is looked at, what is farthest over."""
     if not run.is_training:
         return IDLE
-    found: Reading | None = None
+    found: RuleReading | None = None
     for one in run.stagnation:
         for value, limit, unit in ((one.steps, limits["steps"], "steps"), (one.epochs, limits["epochs"], "epochs")):
             if value is not None and limit > 0 and (found is None or value / limit > (found.value or 0) / found.limit):
-                found = Reading(float(value), limit, _since(one, float(value), unit))
+                found = RuleReading(float(value), limit, _since(one, float(value), unit))
     return found or UNKNOWN
 
 
-def gradient_norm(run: RunMoment, limits: Limits) -> Reading:
+def gradient_norm(run: RunMoment, limits: Limits) -> RuleReading:
     """The norm of the gradients; one that is no number counts as infinite."""
     if not run.is_training:
         return IDLE
     norm = run.values.get("grad_norm")
-    return Reading(math.inf if norm is not None and math.isnan(norm) else norm, limits["above"])
+    return RuleReading(math.inf if norm is not None and math.isnan(norm) else norm, limits["above"])
 
 
-def slow_steps(run: RunMoment, limits: Limits) -> Reading:
+def slow_steps(run: RunMoment, limits: Limits) -> RuleReading:
     """A step in milliseconds; its limit is the higher of the fixed one and the run's own median times a factor, for a
     model of seconds a step is not slow by that."""
     if not run.is_training:
@@ -42,10 +42,10 @@ def slow_steps(run: RunMoment, limits: Limits) -> Reading:
         return UNKNOWN
     own = 1000.0 * run.median_step_seconds
     detail = f"; it was about {own:.0f} ms before"
-    return Reading(1000.0 * seconds, max(limits["above_milliseconds"], limits["times_median"] * own), detail)
+    return RuleReading(1000.0 * seconds, max(limits["above_milliseconds"], limits["times_median"] * own), detail)
 
 
-def data_wait(run: RunMoment, limits: Limits) -> Reading:
+def data_wait(run: RunMoment, limits: Limits) -> RuleReading:
     """How long a step waits for its data, in milliseconds; where the step's own time is known, the limit is at least a
     share of it."""
     if not run.is_training:
@@ -54,34 +54,34 @@ def data_wait(run: RunMoment, limits: Limits) -> Reading:
     if wait is None:
         return UNKNOWN
     if not step or not math.isfinite(step):
-        return Reading(1000.0 * wait, limits["above_milliseconds"])
+        return RuleReading(1000.0 * wait, limits["above_milliseconds"])
     limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * step)
-    return Reading(1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
+    return RuleReading(1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
 
 
-def cache_misses(run: RunMoment, limits: Limits) -> Reading:
+def cache_misses(run: RunMoment, limits: Limits) -> RuleReading:
     """Share of samples found in the cache. In the first epoch a cache is being filled."""
     epoch = run.values.get("epoch")
     if not run.is_training or (epoch is not None and epoch < 1):
         return IDLE
-    return Reading(run.cache_hit_percent, limits["below_percent"])
+    return RuleReading(run.cache_hit_percent, limits["below_percent"])
 
 
-def skipped_samples(run: RunMoment, limits: Limits) -> Reading:
+def skipped_samples(run: RunMoment, limits: Limits) -> RuleReading:
     """Share of samples that could not be read."""
     if not run.is_training:
         return IDLE
     if run.samples_seen is not None and run.samples_seen < LEAST_SAMPLES:
         return UNKNOWN
-    return Reading(run.skipped_percent, limits["above_percent"])
+    return RuleReading(run.skipped_percent, limits["above_percent"])
 
 
-def nccl_errors(run: RunMoment, limits: Limits) -> Reading:
+def nccl_errors(run: RunMoment, limits: Limits) -> RuleReading:
     """Errors of the communication between GPUs."""
-    return Reading(float(run.nccl_errors), 0.0, run.nccl_text)
+    return RuleReading(float(run.nccl_errors), 0.0, run.nccl_text)
 
 
-def lr_off_schedule(run: RunMoment, limits: Limits) -> Reading:
+def lr_off_schedule(run: RunMoment, limits: Limits) -> RuleReading:
     """By how many percent the learning rate differs from what its schedule says. A run without one is not judged."""
     if not run.is_training:
         return IDLE
@@ -96,7 +96,7 @@ def lr_off_schedule(run: RunMoment, limits: Limits) -> Reading:
     nearest = min(max(rate, low), high)
     off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if math.isfinite(rate) else math.inf
     detail = f"is {short_number(rate)}, its schedule says {short_number(nearest if math.isfinite(rate) else high)}"
-    return Reading(off, limits["above_percent"], detail)
+    return RuleReading(off, limits["above_percent"], detail)
 
 
 def _since(one: Stagnation, value: float, unit: str) -> str:

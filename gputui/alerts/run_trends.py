@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.alerts.loss_course import Best, LossCourse
+from gputui.alerts.loss_course import BestLoss, LossCourse
 from gputui.alerts.moments import RunMoment, Stagnation
 from gputui.alerts.trends import MINUTE_SECONDS, Mean
 
@@ -37,7 +37,7 @@ class RunTrend:
     age_seconds: float = math.inf
     patience_steps: float = PATIENCE_STEPS
     loss: LossCourse = field(default_factory=LossCourse)
-    best_validation: Best = field(default_factory=Best)
+    best_validation: BestLoss = field(default_factory=BestLoss)
     step_times: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_TIMES))
     times: dict[str, Mean] = field(default_factory=lambda: {name: Mean(TIMES_SECONDS) for name in TIMES})
     cache_hit: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
@@ -51,7 +51,7 @@ class RunTrend:
         if step is not None:
             if before is not None and step < before:
                 # It went back, to a checkpoint or to a new phase: what was best before is not what it is judged by.
-                self.loss, self.best_validation = LossCourse(), Best()
+                self.loss, self.best_validation = LossCourse(), BestLoss()
             self.step = step
         self.values.update(values)
         self.age_seconds = 0.0
@@ -168,7 +168,7 @@ class RunTrend:
             step=data["step"],
             values={str(name): float(value) for name, value in data["values"].items()},
             loss=LossCourse.from_json(data["loss"]),
-            best_validation=Best(*data["best_validation"]),
+            best_validation=BestLoss(*data["best_validation"]),
             times={name: Mean.from_json(TIMES_SECONDS, data["times"][name]) for name in TIMES},
             cache_hit=Mean.from_json(MINUTE_SECONDS, data["cache_hit"]),
             skipped=int(data["skipped"]),

@@ -15,7 +15,7 @@ EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """A rise from 0 over ``warmup_steps`` to ``peak``, then ``shape`` down to ``final`` at ``total_steps``. What is
     None is the run's own: the parameter that is its learning rate, and the ``total_steps`` that it tells."""
 
@@ -43,7 +43,7 @@ class Schedule:
 
 
 def expected_rate(
-    schedule: Schedule | None, step: int | None, values: Mapping[str, float], peak: float | None
+    schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
 ) -> tuple[float, float] | None:
     """The least and the most that the learning rate may be at ``step``: what the script itself says, else the profile's
     schedule at this step and at its neighbours, for scripts differ in whether they count before or after it."""

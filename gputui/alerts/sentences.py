@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gputui.alerts.in_force import STANDARD, InForce
-from gputui.alerts.moments import Reading
+from gputui.alerts.moments import RuleReading
 from gputui.alerts.rules import Rule
 from gputui.charts.units import UNKNOWN, count, metric_value
 
 
-def sentence(rule: Rule, reading: Reading, subject: str) -> str:
+def sentence(rule: Rule, reading: RuleReading, subject: str) -> str:
     """``subject`` is how the subject is called: "GPU 3", a run's id."""
     text = rule.sentence.format(
         subject=subject,

@@ -23,7 +23,7 @@ _SPELLED = str.maketrans({"↻": "restart ", "…": "...", "–": "-"})
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-class ExportError(Exception):
+class ChartExportError(Exception):
     """The file cannot be made; the text says why and what helps."""
 
 
@@ -38,7 +38,7 @@ def kind_of(name: str) -> ExportKind:
     for kind in EXPORTS:
         if ending == kind:
             return kind
-    raise ExportError(f"{name}: a chart is exported as .csv, .svg or .png")
+    raise ChartExportError(f"{name}: a chart is exported as .csv, .svg or .png")
 
 
 def csv_text(curves: Sequence[Curve]) -> str:
@@ -93,7 +93,7 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
-        raise ExportError("a PNG needs pillow: pip install pillow, or export an .svg") from None
+        raise ChartExportError("a PNG needs pillow: pip install pillow, or export an .svg") from None
     image = Image.new("RGB", (sheet.width * scale, sheet.height * scale), "#ffffff")
     for shape in sheet.shapes:
         if isinstance(shape, Label):

@@ -19,7 +19,7 @@ from gputui.cli.resolving import load_profile, refuse
 from gputui.cli.table import columns
 from gputui.profiles.alert_file import load_alerts
 from gputui.profiles.problems import ProfileError, shown_path
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 
 
 def machine_overrides(session: Session) -> Overrides:
@@ -96,7 +96,7 @@ def send_test(session: Session, as_json: bool) -> None:
         "kind": "test",
         "at": time.time(),
     }
-    notice = Notice(delivery.command, delivery.webhook)
+    notice = NoticeTarget(delivery.command, delivery.webhook)
     ways = [("command", run_command)] * bool(delivery.command) + [("webhook", post)] * bool(delivery.webhook)
     results = []
     for name, send in ways:

@@ -96,7 +96,7 @@ def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     """Write the curves into a file of the kind that its ending says."""
     try:
         content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
-    except files.ExportError as error:
+    except files.ChartExportError as error:
         fail(str(error), EXIT_USAGE)
     try:
         file.write_bytes(content)

@@ -13,7 +13,7 @@ from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 
 if TYPE_CHECKING:
-    from gputui.cli.policy_subjects import Subject
+    from gputui.cli.policy_subjects import PolicySubject
     from gputui.recovery.action_results import Result
     from gputui.recovery.trying import Round
 
@@ -169,7 +169,7 @@ def _effect(result: Result) -> tuple[str, str]:
     return "skipped", result.why
 
 
-def _say_round(one: Round, kind: str, subject: Subject, rungs: int) -> None:
+def _say_round(one: Round, kind: str, subject: PolicySubject, rungs: int) -> None:
     plan = one.plan
     where = f" at its start ({one.kind})" if one.kind != kind else "" if one.step is None else f" at step {one.step}"
     if plan.verdict == "stop":
@@ -189,7 +189,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _round_json(one: Round, subject: Subject) -> dict[str, Any]:
+def _round_json(one: Round, subject: PolicySubject) -> dict[str, Any]:
     plan = one.plan
     return {
         "attempt": one.attempt,

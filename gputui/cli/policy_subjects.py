@@ -17,9 +17,9 @@ from gputui.profiles.loading import find as find_profile
 from gputui.profiles.nearest import nearest
 from gputui.recovery import trying
 from gputui.recovery.action_results import Result
-from gputui.recovery.checkpoint_search import Choice, choose, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, choose, surveyed
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.policies import POLICIES, Action, Policy
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction
 from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
@@ -41,7 +41,7 @@ from gputui.store.runs import (
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class PolicySubject:
     """A policy and the run that it is for. ``profile`` and ``run`` are what was named, None where it was not that."""
 
     policy: Policy
@@ -64,8 +64,8 @@ class Subject:
         return redact_params(params)
 
 
-def example() -> Subject:
-    return Subject(POLICIES["standard"], trying.fresh(trying.EXAMPLE))
+def example() -> PolicySubject:
+    return PolicySubject(POLICIES["standard"], trying.fresh(trying.EXAMPLE))
 
 
 def ready(name: str) -> Policy:
@@ -77,10 +77,10 @@ def ready(name: str) -> Policy:
     return POLICIES[name]
 
 
-def find(session: Session, what: str) -> Subject:
+def find(session: Session, what: str) -> PolicySubject:
     """A ready policy by its name, else a profile, else a run; ends the command where it is none of them."""
     if what in POLICIES:
-        return Subject(POLICIES[what], trying.fresh(trying.EXAMPLE))
+        return PolicySubject(POLICIES[what], trying.fresh(trying.EXAMPLE))
     try:
         find_profile(what, session.workspace, Path.cwd())
     except ProfileNotFoundError:
@@ -92,15 +92,15 @@ def find(session: Session, what: str) -> Subject:
     return of_profile(session, what)
 
 
-def of_profile(session: Session, wanted: str) -> Subject:
+def of_profile(session: Session, wanted: str) -> PolicySubject:
     """A new run of a profile. Ends the command with one line per problem."""
     spec = resolving.resolve_spec(
         resolving.load_profile(session, wanted), (), None, resolving.gpu_situation(session)
     )  # fmt: skip
-    return Subject(_policy(spec, spec.name), trying.fresh(spec), profile=spec.name)
+    return PolicySubject(_policy(spec, spec.name), trying.fresh(spec), profile=spec.name)
 
 
-def of_run(session: Session, wanted: str) -> Subject:
+def of_run(session: Session, wanted: str) -> PolicySubject:
     """A run as it stands: with its parameters, what was decided before, and the checkpoints that validate."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
@@ -114,7 +114,11 @@ def of_run(session: Session, wanted: str) -> Subject:
     policy = _policy(spec, view.run_id)
     directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
     try:
-        choice = Choice(()) if search is None else choose(surveyed(search), search.attempts, policy.checkpoints_wanted)
+        choice = (
+            CheckpointChoice(())
+            if search is None
+            else choose(surveyed(search), search.attempts, policy.checkpoints_wanted)
+        )
     except OSError as error:
         fail(
             f"{directory} cannot be read: {error.strerror or error}; see whether its file system answers", EXIT_REFUSED
@@ -141,17 +145,17 @@ def of_run(session: Session, wanted: str) -> Subject:
         before=before,
         gpus=view.gpus,
     )
-    return Subject(policy, situation, run=view.run_id)
+    return PolicySubject(policy, situation, run=view.run_id)
 
 
-def effects(subject: Subject) -> list[tuple[Action, Result]]:
+def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
     """What each action of the policy's ladders alone would do to the run's parameters."""
     spec, params = subject.situation.spec, subject.situation.params
     found = ((action, trying.effect_of(action, spec, params)) for action in actions_in(subject.policy))
     return [(action, result) for action, result in found if result is not None]
 
 
-def assumptions(subject: Subject, progress: bool) -> list[str]:
+def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     """What a trial takes for granted, a sentence each."""
     situation = subject.situation
     known = situation.fails_at

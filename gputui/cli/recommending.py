@@ -9,7 +9,7 @@ from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, print_json, say
 from gputui.doctor.gpu_reading import read_gpus
 from gputui.gpu.model import GpuFacts
-from gputui.gpu.topology import Pair
+from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.problems import shorten
 from gputui.profiles.recommend import recommend, usable
@@ -38,7 +38,7 @@ def print_recommended(
     situation = situation_of(agent, gpus, quarantined(connection))
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
     if count > 1 and agent is not None and agent.source == "nvml":
         # Only the driver knows it, and in a process of its own it may hang.
         pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
@@ -74,7 +74,7 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
     return f"{had} of {count} GPUs can be had now" + (f": {told}" if told else "; this machine shows no GPU")
 
 
-def _links(chosen: Sequence[GpuFacts], pairs: Sequence[Pair]) -> list[dict[str, object]]:
+def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
     """How those chosen reach each other, as far as the driver says."""
     indices = {gpu.index for gpu in chosen}
     return [

@@ -16,7 +16,7 @@ Pairs = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class AxisTimeline:
     """When the attempts of a run were under way. ``begins`` are UTC unix seconds by attempt, ``trained_before`` the
     seconds of training before each, without what lay between the attempts."""
 
@@ -26,7 +26,7 @@ class Timeline:
     trained_before: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attempts: Sequence[Attempt]) -> Timeline:
+    def of(cls, attempts: Sequence[Attempt]) -> AxisTimeline:
         begins: dict[int, float] = {}
         ends: dict[int, float] = {}
         before: dict[int, float] = {}
@@ -40,7 +40,7 @@ class Timeline:
                 trained += max(0.0, attempt.ended_at - begin)
         return cls(next(iter(begins.values()), None), begins, ends, before)
 
-    def is_like(self, earlier: Timeline) -> bool:
+    def is_like(self, earlier: AxisTimeline) -> bool:
         """Whether everything that lay somewhere on an axis before lies there still."""
         if self.origin_at != earlier.origin_at or self.begins.keys() != earlier.begins.keys():
             return False
@@ -80,7 +80,7 @@ class AxisMap:
     are needed on the axis of epochs, and for what has a moment and no step."""
 
     axis: Axis
-    timeline: Timeline
+    timeline: AxisTimeline
     epochs: Mapping[int, Pairs] = field(default_factory=dict)
     paces: Mapping[int, Pairs] = field(default_factory=dict)
 

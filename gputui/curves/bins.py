@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from gputui.charts.envelope import Bin, Buckets
 from gputui.charts.safe_text import clean
 from gputui.curves.axis import AxisMap
-from gputui.curves.model import AttemptCurve, ChartRequest, Curve
-from gputui.curves.reading import Line
+from gputui.curves.model import AttemptCurve, ChartRequest, MetricCurve
+from gputui.curves.reading import CurveLine
 from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.envelopes import Entry
 from gputui.store.metric_queries import as_float
@@ -31,9 +31,9 @@ class Followed:
         self._was_seen = False
         self._was_placed = False
         self._has_changed = True
-        self._curve: Curve | None = None
+        self._curve: MetricCurve | None = None
 
-    def take(self, line: Line, x: float | None) -> None:
+    def take(self, line: CurveLine, x: float | None) -> None:
         """Add a line that lies at ``x``."""
         value = as_float(line.values.get(self.name))
         if value is None:
@@ -73,7 +73,7 @@ class Followed:
                 self._has_changed = True
             buckets.take(found)
 
-    def curve(self, request: ChartRequest, last: float | None) -> Curve:
+    def curve(self, request: ChartRequest, last: float | None) -> MetricCurve:
         """What is known now; the same value as before where nothing came and nothing else is asked for. ``last`` is the
         newest value of the metric."""
         if self._curve is not None and not self._has_changed and request == self._request:
@@ -90,7 +90,7 @@ class Followed:
         if len(attempts) > 1:
             kept.sort(key=lambda each: each.first_x)
         wants_smooth = request.smoothing > 0 and not is_set(self.name)
-        self._curve = Curve(
+        self._curve = MetricCurve(
             name=clean(self.name),
             bins=tuple(kept),
             redone=tuple(redone),

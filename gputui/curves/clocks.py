@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gputui.curves.axis import epoch_pairs
-from gputui.curves.reading import Line
+from gputui.curves.reading import CurveLine
 from gputui.store.envelopes import Stretch
 from gputui.store.metric_queries import as_float
 
@@ -23,7 +23,7 @@ class Paces:
     def __init__(self) -> None:
         self.pairs: dict[int, list[tuple[float, float]]] = {}
 
-    def add(self, line: Line) -> None:
+    def add(self, line: CurveLine) -> None:
         """Take in a line."""
         if line.at is not None:
             self._add(line.attempt, line.at, line.step)
@@ -49,7 +49,7 @@ class Epochs:
         self._settled: dict[int, list[tuple[float, float]]] | None = None
         self._newest: dict[int, float] = {}
 
-    def add(self, line: Line) -> bool:
+    def add(self, line: CurveLine) -> bool:
         """Take in a line. False where it changes where lines before it lie, once that was settled: an epoch has ended,
         and how long it was is known by now."""
         epoch = as_float(line.values.get(EPOCH))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gputui.charts.parts import Curve as DrawnCurve
 from gputui.charts.parts import Marker, XAxis, YAxis
 from gputui.charts.picture import Drawing
-from gputui.curves.model import Axis, ChartData, ChartMarker, Curve, HardwareCurve, MarkerKind
+from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, MarkerKind, MetricCurve
 
 COLOURS = 6
 
@@ -44,7 +44,7 @@ def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve
     return Drawing(drawn, title, _axis(data), YAxis(), _markers(data))
 
 
-def _drawn(curve: Curve, style: str) -> list[DrawnCurve]:
+def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
     """A curve, and behind it what was done again and what its average was made of."""
     shadows = []
     if curve.redone:

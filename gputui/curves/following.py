@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from gputui.charts.safe_text import clean
 from gputui.curves import reading
-from gputui.curves.axis import AxisMap, Pairs, Timeline, cuts_of
+from gputui.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
 from gputui.curves.bins import RESOLUTION, Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
-from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, RankCurves, Window
+from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Frame, MetricCurve, RankCurves, Window
 from gputui.curves.ranks import RankReader
-from gputui.curves.reading import Layout, Line, Part, Place
+from gputui.curves.reading import CurveLine, Layout, Part, Place
 from gputui.store import envelopes, metric_queries
 from gputui.store.envelopes import Stretch
 from gputui.store.runs import Attempt, read_attempts
@@ -34,7 +34,7 @@ class RunCurves:
         self._shown: tuple[Window | None, int, bool] | None = None
         self._layout: Layout | None = None
         self._cuts: Mapping[int, float] = {}
-        self._map = AxisMap("step", Timeline(None))
+        self._map = AxisMap("step", AxisTimeline(None))
         self._epochs = Epochs()
         self._paces = Paces()
         self._hardware = HardwareCurves()
@@ -87,7 +87,7 @@ class RunCurves:
 
     def curves(
         self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
-    ) -> dict[str, Curve]:
+    ) -> dict[str, MetricCurve]:
         """The metrics alone, by the names that were asked for. Raises sqlite3.Error."""
         self._advance(connection, attempts, request)
         wanted = {asked: self._written_as(asked) for asked in request.names}
@@ -98,7 +98,7 @@ class RunCurves:
             if self._layout is None or self._layout.until != self._until:
                 self._layout = reading.layout(connection, self.run_id)
             self._begin(connection, new, request, self._layout)
-        curves: dict[str, Curve] = {}
+        curves: dict[str, MetricCurve] = {}
         for asked, name in wanted.items():
             curves[asked] = self._followed[name].curve(request, self._newest.get(name))
         return curves
@@ -114,7 +114,7 @@ class RunCurves:
     def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
         """Take in new lines. Begin anew where what was read lies elsewhere on the axis by now, or where that is
         quicker."""
-        timeline = Timeline.of(attempts)
+        timeline = AxisTimeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
         until, line_count = reading.sources(connection, self.run_id)
         if until != self._until:
@@ -145,12 +145,12 @@ class RunCurves:
 
     def _lines_between(
         self, connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
-    ) -> Iterator[Line]:
+    ) -> Iterator[CurveLine]:
         for source_id, end in until.items():
             if since[source_id] != end:
                 yield from reading.lines(connection, source_id, since[source_id], end)
 
-    def _take(self, lines: Iterable[Line]) -> bool:
+    def _take(self, lines: Iterable[CurveLine]) -> bool:
         """Add lines to all curves; False where they changed the axis itself."""
         is_epoch = self._map.axis == EPOCH
         followed = list(self._followed.values())
@@ -165,7 +165,7 @@ class RunCurves:
                 each.take(line, x)
         return True
 
-    def _place(self, line: Line) -> float | None:
+    def _place(self, line: CurveLine) -> float | None:
         x = self._map.place(line.attempt, line.step, line.at)
         if x is not None:
             self._start, self._end = min(self._start, x), max(self._end, x)
@@ -174,7 +174,7 @@ class RunCurves:
     # --- from the beginning
 
     def _start_over(
-        self, connection: sqlite3.Connection, request: ChartRequest, timeline: Timeline, cuts: Mapping[int, float]
+        self, connection: sqlite3.Connection, request: ChartRequest, timeline: AxisTimeline, cuts: Mapping[int, float]
     ) -> None:
         self._cuts = cuts
         self._followed.clear()
@@ -191,7 +191,7 @@ class RunCurves:
         if axis == EPOCH:
             for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, request.bins):
                 self._epochs.add_pair(attempt, step, epoch)
-        edges: dict[int, tuple[Line, Line]] = {}
+        edges: dict[int, tuple[CurveLine, CurveLine]] = {}
         for line in _unreduced(connection, found):
             self._paces.add(line)
             if axis == EPOCH:
@@ -199,8 +199,8 @@ class RunCurves:
             edges[line.attempt] = _wider(edges.get(line.attempt), line)
         self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
         for stretch in found.stretches:
-            self._place(Line(stretch.attempt, stretch.min_step, stretch.min_at, {}))
-            self._place(Line(stretch.attempt, stretch.max_step, stretch.max_at, {}))
+            self._place(CurveLine(stretch.attempt, stretch.min_step, stretch.min_at, {}))
+            self._place(CurveLine(stretch.attempt, stretch.max_step, stretch.max_at, {}))
         for line in itertools.chain.from_iterable(edges.values()):
             self._place(line)
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
@@ -256,7 +256,7 @@ class RunCurves:
                 entries += part.line_count / (envelopes.BLOCK_LINES * envelopes.FAN**level)
         return span / entries if entries else 0.0
 
-    def _read_lines(self, lines: Iterable[Line], followed: Sequence[Followed]) -> None:
+    def _read_lines(self, lines: Iterable[CurveLine], followed: Sequence[Followed]) -> None:
         place = self._map.place
         for line in lines:
             x = place(line.attempt, line.step, line.at)
@@ -279,18 +279,18 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         connection.execute("ROLLBACK")
 
 
-def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[Line]:
+def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[CurveLine]:
     for source_id, begin, end in found.unreduced():
         yield from reading.lines(connection, source_id, begin, end)
 
 
-def _wider(edges: tuple[Line, Line] | None, line: Line) -> tuple[Line, Line]:
+def _wider(edges: tuple[CurveLine, CurveLine] | None, line: CurveLine) -> tuple[CurveLine, CurveLine]:
     """The lowest step and moment, and the highest, as if they were lines."""
     if edges is None:
         return line, line
     low, high = edges
     moments = [at for at in (low.at, high.at, line.at) if at is not None]
     return (
-        Line(line.attempt, min(low.step, line.step), min(moments, default=None), {}),
-        Line(line.attempt, max(high.step, line.step), max(moments, default=None), {}),
+        CurveLine(line.attempt, min(low.step, line.step), min(moments, default=None), {}),
+        CurveLine(line.attempt, max(high.step, line.step), max(moments, default=None), {}),
     )

@@ -34,7 +34,7 @@ _HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": 
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class GpuHold:
     """An attempt was on a GPU, or on the host (``uuid`` is None), from ``begin`` to ``end``, UTC unix seconds; the end
     of one that is under way is infinite."""
 
@@ -107,7 +107,7 @@ class HardwareCurves:
     def _moments(
         self,
         connection: sqlite3.Connection,
-        stays: Sequence[Stay],
+        stays: Sequence[GpuHold],
         uuids: Sequence[str | None],
         axis_map: AxisMap,
         window: Window | None,
@@ -167,7 +167,7 @@ class HardwareCurves:
 
 def _bins(
     device: _Device,
-    stays: Sequence[Stay],
+    stays: Sequence[GpuHold],
     axis_map: AxisMap,
     cuts: Mapping[int, float],
     window: Window | None,
@@ -209,7 +209,7 @@ def _is_settled(axis_map: AxisMap, span: Span) -> bool:
     return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
 
 
-def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[Stay]:
+def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
     timeline = axis_map.timeline
     found = []
     for attempt in attempts:
@@ -217,11 +217,11 @@ def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[Stay]:
         if begin is None:
             continue
         end = timeline.ends.get(attempt.number, math.inf)
-        found += [Stay(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+        found += [GpuHold(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
     return found
 
 
-def _moments_of(axis_map: AxisMap, stay: Stay, window: Window) -> Window | None:
+def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:
     """The moments of an attempt that a window shows."""
     reach = axis_map.reach(stay.attempt, window)
     if reach.moments is not None:

@@ -11,7 +11,7 @@ import orjson
 from gputui.charts.safe_text import clean
 from gputui.curves.axis import AxisMap
 from gputui.curves.model import ChartMarker, MarkerKind
-from gputui.curves.reading import Line
+from gputui.curves.reading import CurveLine
 from gputui.store import alerts
 from gputui.store.runs import Attempt, IncidentView, RunLookupError, find_run, read_incidents
 
@@ -25,7 +25,7 @@ _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bo
 """Events of the training that attempts tell of already, or that come all the time."""
 
 
-def event_marker(line: Line, axis_map: AxisMap) -> ChartMarker | None:
+def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     """The marker of a line with an event in it; None where it is not worth one, or has no place on the axis."""
     name = line.values.get("event")
     if not isinstance(name, str) or name in _TOLD_OTHERWISE:
@@ -42,7 +42,7 @@ def event_marker(line: Line, axis_map: AxisMap) -> ChartMarker | None:
     return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
 
-def event_lines(connection: sqlite3.Connection, run_id: str) -> list[Line]:
+def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
     """The newest lines of a run that tell of an event, oldest first. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
@@ -51,7 +51,7 @@ def event_lines(connection: sqlite3.Connection, run_id: str) -> list[Line]:
         "ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
         (run_id, EVENTS_KEPT),
     )
-    lines = [Line(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
+    lines = [CurveLine(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
     lines.reverse()
     return lines
 

@@ -61,7 +61,7 @@ class AttemptCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MetricCurve:
     """One metric over the axis.
 
     Over steps and epochs an attempt that goes on from an older step does some steps again: ``bins`` hold what the
@@ -152,7 +152,7 @@ class ChartData:
     request: ChartRequest
     frame: Frame
     names: tuple[str, ...] = ()
-    curves: Mapping[str, Curve] = field(default_factory=dict)
+    curves: Mapping[str, MetricCurve] = field(default_factory=dict)
     hardware: tuple[HardwareCurve, ...] = ()
     markers: tuple[ChartMarker, ...] = ()
     rank_names: frozenset[str] = frozenset()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gputui.charts.envelope import Bin
-from gputui.curves.axis import Timeline, cuts_of
+from gputui.curves.axis import AxisTimeline, cuts_of
 from gputui.curves.bins import broken_off
-from gputui.curves.model import ChartData, Curve, HardwareCurve, RankCurve
+from gputui.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.runs import Attempt
 
@@ -62,13 +62,13 @@ def _reached(data: ChartData, standing: Standing) -> float:
         return -math.inf
     if axis == "time":
         return standing.at - origin
-    timeline = Timeline.of(standing.attempts)
+    timeline = AxisTimeline.of(standing.attempts)
     newest = max(attempt.number for attempt in standing.attempts)
     ended = timeline.ends.get(newest, standing.at)
     return timeline.trained_before[newest] + min(standing.at, ended) - timeline.begins[newest]
 
 
-def _cut_curve(data: ChartData, curve: Curve, standing: Standing, reached: float) -> Curve:
+def _cut_curve(data: ChartData, curve: MetricCurve, standing: Standing, reached: float) -> MetricCurve:
     limits = cuts_of(standing.attempts) if data.request.axis in ("step", "epoch") else {}
     newest = max((attempt.number for attempt in standing.attempts), default=0)
     kept: list[Bin] = []

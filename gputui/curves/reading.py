@@ -11,20 +11,20 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from gputui.curves.axis import AxisMap, Reach, Timeline
+from gputui.curves.axis import AxisMap, AxisTimeline, Reach
 from gputui.store import envelopes
 from gputui.store.envelopes import FAN, Entry, Stretch
 
 LINES_IN_FULL = 4096
 """A window of at most so many lines is read line by line: about 10 ms."""
 
-_ALL = AxisMap("step", Timeline(None))
+_ALL = AxisMap("step", AxisTimeline(None))
 
 Place = tuple[int, int]
 Share = Literal["kept", "redone", "mixed"]
 
 
-class Line(NamedTuple):
+class CurveLine(NamedTuple):
     """A line of rank 0 or of none, with a step. ``at`` is UTC unix seconds."""
 
     attempt: int
@@ -64,7 +64,7 @@ def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
     return Layout(until, line_count, envelopes.stretches(connection, run_id))
 
 
-def lines(connection: sqlite3.Connection, source_id: int, begin: Place, end: Place) -> Iterator[Line]:
+def lines(connection: sqlite3.Connection, source_id: int, begin: Place, end: Place) -> Iterator[CurveLine]:
     """The lines from one place to before another, in the order they were written."""
     rows = connection.execute(
         "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
@@ -75,7 +75,7 @@ def lines(connection: sqlite3.Connection, source_id: int, begin: Place, end: Pla
     new = tuple.__new__
     loads = orjson.loads
     for attempt, step, at, data in rows:
-        yield new(Line, (attempt, step, at, loads(data)))
+        yield new(CurveLine, (attempt, step, at, loads(data)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
 from gputui.demo import training
-from gputui.demo.past import STORIES, Past
+from gputui.demo.past import STORIES, DemoPast
 from gputui.gpu.simulated import SimulatedSource
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
@@ -81,7 +81,7 @@ def demo_home() -> Iterator[Workspace]:
         workspace.scenario.chmod(PRIVATE_FILE_MODE)
         write_profiles(workspace.profiles)
         now = time.time()
-        Past(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
+        DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
         _go_on(workspace)
         yield workspace
     finally:

@@ -25,7 +25,7 @@ from gputui.gpu.xid import xid_text
 from gputui.host.sample import HostSampler
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
-from gputui.recovery.machine_actions import Surroundings
+from gputui.recovery.machine_actions import MachineContext
 from gputui.runs import repository
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import node_folder
@@ -111,7 +111,7 @@ class Clock:
         return self.at
 
 
-class Past:
+class DemoPast:
     """Makes the past of one home. ``source`` is its simulated machine."""
 
     def __init__(self, workspace: Workspace, source: SimulatedSource, now: float) -> None:
@@ -233,7 +233,7 @@ class Past:
             "stop_requested": act.is_stopped,
         }  # fmt: skip
         task = evidence_to_read(context, fresh, record, ())
-        Ending(context).attempt_ended(task, examine(task), Surroundings(gpus=uuids))
+        Ending(context).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
         run = repository.get_run(self._connection, run_id)
         assert run is not None
         if run.state.is_over:

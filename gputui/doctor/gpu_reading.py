@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, Inventory
-from gputui.gpu.topology import PATHS, Pair
+from gputui.gpu.topology import PATHS, GpuPair
 from gputui.host.child import ChildError, run_child
 
 DEADLINE_SECONDS = 15.0
@@ -41,7 +41,7 @@ class GpuReading:
     facts: tuple[GpuFacts, ...] = ()
     samples: Mapping[str, GpuSample] = field(default_factory=dict)
     slow: Mapping[str, GpuSlowSample] = field(default_factory=dict)
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
     nvlinks: Mapping[int, int | None] = field(default_factory=dict)
 
 
@@ -71,7 +71,7 @@ def decode(text: str) -> GpuReading:
         facts=tuple(GpuFacts(**each) for each in data["facts"]),
         samples={each["uuid"]: GpuSample(**each) for each in data["samples"]},
         slow={each["uuid"]: GpuSlowSample(**each) for each in data["slow"]},
-        pairs=tuple(Pair(**each) for each in data["pairs"]),
+        pairs=tuple(GpuPair(**each) for each in data["pairs"]),
         nvlinks={int(index): count for index, count in data["nvlinks"].items()},
     )
 
@@ -140,7 +140,7 @@ def active_links(nvml: Any, handle: Any) -> int | None:
     return active
 
 
-def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
+def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> GpuPair:
     """What the driver says of two GPUs; ``first`` and ``second`` are their indices."""
     levels = (
         nvml.NVML_TOPOLOGY_INTERNAL,
@@ -154,7 +154,7 @@ def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> Pair:
     path = None
     with contextlib.suppress(nvml.NVMLError):
         path = paths.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
-    return Pair(
+    return GpuPair(
         first,
         second,
         _p2p(nvml, one, other, _P2P_READ),

@@ -11,7 +11,7 @@ from typing import Protocol
 _GONE = ("lost", "error")
 
 
-class Reading(Protocol):
+class GpuValues(Protocol):
     """What is totalled: samples as they come from the sampler, and rows as they are read from the store."""
 
     @property
@@ -53,7 +53,7 @@ class GpuTotals:
     hottest_celsius: float | None = None
 
 
-def totals(readings: Iterable[Reading], indices: Mapping[str, int]) -> GpuTotals:
+def totals(readings: Iterable[GpuValues], indices: Mapping[str, int]) -> GpuTotals:
     """The totals; ``indices`` maps a UUID to the GPU's index. Of equally hot GPUs the one with the lowest index is
     the hottest. A GPU that is lost or cannot be read only counts."""
     listed = list(readings)

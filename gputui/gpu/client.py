@@ -19,7 +19,7 @@ from typing import Literal
 from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.gpu.model import FastTick, Occupant
 from gputui.gpu.source import LOG_PREFIX
-from gputui.gpu.tiers import Backoff, bounded_interval
+from gputui.gpu.tiers import ReadBackoff, bounded_interval
 from gputui.gpu.wire import Message, decode, encode_interval, encode_occupants
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
@@ -111,7 +111,7 @@ class SamplerClient:
         self._killed_at: float | None = None
         self._reason: str | None = None
         self._restarts = 0
-        self._backoff = Backoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
+        self._backoff = ReadBackoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
 
     def start(self, now: float | None = None) -> None:
         """Start the sampler. A failure to do so shows in ``check`` and is tried again.

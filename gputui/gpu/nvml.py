@@ -39,7 +39,7 @@ from gputui.gpu.nvml_events import XidEvents
 from gputui.gpu.nvml_facts import read_facts
 from gputui.gpu.nvml_processes import ProcessLists
 from gputui.gpu.nvml_readings import Gpu
-from gputui.gpu.processes import ProcessReader
+from gputui.gpu.processes import GpuProcessReader
 from gputui.gpu.source import FreshProcessNeededError
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT, xid_text
 
@@ -59,8 +59,8 @@ class NvmlSource:
     """The source of real GPUs. Nothing is opened before ``inventory`` is called; every GPU that was seen once is kept
     by its UUID, so that one that is lost stays visible as lost."""
 
-    def __init__(self, reader: ProcessReader | None = None) -> None:
-        self._reader = reader or ProcessReader()
+    def __init__(self, reader: GpuProcessReader | None = None) -> None:
+        self._reader = reader or GpuProcessReader()
         self._gpus: dict[str, Gpu] = {}
         self._session: Calls | None = None
         self._lists: ProcessLists | None = None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gputui.gpu.model import GpuProcess
 from gputui.gpu.nvml_calls import ERROR_INSUFFICIENT_SIZE, ERROR_NOT_FOUND, Calls
-from gputui.gpu.processes import ProcessReader
+from gputui.gpu.processes import GpuProcessReader
 from gputui.gpu.source import say
 
 Kind = Literal["C", "G", "M"]
@@ -41,7 +41,7 @@ class Row:
 class ProcessLists:
     """Reads the lists of any number of GPUs; remembers per GPU what is read seldom."""
 
-    def __init__(self, calls: Calls, reader: ProcessReader) -> None:
+    def __init__(self, calls: Calls, reader: GpuProcessReader) -> None:
         self._calls = calls
         self._reader = reader
         self._turn: dict[str, int] = {}

@@ -17,7 +17,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessOwner:
     """``start_ticks`` is field 22 of /proc/PID/stat: with it a reused PID is not mistaken for the old one."""
 
     start_ticks: int
@@ -31,10 +31,10 @@ class _Known:
 
     folder: tuple[int, int]
     ticks: int
-    identity: ProcessIdentity | None
+    identity: ProcessOwner | None
 
 
-class ProcessReader:
+class GpuProcessReader:
     """Looks PIDs up and remembers what it found for as long as (PID, start) stays the same.
 
     The driver reports PIDs of the machine's first PID namespace. Inside another one (a container) the same number may
@@ -46,7 +46,7 @@ class ProcessReader:
         self._check_device = not (in_first_pid_namespace(proc) if first_namespace is None else first_namespace)
         self._known: dict[int, _Known] = {}
 
-    def look(self, pid: int) -> ProcessIdentity | None:
+    def look(self, pid: int) -> ProcessOwner | None:
         """Who ``pid`` is now, or None when it is not visible here."""
         folder = self._folder(pid)
         known = self._known.get(pid)
@@ -59,7 +59,7 @@ class ProcessReader:
         if known is not None and known.ticks == ticks:
             found = known.identity
         elif not self._check_device or self._has_device_open(pid):
-            found = ProcessIdentity(ticks, self._user(pid), self._command(pid))
+            found = ProcessOwner(ticks, self._user(pid), self._command(pid))
         else:
             found = None
         self._known[pid] = _Known(folder, ticks, found)

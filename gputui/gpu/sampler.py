@@ -27,8 +27,8 @@ from types import FrameType
 
 from gputui.gpu.model import Inventory
 from gputui.gpu.source import FreshProcessNeededError, Source, say
-from gputui.gpu.tiers import Backoff, Cadence, Schedule, bounded_interval
-from gputui.gpu.wire import Command, Message, decode_command, encode
+from gputui.gpu.tiers import Cadence, ReadBackoff, Schedule, bounded_interval
+from gputui.gpu.wire import Message, WireCommand, decode_command, encode
 from gputui.host.sample import HostSampler
 
 EXIT_USAGE = 2
@@ -96,10 +96,10 @@ class GpuThread(threading.Thread):
         self._wake_main = wake_main
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._commands: list[Command] = []
+        self._commands: list[WireCommand] = []
         self._ending = threading.Event()
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: WireCommand) -> None:
         with self._lock:
             self._commands.append(command)
         self._wake.set()
@@ -125,7 +125,7 @@ class GpuThread(threading.Thread):
 
     def _loop(self) -> None:
         schedule = Schedule(self._interval, self._begin_at)
-        recheck = Backoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
+        recheck = ReadBackoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
         known = self._announce(None, schedule, recheck)
         while not self._ending.is_set():
             self._obey(schedule)
@@ -146,7 +146,7 @@ class GpuThread(threading.Thread):
             self._wake.wait(schedule.wait_seconds(time.monotonic()))
             self._wake.clear()
 
-    def _recheck(self, known: Inventory, schedule: Schedule, recheck: Backoff) -> Inventory:
+    def _recheck(self, known: Inventory, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
         """Open the source anew where it asks for that, each time after a longer wait."""
         wanted = self._source.recheck_after_seconds()
         now = time.monotonic()
@@ -157,7 +157,7 @@ class GpuThread(threading.Thread):
             recheck.fail(now, wanted)
         return self._announce(known, schedule, recheck) if recheck.due(now) else known
 
-    def _announce(self, known: Inventory | None, schedule: Schedule, recheck: Backoff) -> Inventory:
+    def _announce(self, known: Inventory | None, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
         found = self._source.inventory(time.time())
         schedule.set_gpu_count(len(found.gpus))
         wanted = self._source.recheck_after_seconds()

@@ -20,7 +20,7 @@ from gputui.gpu.model import (
     ProcessTick,
     SlowTick,
 )
-from gputui.gpu.processes import ProcessReader
+from gputui.gpu.processes import GpuProcessReader
 from gputui.gpu.scenario import Fault, FaultKind, Foreign, Scenario, load_scenario
 from gputui.gpu.simulated_gpu import RESERVED_BYTES, SimulatedGpu, noise, simulated_facts
 from gputui.gpu.source import say
@@ -47,12 +47,12 @@ class SimulatedSource:
         gpu_count: int | None = None,
         epoch: float | None = None,
         *,
-        reader: ProcessReader | None = None,
+        reader: GpuProcessReader | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._path = scenario_path
         self._epoch = time.time() if epoch is None else epoch
-        self._reader = reader or ProcessReader(first_namespace=True)
+        self._reader = reader or GpuProcessReader(first_namespace=True)
         self._sleep = sleep
         self._scenario = Scenario()
         self._begun_at = self._epoch

@@ -75,7 +75,7 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class Backoff:
+class ReadBackoff:
     """Waiting longer after each failure in a row: first, twice that, and so on up to longest."""
 
     first_seconds: float

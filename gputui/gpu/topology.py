@@ -26,7 +26,7 @@ MOST_GROUPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GpuPair:
     """How two GPUs, by their indices, reach each other: ``p2p`` whether one reads the other's memory directly,
     ``nvlink`` whether over NVLink, ``path`` what lies between them otherwise (of `PATHS`); None is unknown."""
 
@@ -50,7 +50,7 @@ class Pair:
         return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
 
 
-def nearest(indices: Sequence[int], count: int, pairs: Iterable[Pair], fixed: Sequence[int] = ()) -> tuple[int, ...]:
+def nearest(indices: Sequence[int], count: int, pairs: Iterable[GpuPair], fixed: Sequence[int] = ()) -> tuple[int, ...]:
     """The ``count`` of these GPUs whose farthest two are nearest to each other, then those that are nearest in all; of
     equal ones, those that come first in ``indices``. Nothing is asked of one GPU, or where no pair is known. Those of
     ``fixed``, at most ``count`` of ``indices``, are among them in any case."""

@@ -30,7 +30,7 @@ _KINDS: dict[str, type[Message]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class WireCommand:
     """What the agent tells its sampler; only what is given changes."""
 
     occupants: tuple[Occupant, ...] | None = None
@@ -64,12 +64,12 @@ def encode_interval(seconds: float) -> bytes:
     return orjson.dumps({"interval": seconds}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def decode_command(line: bytes) -> Command:
+def decode_command(line: bytes) -> WireCommand:
     """The command in one line.
 
     Raises ValueError.
     """
-    command: Command = _build(Command, _object(line), "command")
+    command: WireCommand = _build(WireCommand, _object(line), "command")
     if command.interval is not None and not command.interval > 0:
         raise ValueError(f"command.interval is {command.interval}, expected more than 0")
     return command

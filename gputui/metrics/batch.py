@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
-from gputui.metrics.reducing import Line
+from gputui.metrics.reducing import MetricLine
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 from gputui.store.metric_queries import as_float
@@ -71,7 +71,7 @@ class RejectedLine(NamedTuple):
     excerpt: str
 
 
-class Note(NamedTuple):
+class MetricsNote(NamedTuple):
     """Something that a person should know about a file of metrics; ``kind`` and ``key`` are those of its event."""
 
     kind: EventKind
@@ -95,7 +95,7 @@ class Batch:
     redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
     rows: list[Row] = field(default_factory=list)
-    to_reduce: list[Line] = field(default_factory=list)
+    to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Batch:
     marks: array[int] = field(default_factory=lambda: array("I"))
     bytes_read: int = 0
     more: bool = False
-    note: Note | None = None
+    note: MetricsNote | None = None
 
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line's row."""
@@ -124,7 +124,7 @@ class Batch:
             data, values = self._without_secrets(data, values)
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
         if not rank and step is not None:
-            self.to_reduce.append(_line(Line, (generation, offset, self.attempt, step, at, values)))
+            self.to_reduce.append(_line(MetricLine, (generation, offset, self.attempt, step, at, values)))
         # An event tells where it happened (a start, a resume); only a measured step is progress.
         if "event" in values:
             name = str(values["event"])[:EVENT_CHARACTERS]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from gputui.metrics.batch import BATCH_BYTES, Batch, Boundary, Note, SourceReader, SourceState
+from gputui.metrics.batch import BATCH_BYTES, Batch, Boundary, MetricsNote, SourceReader, SourceState
 from gputui.metrics.formats import AS_USUAL, PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.marks import stored_marks
@@ -237,7 +237,7 @@ class MetricsIngest:
             source.state = batch.state
             self._report.add(source.run_id, batch)
             if source.order.add(batch.to_reduce):
-                self._report.notes.append((source.run_id, Note("steps_restarted", None, STARTS_AGAIN)))
+                self._report.notes.append((source.run_id, MetricsNote("steps_restarted", None, STARTS_AGAIN)))
             if batch.more:
                 queue.append(source)
         return spent
@@ -252,7 +252,7 @@ class MetricsIngest:
             problem = f"metrics cannot be read: {error}"
             if source.problem != problem:
                 source.problem = problem
-                self._report.notes.append((source.run_id, Note("metrics_unreadable", str(error), problem)))
+                self._report.notes.append((source.run_id, MetricsNote("metrics_unreadable", str(error), problem)))
             return None
         source.problem = None
         return batch

@@ -50,7 +50,7 @@ def common(one: bytes, other: bytes) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Comparison:
+class MarkComparison:
     """How far the file with this inode begins with the lines that were read before, ``total`` of them. ``place``
     (bytes) and ``lines`` tell how far it was compared. Nothing of it is stored: the next agent compares again."""
 

@@ -15,8 +15,8 @@ from gputui.metrics.contract import ParsedLine, Rejected, parse_values
 from gputui.metrics.files import FollowedFile
 from gputui.metrics.tracker_files import (
     MAX_RECORD_BYTES,
-    DamagedError,
-    Frame,
+    DamagedRecordError,
+    RecordFrame,
     event_frames,
     event_scalars,
     wandb_frames,
@@ -104,7 +104,7 @@ class RecordReader:
                 if end is None and (offset + len(data) >= size or limit > MAX_RECORD_BYTES):
                     break
                 limit *= 8
-        except DamagedError as error:
+        except DamagedRecordError as error:
             # Where the next record begins cannot be known; what is appended after this may be in step again.
             batch.reject(state.generation, offset if end is None else end, b"", Rejected(str(error)))
             end = size
@@ -117,7 +117,7 @@ class RecordReader:
         batch.more = end < size or segment_end is not None
         return batch
 
-    def _take(self, batch: Batch, generation: int, offset: int, frame: Frame) -> None:
+    def _take(self, batch: Batch, generation: int, offset: int, frame: RecordFrame) -> None:
         values = self._scalars(frame.content)
         parsed = None if values is None else parse_values(values)
         if isinstance(parsed, ParsedLine):

@@ -28,7 +28,7 @@ _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
 
-class Line(NamedTuple):
+class MetricLine(NamedTuple):
     """A line of rank 0 or of none that has a step."""
 
     generation: int
@@ -44,13 +44,13 @@ class Reducer:
 
     def __init__(self, source_id: int) -> None:
         self._source_id = source_id
-        self._lines: list[Line] | None = None
+        self._lines: list[MetricLine] | None = None
 
     def forget(self) -> None:
         """After a transaction that failed: what lies behind the last stretch is read from the store again."""
         self._lines = None
 
-    def take(self, connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
+    def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
         """Take in lines that were just stored, in the order they were written. Raises sqlite3.Error."""
         if self._lines is None:
             # Always more than came: however far back the first of them lies, it is reached.
@@ -77,7 +77,7 @@ class Reducer:
         return True
 
 
-def _closed(lines: Sequence[Line]) -> int:
+def _closed(lines: Sequence[MetricLine]) -> int:
     """How many of the first lines make a stretch: as many as it holds, or all of an attempt that another followed."""
     if not lines:
         return 0
@@ -92,7 +92,7 @@ def _closed(lines: Sequence[Line]) -> int:
     return count
 
 
-def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Line]:
+def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[MetricLine]:
     """The first lines behind the last stretch, at most those of one."""
     last = envelopes.last_stretch(connection, source_id)
     rows = connection.execute(
@@ -102,12 +102,12 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Line]:
         (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
     )
     return [
-        Line(generation, offset, attempt, step, at, orjson.loads(data))
+        MetricLine(generation, offset, attempt, step, at, orjson.loads(data))
         for generation, offset, attempt, step, at, data in rows.fetchall()
     ]
 
 
-def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Line]) -> None:
+def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[MetricLine]) -> None:
     """Store one stretch."""
     attempt = lines[0].attempt
     before = envelopes.last_stretch(connection, source_id, attempt)
@@ -163,7 +163,7 @@ ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.
 """
 
 
-def reduce_lines(number: int, lines: Sequence[Line]) -> dict[str, list[Entry]]:
+def reduce_lines(number: int, lines: Sequence[MetricLine]) -> dict[str, list[Entry]]:
     """The entries of each metric in the lines of stretch ``number``."""
     names: dict[str, None] = {}
     for line in lines:

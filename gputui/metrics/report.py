@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.metrics.batch import Batch, Note
+from gputui.metrics.batch import Batch, MetricsNote
 from gputui.store.metric_queries import NOT_METRICS, as_float
 
 
@@ -52,7 +52,7 @@ class IngestReport:
     bytes: int = 0
     more: bool = False
     progress: list[AttemptProgress] = field(default_factory=list)
-    notes: list[tuple[str, Note]] = field(default_factory=list)
+    notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
 
     def add(self, run_id: str, batch: Batch) -> None:
         self.lines += len(batch.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.metrics.reducing import Line
+from gputui.metrics.reducing import MetricLine
 
 STARTS_AGAIN = (
     "its steps start again at their first within an attempt, so that charts by step lay its epochs over each other; "
@@ -22,7 +22,7 @@ class StepOrder:
     last: int = 0
     starts: int = 0
 
-    def add(self, lines: Sequence[Line]) -> bool:
+    def add(self, lines: Sequence[MetricLine]) -> bool:
         """Take the next lines; True where they start again for the second time in their attempt."""
         is_found = False
         for line in lines:

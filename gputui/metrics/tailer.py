@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, Note, SourceState, owner
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, MetricsNote, SourceState, owner
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, ParsedLine, Rejected
 from gputui.metrics.files import FollowedFile, fingerprint, is_unchanged, marks, marks_after
 from gputui.metrics.formats import LineFormat
-from gputui.metrics.marks import LONG_LINE_MARK, Comparison, KnownMarks, Verdict
+from gputui.metrics.marks import LONG_LINE_MARK, KnownMarks, MarkComparison, Verdict
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 
@@ -55,7 +55,7 @@ class SourceTailer:
         self._known = known
         self._begun: tuple[int, int] | None = None
         self._unchanged: tuple[object, ...] | None = None
-        self._comparison: Comparison | None = None
+        self._comparison: MarkComparison | None = None
         self._compared: str | None = None
         self._short_since: float | None = None
 
@@ -225,7 +225,7 @@ class SourceTailer:
                 return closed
         return self._turn(inode, descriptor, former, state, boundaries, comparison, is_whole=verdict == "all")
 
-    def _compared_with(self, descriptor: int, inode: int, total: int) -> Comparison:
+    def _compared_with(self, descriptor: int, inode: int, total: int) -> MarkComparison:
         """The comparison that was begun with this file, where the file is as it was then; else a new one."""
         # The format knows one header at a time, and the old file was just looked at.
         self._begun = None
@@ -242,7 +242,7 @@ class SourceTailer:
             return known
         if known is None or known.inode != inode:
             self._short_since = None
-        self._comparison = Comparison(inode, total, self._known, self._format.mark)
+        self._comparison = MarkComparison(inode, total, self._known, self._format.mark)
         return self._comparison
 
     def _stays_short(self, ended: bool) -> bool:
@@ -272,7 +272,7 @@ class SourceTailer:
         former: int | None,
         state: SourceState,
         boundaries: Sequence[Boundary],
-        comparison: Comparison | None,
+        comparison: MarkComparison | None,
         *,
         is_whole: bool,
     ) -> Batch:
@@ -300,7 +300,7 @@ class SourceTailer:
             state.is_rewritten or kind is not None,
         )
         if kind is not None and not state.is_rewritten:
-            batch.note = Note(kind, str(self._file.path), f"{self._file.path} {why}")
+            batch.note = MetricsNote(kind, str(self._file.path), f"{self._file.path} {why}")
         return batch
 
     @staticmethod

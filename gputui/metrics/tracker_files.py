@@ -29,11 +29,11 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
-class DamagedError(ValueError):
+class DamagedRecordError(ValueError):
     """What follows is no record; the text says where."""
 
 
-class Frame(NamedTuple):
+class RecordFrame(NamedTuple):
     """A record in a file: it begins ``start`` bytes behind the place that was looked at, the next one at ``end``;
     ``content`` is the record itself."""
 
@@ -42,22 +42,22 @@ class Frame(NamedTuple):
     content: bytes
 
 
-def event_frames(data: bytes, _offset: int) -> Iterator[Frame]:
+def event_frames(data: bytes, _offset: int) -> Iterator[RecordFrame]:
     """The whole records at the beginning of ``data``. Raises DamagedError."""
     position = 0
     while len(data) - position >= _EVENT_HEADER.size:
         length, check = _EVENT_HEADER.unpack_from(data, position)
         if length > MAX_RECORD_BYTES or masked_crc(data[position : position + 8]) != check:
-            raise DamagedError("no record of an event file")
+            raise DamagedRecordError("no record of an event file")
         begin = position + _EVENT_HEADER.size
         end = begin + length + _EVENT_FOOTER_BYTES
         if end > len(data):
             return
-        yield Frame(position, end, data[begin : begin + length])
+        yield RecordFrame(position, end, data[begin : begin + length])
         position = end
 
 
-def wandb_frames(data: bytes, offset: int) -> Iterator[Frame]:
+def wandb_frames(data: bytes, offset: int) -> Iterator[RecordFrame]:
     """The whole records at the beginning of ``data``, which lies ``offset`` bytes from the file's start. Raises
     DamagedError."""
     position = 0
@@ -65,7 +65,7 @@ def wandb_frames(data: bytes, offset: int) -> Iterator[Frame]:
         if len(data) < _WANDB_HEADER_BYTES:
             return
         if not data.startswith(b":W&B"):
-            raise DamagedError("no file of W&B")
+            raise DamagedRecordError("no file of W&B")
         position = _WANDB_HEADER_BYTES
     start, parts = position, b""
     while True:
@@ -77,7 +77,7 @@ def wandb_frames(data: bytes, offset: int) -> Iterator[Frame]:
             return
         _, length, kind = _CHUNK_HEADER.unpack_from(data, position)
         if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or length > left - _CHUNK_HEADER.size:
-            raise DamagedError("no record of W&B")
+            raise DamagedRecordError("no record of W&B")
         end = position + _CHUNK_HEADER.size + length
         if end > len(data):
             return
@@ -85,7 +85,7 @@ def wandb_frames(data: bytes, offset: int) -> Iterator[Frame]:
         parts = chunk if kind in (_FULL, _FIRST) else parts + chunk
         position = end
         if kind in (_FULL, _LAST):
-            yield Frame(start, end, parts)
+            yield RecordFrame(start, end, parts)
             start, parts = end, b""
 
 
@@ -185,9 +185,9 @@ def _fields(content: bytes) -> Iterator[tuple[int, int, Any]]:
         elif wire in (_FIXED64, _FIXED32):
             length = 8 if wire == _FIXED64 else 4
         else:
-            raise DamagedError("not a protocol buffer")
+            raise DamagedRecordError("not a protocol buffer")
         if position + length > len(content):
-            raise DamagedError("a protocol buffer that is cut off")
+            raise DamagedRecordError("a protocol buffer that is cut off")
         yield number, wire, content[position : position + length]
         position += length
 
@@ -196,13 +196,13 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(content):
-            raise DamagedError("a protocol buffer that is cut off")
+            raise DamagedRecordError("a protocol buffer that is cut off")
         byte = content[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise DamagedError("not a protocol buffer")
+    raise DamagedRecordError("not a protocol buffer")
 
 
 def _crc_table() -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from gputui.runs.spec import ROLE_NAMES
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CrossFinding:
     """Something wrong at a place; without a file yet."""
 
     place: Place
@@ -27,15 +27,15 @@ class Finding:
     nearest: str | None = None
 
 
-def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
+def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """What is wrong between keys. Takes the raw mapping, so that it speaks even where single values are wrong."""
     programs = [key for key in ("script", "module", "command") if key in data]
     name = data.get("launcher", (FOR_COMMAND if programs == ["command"] else FOR_RANKS).name)
     launcher = LAUNCHERS.get(name) if isinstance(name, str) else None
     if not programs:
-        yield Finding((), "one of script, module or command is needed")
+        yield CrossFinding((), "one of script, module or command is needed")
     for extra in programs[1:]:
-        yield Finding((extra,), f"give {programs[0]} or {extra}, not both")
+        yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
     if launcher is not None:
         yield from _of_launcher(launcher, programs, data)
     if (policy := recovery_mapping(data.get("recovery", "standard"))) is not None:
@@ -43,24 +43,24 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
             parse_policy(policy)
         except PolicyError as error:
             for mistake in error.problems:
-                yield Finding(("recovery", *mistake.key), mistake.text)
+                yield CrossFinding(("recovery", *mistake.key), mistake.text)
     if isinstance(alerts := data.get("alerts"), dict):
         try:
             parse_overrides(alerts, "profile")
         except AlertsError as error:
             for one in error.problems:
-                yield Finding(("alerts", *one.place), one.text, one.nearest)
+                yield CrossFinding(("alerts", *one.place), one.text, one.nearest)
     if isinstance(gates := data.get("gates"), dict):
         for name in gates:
             if name not in GATE_THRESHOLDS:
                 meant = nearest(str(name), GATE_THRESHOLDS)
-                yield Finding(
+                yield CrossFinding(
                     ("gates", name),
                     "unknown gate" + ("" if meant else f"; there are {', '.join(GATE_THRESHOLDS)}"),
                     meant,
                 )
     for place, problem, meant in sink_problems(data.get("sinks")):
-        yield Finding(place, problem, meant)
+        yield CrossFinding(place, problem, meant)
     yield from _scopes(data)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
@@ -68,14 +68,14 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[Finding]:
         for role, name in roles.items():
             if role not in ROLE_NAMES:
                 meant = nearest(role, ROLE_NAMES)
-                yield Finding(
+                yield CrossFinding(
                     ("roles", role), "unknown role" + ("" if meant else f"; there are {', '.join(ROLE_NAMES)}"), meant
                 )
             elif isinstance(name, str) and name not in names:
-                yield Finding(("roles", role), f"{name} is not a parameter", nearest(name, names))
+                yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, names))
 
 
-def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Keys that are missing for the launcher, or mean nothing to it."""
     if len(programs) == 1 and launcher.takes_command != (programs == ["command"]):
         wanted = (
@@ -83,14 +83,14 @@ def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str,
             if launcher.takes_command
             else f"a script or a module; for a command write launcher: {FOR_COMMAND.name}"
         )
-        yield Finding(("launcher",), f"launcher {launcher.name} takes {wanted}")
+        yield CrossFinding(("launcher",), f"launcher {launcher.name} takes {wanted}")
     if launcher.takes_command and "python" in data:
-        yield Finding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
+        yield CrossFinding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
     if not launcher.starts_ranks and "nproc" in data:
-        yield Finding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
+        yield CrossFinding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
 
 
-def _scopes(data: Mapping[str, Any]) -> Iterator[Finding]:
+def _scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Whose a number is matters only where recovery may change the effective batch with it."""
     params, roles = data.get("params"), data.get("roles")
     mapped = roles if isinstance(roles, dict) else {}
@@ -98,6 +98,6 @@ def _scopes(data: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(form, dict) and "scope" in form:
             counts = [name in (mapped.get(role), *ROLE_NAMES[role]) for role in ("batch_size", "grad_accum")]
             if not any(counts):
-                yield Finding(
+                yield CrossFinding(
                     ("params", name, "scope"), "only the batch size and the accumulation have a scope; see roles"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gputui.gpu.model import GpuFacts
-from gputui.gpu.topology import Pair, nearest
+from gputui.gpu.topology import GpuPair, nearest
 from gputui.profiles.gpu_checks import GpuSituation
 
 
@@ -21,7 +21,7 @@ def usable(situation: GpuSituation, memory_bytes: int | None = None) -> list[Gpu
 
 
 def recommend(
-    count: int, situation: GpuSituation, memory_bytes: int | None = None, pairs: Sequence[Pair] = ()
+    count: int, situation: GpuSituation, memory_bytes: int | None = None, pairs: Sequence[GpuPair] = ()
 ) -> tuple[GpuFacts, ...] | None:
     """The best ``count`` GPUs in the order of their indices; None where fewer can be had now.
 

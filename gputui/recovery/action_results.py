@@ -11,7 +11,7 @@ from gputui.runs.spec import Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Precondition:
     """What must be so, or be done, before the next attempt may start.
 
     ``cool``: every GPU of the run is ``margin_celsius`` below the temperature where its clocks are lowered; ``disk``:
@@ -43,7 +43,7 @@ class Effect:
     env: Mapping[str, str] = field(default_factory=dict)
     quarantine: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[Precondition, ...] = ()
     notify: bool = False
     gpu_count: int | None = None
 

@@ -39,7 +39,7 @@ _BEFORE = "lay there before this run could have written it"
 Rows = tuple[CheckpointRow, ...]
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """What lies in a checkpoint folder; see `gputui.recovery.checkpoints.look_in`."""
 
     path: str
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepSpan:
     """What the ledger needs to know of an attempt. Times are UTC unix seconds; ``ended_at`` is None while it lives;
     ``has_worked``: it made a step."""
 
@@ -64,18 +64,18 @@ StepAt = Callable[[int, float], int | None]
 """The newest step that an attempt had recorded at a moment (UTC unix seconds), None where its metrics do not tell."""
 
 
-def spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[Span, ...]:
+def spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[StepSpan, ...]:
     """The attempts of a run, oldest first. ``now`` is UTC unix seconds."""
     found = []
     for row in sorted(attempts, key=lambda row: row.number):
         began = row.started_at if row.started_at is not None else row.created_at
         lasted = (row.ended_at if row.ended_at is not None else now) - began
         worked = row.last_step is not None or (not has_metrics and lasted >= WORKED_SECONDS)
-        found.append(Span(row.number, row.created_at, row.ended_at, row.resumed_from, row.last_step, worked))
+        found.append(StepSpan(row.number, row.created_at, row.ended_at, row.resumed_from, row.last_step, worked))
     return tuple(found)
 
 
-def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[Span, ...]:
+def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[StepSpan, ...]:
     """The same for a view, which has the specification as text."""
     try:
         has_metrics = bool(RunSpec.from_json(json.loads(run.spec_json)).metrics)
@@ -89,8 +89,8 @@ def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[Span, .
 
 def entered(
     rows: Sequence[CheckpointRow],
-    found: Sequence[Found],
-    attempts: Sequence[Span],
+    found: Sequence[FoundCheckpoint],
+    attempts: Sequence[StepSpan],
     *,
     now: float,
     step_at: StepAt,
@@ -128,8 +128,8 @@ def entered(
 
 
 def _entry(
-    one: Found,
-    attempts: Sequence[Span],
+    one: FoundCheckpoint,
+    attempts: Sequence[StepSpan],
     now: float,
     step_at: StepAt,
     folder: PurePath | None,
@@ -151,7 +151,7 @@ def _entry(
     )
 
 
-def _writer(attempts: Sequence[Span], at: float, now: float) -> Span | None:
+def _writer(attempts: Sequence[StepSpan], at: float, now: float) -> StepSpan | None:
     """The attempt that lived at a moment. One that begins in the future began before the clock was set back; what is
     newly found and was just written then is its."""
     newest = attempts[-1] if attempts else None
@@ -164,12 +164,12 @@ def _lived(begun_at: float, ended_at: float | None, at: float) -> bool:
     return begun_at <= at and (ended_at is None or at <= ended_at + AFTER_END_SECONDS)
 
 
-def _step(one: Found, attempt: int, now: float, step_at: StepAt, folder: PurePath | None) -> int | None:
+def _step(one: FoundCheckpoint, attempt: int, now: float, step_at: StepAt, folder: PurePath | None) -> int | None:
     known = step_at(attempt, min(one.modified_ns / 1e9, now))
     return known if known is not None else step_in_name(PurePath(one.path), folder)
 
 
-def _is_settled(one: Found, attempts: Sequence[Span], row: CheckpointRow, now: float) -> bool:
+def _is_settled(one: FoundCheckpoint, attempts: Sequence[StepSpan], row: CheckpointRow, now: float) -> bool:
     """Whether it was left alone for a while as long as somebody could have written on."""
     writer = next((span for span in attempts if span.number == row.attempt), None)
     until = now if writer is None or writer.ended_at is None else writer.ended_at
@@ -180,7 +180,7 @@ def _is_settled(one: Found, attempts: Sequence[Span], row: CheckpointRow, now: f
 
 
 def attempt_begins(
-    rows: Sequence[CheckpointRow], attempts: Sequence[Span], number: int, resume_from: str | None
+    rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], number: int, resume_from: str | None
 ) -> Rows:
     """Attempt ``number`` begins from a checkpoint: once it has worked, what was written behind that one is left.
     ``attempts`` are those before it."""
@@ -199,7 +199,7 @@ def attempt_begins(
 
 def attempt_ended(
     rows: Sequence[CheckpointRow],
-    attempts: Sequence[Span],
+    attempts: Sequence[StepSpan],
     number: int,
     kind: str | None = None,
     step: int | None = None,
@@ -274,7 +274,9 @@ def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
     )
 
 
-def named(rows: Sequence[CheckpointRow], attempts: Sequence[Span], one: Found, step: int | None, now: float) -> Rows:
+def named(
+    rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], one: FoundCheckpoint, step: int | None, now: float
+) -> Rows:
     """A person chose a checkpoint: what came after it is struck off, and where it is not of this course, all of it."""
     row = next((row for row in rows if row.path == one.path), None)
     is_same = row is not None and (row.modified_ns, row.size_bytes) == (one.modified_ns, one.size_bytes)
@@ -299,7 +301,7 @@ def named(rows: Sequence[CheckpointRow], attempts: Sequence[Span], one: Found, s
 
 
 def replayed(
-    rows: Sequence[CheckpointRow], attempts: Sequence[Span], incidents: Mapping[int, tuple[str, int | None]]
+    rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], incidents: Mapping[int, tuple[str, int | None]]
 ) -> Rows:
     """What the attempts so far did to a ledger that was begun after them. ``incidents``: kind and step by attempt."""
     now = tuple(rows)
@@ -314,19 +316,19 @@ def replayed(
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def chosen_in_vain(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> CheckpointRow | None:
+def chosen_in_vain(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> CheckpointRow | None:
     """The checkpoint that a person chose for the newest attempt and that could not be loaded: nobody asked for the
     beginning instead, which would write over what the run saved before."""
     path = attempts[-1].resumed_from if attempts else None
     return next((row for row in rows if row.path == path and row.origin == "named" and row.verdict == "struck"), None)
 
 
-def outside(row: CheckpointRow, attempts: Sequence[Span], rows: Iterable[CheckpointRow]) -> str | None:
+def outside(row: CheckpointRow, attempts: Sequence[StepSpan], rows: Iterable[CheckpointRow]) -> str | None:
     """Why an entry is no candidate, to complete "the checkpoint …"; None where it is one."""
     return _outside(row, _begin_of_course(attempts), _worked(rows, attempts))
 
 
-def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[CheckpointRow]:
+def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[CheckpointRow]:
     """What may be resumed from, the best first: the newest that no attempt failed to begin from, and behind those the
     doubtful ones, because the beginning would lose more."""
     begin, worked = _begin_of_course(attempts), _worked(rows, attempts)
@@ -336,7 +338,7 @@ def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[
     return usable
 
 
-def refused(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[tuple[CheckpointRow, str]]:
+def refused(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[tuple[CheckpointRow, str]]:
     """What is passed over and why, the newest first; the doubtful and the damaged among them."""
     begin, worked = _begin_of_course(attempts), _worked(rows, attempts)
     found = []
@@ -349,12 +351,12 @@ def refused(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[tup
     return found
 
 
-def course(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[CheckpointRow]:
+def course(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[CheckpointRow]:
     """The candidates in the order in which they were written, the newest first."""
     return sorted(candidates(rows, attempts), key=lambda row: row.place, reverse=True)
 
 
-def out_of_order(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> tuple[str, str] | None:
+def out_of_order(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> tuple[str, str] | None:
     """Two names of the course whose steps contradict the order in which they were written (the older one first), or
     None. Such names are not believed, and nothing is removed on their account."""
     numbered = [
@@ -368,11 +370,11 @@ def out_of_order(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> tup
     return None
 
 
-def _begin_of_course(attempts: Sequence[Span]) -> int:
+def _begin_of_course(attempts: Sequence[StepSpan]) -> int:
     return next((span.number for span in reversed(attempts) if span.resumed_from is None), 0)
 
 
-def _worked(rows: Iterable[CheckpointRow], attempts: Sequence[Span]) -> set[int]:
+def _worked(rows: Iterable[CheckpointRow], attempts: Sequence[StepSpan]) -> set[int]:
     """The attempts that made a step, or wrote a checkpoint."""
     return {span.number for span in attempts if span.has_worked} | {row.attempt for row in rows if row.is_written}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Rows, Span
+from gputui.recovery.checkpoint_ledger import Rows, StepSpan
 from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, measured, validate
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
@@ -29,7 +29,7 @@ Validate = Callable[[Path], CheckpointInfo]
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class CheckpointSearch:
     """Where to look, and what is known so far.
 
     Attributes:
@@ -43,14 +43,14 @@ class Search:
     folder: Path
     pattern: str
     rows: Rows
-    attempts: tuple[Span, ...]
+    attempts: tuple[StepSpan, ...]
     neighbours: tuple[Neighbour, ...] = ()
     incidents: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     rebuilt: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CheckpointChoice:
     """The ledger after a search, and what may be resumed from: ``usable``, the best first, and ``refused``, the newest
     first, each with the reason. ``unreadable`` says why there may be some that cannot be read now."""
 
@@ -69,7 +69,7 @@ class NotUsableError(Exception):
     """A checkpoint that a person named cannot be resumed from; the text says why."""
 
 
-def surveyed(search: Search, wall: Callable[[], float] = time.time) -> Rows:
+def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) -> Rows:
     """The ledger after a look into the folder. ``wall`` gives UTC unix seconds.
 
     Raises OSError where the folder cannot be read, StoreError or sqlite3.Error.
@@ -96,7 +96,7 @@ def surveyed(search: Search, wall: Callable[[], float] = time.time) -> Rows:
     return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
 
 
-def trouble_began(search: Search, number: int, step: int | None) -> float | None:
+def trouble_began(search: CheckpointSearch, number: int, step: int | None) -> float | None:
     """When an attempt did the step at which its numbers went wrong (UTC unix seconds), where its steps start again, so
     that ``step`` alone does not tell; else None. Raises StoreError or sqlite3.Error."""
     last_step = next((span.last_step for span in search.attempts if span.number == number), None)
@@ -109,7 +109,9 @@ def trouble_began(search: Search, number: int, step: int | None) -> float | None
     return None if at is None else at - ARRIVAL_SECONDS
 
 
-def choose(rows: Sequence[CheckpointRow], attempts: Sequence[Span], wanted: int, check: Validate = validate) -> Choice:
+def choose(
+    rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], wanted: int, check: Validate = validate
+) -> CheckpointChoice:
     """Read candidates, the best first, until ``wanted`` of them are whole. Those of a format that cannot be checked
     come behind those that are whole; those of them that may have been growing at the end, as those in doubt, only where
     there is nothing else."""
@@ -150,11 +152,11 @@ def choose(rows: Sequence[CheckpointRow], attempts: Sequence[Span], wanted: int,
         unreadable = (
             unreadable or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from names another"
         )
-    return Choice(rows, usable, _refused(rows, attempts, usable, damaged), None if usable else unreadable)
+    return CheckpointChoice(rows, usable, _refused(rows, attempts, usable, damaged), None if usable else unreadable)
 
 
 def _refused(
-    rows: Rows, attempts: Sequence[Span], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
+    rows: Rows, attempts: Sequence[StepSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
     """What is passed over: all that is newer than what is taken, and what was found damaged."""
     taken = {str(info.path) for info in usable}
@@ -170,7 +172,7 @@ def _refused(
     )
 
 
-def for_person(search: Search, path: Path | None, check: Validate = validate) -> Choice:
+def for_person(search: CheckpointSearch, path: Path | None, check: Validate = validate) -> CheckpointChoice:
     """What a person who resumes a run goes on from: the best there is, or the one that is named by its ``path``.
 
     Raises NotUsableError where that one cannot be used, and what `surveyed` raises.
@@ -185,7 +187,9 @@ def for_person(search: Search, path: Path | None, check: Validate = validate) ->
     known = next((row.step for row in rows if row.path == one.path), None)
     step = known if known is not None else step_in_name(path, search.folder)
     now = time.time()
-    return Choice(ledger.named(rows, search.attempts, one, step, now), (replace(info, valid=True, step=step),))
+    return CheckpointChoice(
+        ledger.named(rows, search.attempts, one, step, now), (replace(info, valid=True, step=step),)
+    )
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

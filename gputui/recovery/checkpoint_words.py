@@ -8,14 +8,14 @@ from typing import Any
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Span
+from gputui.recovery.checkpoint_ledger import StepSpan
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.json_shapes import iso
 
 MOST_TOLD = 5
 
 
-def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> str:
+def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> str:
     """From what the run could be resumed, and what would be passed over and why. ``rows`` are not empty."""
     usable = ledger.candidates(rows, attempts)
     if not usable:
@@ -36,7 +36,7 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Span]
     return clean(" ".join(parts))
 
 
-def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[Span]) -> list[dict[str, Any]]:
+def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[dict[str, Any]]:
     """One item per checkpoint for ``gputui show --json``, the newest first; ``refused`` says why it would not be
     resumed from, null where it may be."""
     refused = {row.path: why for row, why in ledger.refused(rows, attempts)}

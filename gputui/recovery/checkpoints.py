@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
-from gputui.recovery.checkpoint_ledger import Found
+from gputui.recovery.checkpoint_ledger import FoundCheckpoint
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
 from gputui.runs.checkpoint_names import step_in_name
 
@@ -60,7 +60,7 @@ class _UnknownFormatError(_InvalidError):
     """Nothing tells whether the checkpoint is whole."""
 
 
-def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[Found]:
+def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[FoundCheckpoint]:
     """What the pattern (a glob relative to the directory) finds, unfinished files aside, the newest first, at most
     ``most``. Nothing where there is no such directory.
 
@@ -83,28 +83,28 @@ def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[Found
     return found[:most]
 
 
-def _without_links(found: list[Found]) -> list[Found]:
+def _without_links(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     """A link to another one of them (``latest``) is no checkpoint of its own."""
     links = {one.path for one in found if Path(one.path).is_symlink()}
     real = {os.path.realpath(one.path) for one in found if one.path not in links} if links else set()
     return [one for one in found if one.path not in links or os.path.realpath(one.path) not in real]
 
 
-def measured(path: Path) -> Found | None:
+def measured(path: Path) -> FoundCheckpoint | None:
     """Size and newest change of a file, or of a folder with all that is in it; None where it is neither, or gone."""
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
-            return Found(str(path), status.st_mtime_ns, status.st_size)
+            return FoundCheckpoint(str(path), status.st_mtime_ns, status.st_size)
         if not stat.S_ISDIR(status.st_mode):
             return None
         held = [entry.stat() for entry in checkpoint_folders.files_of(path)]
     except checkpoint_folders.IncompleteError:
-        return Found(str(path), status.st_mtime_ns, None)
+        return FoundCheckpoint(str(path), status.st_mtime_ns, None)
     except OSError:
         return None  # gone meanwhile: scripts delete their old ones
     newest = max((each.st_mtime_ns for each in held), default=0)
-    return Found(str(path), max(status.st_mtime_ns, newest), sum(each.st_size for each in held))
+    return FoundCheckpoint(str(path), max(status.st_mtime_ns, newest), sum(each.st_size for each in held))
 
 
 def _is_text(path: Path) -> bool:

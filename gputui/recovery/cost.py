@@ -20,7 +20,7 @@ from gputui.store.runs import Attempt, DecisionView, IncidentView
 SECONDS_PER_HOUR = 3600.0
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """When steps were done, in UTC unix seconds; None is unknown. See `gputui.store.step_times`."""
 
     def first_at(self, attempt: int) -> float | None: ...
@@ -64,7 +64,7 @@ def costs(
     attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
-    clock: Clock,
+    clock: StepClock,
 ) -> dict[int, Cost]:
     """The cost of every incident by its id. Of several incidents of one attempt the first bears it."""
     went_on = resumptions(attempts, clock.repeats) if incidents else {}
@@ -135,7 +135,7 @@ def _cost(
     attempt: Attempt,
     following: Attempt | None,
     kept: int | None,
-    clock: Clock,
+    clock: StepClock,
     stopped: bool,
     had_predecessor: bool,
 ) -> Cost:
@@ -170,7 +170,7 @@ def _kept(following: Attempt, went_on: Resumption | None) -> int | None:
     return resumed - 1 if following.first_step == resumed else resumed
 
 
-def _begin(attempt: Attempt, kept: int | None, clock: Clock, had_predecessor: bool) -> float | None:
+def _begin(attempt: Attempt, kept: int | None, clock: StepClock, had_predecessor: bool) -> float | None:
     """From when on nothing of the attempt was kept."""
     if attempt.last_step is None:
         # It did nothing; what it took is part of the incident before it, where there is one.
@@ -182,13 +182,13 @@ def _begin(attempt: Attempt, kept: int | None, clock: Clock, had_predecessor: bo
     return useful if useful is not None else _first_step_at(attempt, clock)
 
 
-def _end(following: Attempt, clock: Clock) -> float | None:
+def _end(following: Attempt, clock: StepClock) -> float | None:
     """When the next attempt went on, or gave up without a step."""
     first = _first_step_at(following, clock)
     return first if first is not None else following.ended_at
 
 
-def _first_step_at(attempt: Attempt, clock: Clock) -> float | None:
+def _first_step_at(attempt: Attempt, clock: StepClock) -> float | None:
     first = clock.first_at(attempt.number)
     return first if first is not None else attempt.first_step_at
 

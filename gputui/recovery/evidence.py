@@ -113,7 +113,7 @@ class ErrorFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LogTail:
+class EvidenceLog:
     """The end of one log file."""
 
     rank: int | None
@@ -158,7 +158,7 @@ class Evidence:
     rebooted: bool = False
     observed: tuple[Observation, ...] = ()
     errors: tuple[ErrorFile, ...] = ()
-    tails: tuple[LogTail, ...] = ()
+    tails: tuple[EvidenceLog, ...] = ()
     problems: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Evidence:
             values["exit"] = ExitRecord(**record)
         values["observed"] = tuple(Observation(**entry) for entry in values["observed"])
         values["errors"] = tuple(ErrorFile(**entry) for entry in values["errors"])
-        values["tails"] = tuple(LogTail(**entry) for entry in values["tails"])
+        values["tails"] = tuple(EvidenceLog(**entry) for entry in values["tails"])
         values["problems"] = tuple(values["problems"])
         return cls(**values)
 
@@ -198,10 +198,10 @@ def collect(
     nothing from the rest.
     """
     problems: list[str] = []
-    tails: list[LogTail] = []
+    tails: list[EvidenceLog] = []
     for log in rank_logs(attempt_dir):
         try:
-            tails.append(LogTail(log.rank, log.stream, _last_lines(tail_text(log.path, TAIL_BYTES))))
+            tails.append(EvidenceLog(log.rank, log.stream, _last_lines(tail_text(log.path, TAIL_BYTES))))
         except OSError as error:
             problems.append(f"{log.path.name} of rank {log.rank}: {error}" if log.rank is not None else str(error))
     errors: list[ErrorFile] = []

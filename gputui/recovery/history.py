@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gputui.recovery.policy import UNDO, PastDecision, Progress, Verdict
+from gputui.recovery.policy import UNDO, AttemptReach, PastDecision, Verdict
 from gputui.runs.spec import Scalar
 from gputui.runs.states import RunState
 from gputui.store.checkpoints import CheckpointRow
@@ -49,15 +49,15 @@ def progress_of(
     transitions: Sequence[TransitionView],
     *,
     ended_at: float,
-) -> Progress:
+) -> AttemptReach:
     """How far attempt ``number`` got. ``ledger`` are the run's checkpoints; ``ended_at`` in UTC unix seconds."""
     since = person_started_at(transitions)
     attempt = next((row for row in attempts if row.number == number), None)
     if attempt is None:
-        return Progress()
+        return AttemptReach()
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
     steps = [row.last_step for row in attempts if row.number < number and row.created_at >= since]
-    return Progress(
+    return AttemptReach(
         last_step=attempt.last_step,
         best_step_before=max((step for step in steps if step is not None), default=None),
         new_checkpoint=any(row.is_written and row.attempt == number and row.verdict != "invalid" for row in ledger),

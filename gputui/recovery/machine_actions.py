@@ -13,8 +13,8 @@ from gputui.recovery.action_results import (
     AppliedAction,
     Change,
     Effect,
-    Gate,
     Params,
+    Precondition,
     Result,
     SkippedAction,
     like,
@@ -44,7 +44,7 @@ NCCL_DEBUG_ENV = {
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MachineContext:
     """What is known of the machine when an attempt has ended.
 
     Attributes:
@@ -70,7 +70,7 @@ class Case:
     params: Params
     argument: float | None = None
     checkpoints: Sequence[CheckpointInfo] = ()
-    around: Surroundings = field(default_factory=Surroundings)
+    around: MachineContext = field(default_factory=MachineContext)
     below: int | None = None
 
 
@@ -163,7 +163,7 @@ def wait_cool(case: Case) -> Result:
     """Wait until every GPU of the run is well below the temperature where its clocks are lowered."""
     if not case.around.gpus:
         return SkippedAction("wait_cool", "the run has no GPUs")
-    gate = Gate("cool", limit_seconds=case.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
+    gate = Precondition("cool", limit_seconds=case.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
     return AppliedAction("wait_cool", "waited for the GPUs to cool down", effect=Effect(gates=(gate,)))
 
 
@@ -173,12 +173,12 @@ def wait_disk(case: Case) -> Result:
         return SkippedAction("wait_disk", "the profile names no checkpoints")
     sizes = [info.size_bytes for info in case.checkpoints if info.size_bytes]
     if not sizes:
-        gate = Gate("room", limit_seconds=ROOM_LIMIT_SECONDS, bytes_needed=case.spec.disk_bytes or ROOM_BYTES)
+        gate = Precondition("room", limit_seconds=ROOM_LIMIT_SECONDS, bytes_needed=case.spec.disk_bytes or ROOM_BYTES)
         return AppliedAction(
             "wait_disk", "waited for room on the disk of the checkpoints", effect=Effect(gates=(gate,))
         )
     count = int(case.argument or 2)
-    gate = Gate("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
+    gate = Precondition("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
     noun = "a checkpoint" if count == 1 else f"{count} checkpoints"
     return AppliedAction("wait_disk", f"waited for room for {noun}", effect=Effect(gates=(gate,)))
 
@@ -192,7 +192,7 @@ def prune_checkpoints(case: Case) -> Result:
         return SkippedAction(name, case.around.no_pruning)
     if sum(info.valid for info in case.checkpoints) <= keep:
         return SkippedAction(name, f"there are no more than {keep} valid checkpoints")
-    gate = Gate("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)
+    gate = Precondition("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)
     note = f"removed the checkpoints older than the newest {keep} valid ones"
     return AppliedAction(name, note, effect=Effect(gates=(gate,)))
 

@@ -10,16 +10,16 @@ from gputui.recovery.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PolicyAction:
     """One action of a rung. ``argument`` is its number, where it takes one."""
 
     name: str
     argument: float | None = None
 
 
-Rung = tuple[Action, ...]
+Rung = tuple[PolicyAction, ...]
 Ladder = tuple[Rung, ...]
-STOP: Rung = (Action("stop"),)
+STOP: Rung = (PolicyAction("stop"),)
 DEFAULT = "default"
 """The ladder of every kind that has none of its own."""
 ENDS_ON = {
@@ -52,7 +52,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NoticeTarget:
     """How somebody is told: a command, which gets the message as its last argument and as JSON on its standard input,
     or a webhook, which gets the same JSON by POST."""
 
@@ -80,7 +80,7 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     ends_on: frozenset[str] = frozenset({"hang", "nan_loss", "memory_leak"})
     hang_after_seconds: float = 60.0
-    notify: Notice | None = None
+    notify: NoticeTarget | None = None
 
     @property
     def enabled(self) -> bool:
@@ -109,9 +109,9 @@ def ladder(*rungs: str) -> Ladder:
     return (*(tuple(_action(word) for word in rung.split()) for rung in rungs if rung), STOP)
 
 
-def _action(word: str) -> Action:
+def _action(word: str) -> PolicyAction:
     name, _, number = word.partition(":")
-    return Action(name, float(number) if number else ACTIONS[name].default)
+    return PolicyAction(name, float(number) if number else ACTIONS[name].default)
 
 
 _RESTART_ONLY: dict[str, Ladder] = {

@@ -17,7 +17,7 @@ from gputui.recovery.checkpoint_ledger import rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import Case, Surroundings
+from gputui.recovery.machine_actions import Case, MachineContext
 from gputui.recovery.policies import POLICIES, Policy, Rung
 from gputui.recovery.policy_parse import PolicyError, PolicyProblem, parse_policy
 from gputui.recovery.resume import ResumePoint, resume_points
@@ -26,12 +26,12 @@ from gputui.store.checkpoints import CheckpointRow
 
 __all__ = [
     "POLICIES",
+    "AttemptReach",
     "PastDecision",
-    "Plan",
     "Policy",
     "PolicyError",
     "PolicyProblem",
-    "Progress",
+    "RecoveryPlan",
     "chance_of",
     "decide",
     "parse_policy",
@@ -72,7 +72,7 @@ class PastDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AttemptReach:
     """How far the attempt that ended has got. Unknown is None.
 
     Attributes:
@@ -95,7 +95,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecoveryPlan:
     """What happens next, and why.
 
     Attributes:
@@ -139,7 +139,7 @@ def chance_of(run_id: str, attempt: int) -> float:
 def decide(
     incident: Incident,
     history: Sequence[PastDecision],
-    progress: Progress,
+    progress: AttemptReach,
     spec: RunSpec,
     params: Mapping[str, Scalar],
     policy: Policy,
@@ -147,9 +147,9 @@ def decide(
     *,
     run_id: str,
     attempt: int,
-    around: Surroundings | None = None,
+    around: MachineContext | None = None,
     unreadable: str | None = None,
-) -> Plan:
+) -> RecoveryPlan:
     """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
 
     ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
@@ -163,8 +163,8 @@ def decide(
     refused = _refused(incident, retries, progress, spec)
     rung = _rung(incident.kind, retries, progress) if refused is None else refused.rung
 
-    def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> Plan:
-        return Plan("stop", reason, because, dict(params), rung, actions)
+    def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> RecoveryPlan:
+        return RecoveryPlan("stop", reason, because, dict(params), rung, actions)
 
     if not policy.enabled:
         return stop("off", "recovery is off for this run")
@@ -192,14 +192,14 @@ def decide(
         )
     points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
-    case = Case(incident, spec, params, None, checkpoints, around or Surroundings())
+    case = Case(incident, spec, params, None, checkpoints, around or MachineContext())
     if refused is not None:
         return _without(refused, case, retries, policy, points, pause)
     return _climb(case, retries, rung, policy, points, pause)
 
 
 def _refused(
-    incident: Incident, retries: Sequence[PastDecision], progress: Progress, spec: RunSpec
+    incident: Incident, retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec
 ) -> PastDecision | None:
     """The decision whose other parameters the script seems to have refused: the attempt that began with them ended
     before its first step, by something that parameters can cause, and not by what they were changed for."""
@@ -222,7 +222,7 @@ def _without(
     policy: Policy,
     points: ResumePoint,
     pause: float,
-) -> Plan:
+) -> RecoveryPlan:
     """Take a refused change back, and try the next smaller batch, or what the ladder has next for that trouble."""
     params = {**case.params, **refused.replaced}
     changes = tuple(
@@ -256,7 +256,7 @@ def _climb(
     policy: Policy,
     points: ResumePoint,
     pause: float,
-) -> Plan:
+) -> RecoveryPlan:
     """Go up the ladder to the first rung of which something can be done."""
     ladder, params = policy.ladder(case.incident.kind), case.params
     skipped: tuple[Result, ...] = ()
@@ -273,7 +273,7 @@ def _climb(
         # Waiting helps against what passes by itself; with other parameters there is nothing to wait for.
         delay = max(seconds, 0.0 if changed else pause)
         actions = skipped + results + points.rejected
-        return Plan(
+        return RecoveryPlan(
             verdict="retry",
             reason=_retry_reason(actions, points.describe(back), delay),
             because="ladder",
@@ -287,7 +287,7 @@ def _climb(
         )
     reason = _exhausted_reason(case.incident, retries, skipped, policy)
     stays = min(first, len(ladder) - 1)
-    return Plan("stop", reason, "exhausted", dict(params), stays, skipped, effect=_effect(skipped))
+    return RecoveryPlan("stop", reason, "exhausted", dict(params), stays, skipped, effect=_effect(skipped))
 
 
 def _effect(results: Iterable[Result]) -> Effect:
@@ -325,7 +325,7 @@ def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
     return series
 
 
-def _fruitless(retries: Sequence[PastDecision], progress: Progress) -> int:
+def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
     """How many attempts in a row, this one included, ended without getting further. One that began with other
     parameters begins the count anew: it was no repetition."""
     if progress.made:
@@ -338,7 +338,7 @@ def _fruitless(retries: Sequence[PastDecision], progress: Progress) -> int:
     return count
 
 
-def _rung(kind: str, retries: Sequence[PastDecision], progress: Progress) -> int:
+def _rung(kind: str, retries: Sequence[PastDecision], progress: AttemptReach) -> int:
     """Where on the ladder to begin: one up from the last time where nothing was gained since, else one down."""
     for place in range(len(retries) - 1, -1, -1):
         if retries[place].kind == kind:
@@ -347,7 +347,7 @@ def _rung(kind: str, retries: Sequence[PastDecision], progress: Progress) -> int
     return 0
 
 
-def _has_worked(retries: Sequence[PastDecision], progress: Progress, spec: RunSpec) -> bool:
+def _has_worked(retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec) -> bool:
     """Whether any attempt has got past its set-up."""
     if progress.last_step is not None or progress.best_step_before is not None or progress.new_checkpoint:
         return True

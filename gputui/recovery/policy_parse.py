@@ -16,11 +16,11 @@ from gputui.recovery.policies import (
     ENDS_ON,
     POLICIES,
     STOP,
-    Action,
     Backoff,
     Ladder,
-    Notice,
+    NoticeTarget,
     Policy,
+    PolicyAction,
     Rung,
     kinds_with_ladders,
 )
@@ -171,7 +171,7 @@ class _Parser:
             self.wrong(key, f"unknown action {name!r}; {_nearest(name, ACTIONS)}")
             return ()
         if number is None:
-            return (Action(kind.name, kind.default),)
+            return (PolicyAction(kind.name, kind.default),)
         if kind.argument is None:
             self.wrong(key, f"{name} takes no number, got {number!r}")
             return ()
@@ -181,7 +181,7 @@ class _Parser:
             span = f"from {kind.least:g} to {MOST_NUMBER}"
             self.wrong(key, f"{name} takes {what} ({kind.argument}) {span}, got {number!r}")
             return ()
-        return (Action(kind.name, float(number)),)
+        return (PolicyAction(kind.name, float(number)),)
 
     def _backoff(self, value: Any, base: Backoff) -> Backoff:
         if value is None:
@@ -202,7 +202,7 @@ class _Parser:
                 changes[name] = float(number)
         return dataclasses.replace(base, **changes)
 
-    def _notify(self, value: Any, base: Policy) -> Notice | None:
+    def _notify(self, value: Any, base: Policy) -> NoticeTarget | None:
         key = ("notify",)
         if value is None:
             return base.notify
@@ -218,7 +218,7 @@ class _Parser:
         if webhook is not None and not is_url:
             # What stands there may be half a secret.
             self.wrong((*key, "webhook"), "expected an address that begins with http:// or https://")
-        return Notice(tuple(command), webhook if is_url else None)
+        return NoticeTarget(tuple(command), webhook if is_url else None)
 
     def _whole(self, mapping: Mapping[str, Any], key: str, default: int) -> int:
         value = mapping.get(key, default)

@@ -7,7 +7,7 @@ from typing import Any
 from gputui.charts.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import DEFAULT, ENDS_ON, POLICIES, Action, Ladder, Policy
+from gputui.recovery.policies import DEFAULT, ENDS_ON, POLICIES, Ladder, Policy, PolicyAction
 from gputui.recovery.watch.progress import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 
 SAYS = {
@@ -19,7 +19,7 @@ SAYS = {
 """One line for each ready policy."""
 
 
-def action_words(action: Action) -> str:
+def action_words(action: PolicyAction) -> str:
     """``rollback 2``, ``wait 30 s``."""
     if action.argument is None:
         return action.name
@@ -106,7 +106,7 @@ def own_name(policy: Policy) -> str:
     return policy.name if ready == policy else f"{policy.name}, changed"
 
 
-def actions_in(policy: Policy) -> list[Action]:
+def actions_in(policy: Policy) -> list[PolicyAction]:
     """Every action that a ladder of the policy names, once, in the order of the documentation; without ``stop``."""
     found = {
         action: None for ladder in policy.ladders.values() for rung in ladder for action in rung

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.action_results import AppliedAction, Result
-from gputui.recovery.checkpoint_ledger import Span
+from gputui.recovery.checkpoint_ledger import StepSpan
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import Surroundings
-from gputui.recovery.policies import STOP, Action, Policy
-from gputui.recovery.policy import UNDO, PastDecision, Plan, Progress, decide
+from gputui.recovery.machine_actions import MachineContext
+from gputui.recovery.policies import STOP, Policy, PolicyAction
+from gputui.recovery.policy import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
@@ -76,7 +76,7 @@ class Situation:
     best_step_before: int | None = None
     resumed_from: str | None = None
     started_at: float = 0.0
-    before: tuple[Span, ...] = ()
+    before: tuple[StepSpan, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
@@ -88,7 +88,7 @@ class Round:
     step: int | None
     kind: str
     before: Mapping[str, Scalar]
-    plan: Plan
+    plan: RecoveryPlan
 
 
 def fresh(spec: RunSpec) -> Situation:
@@ -115,7 +115,7 @@ def attempts_of(
     for _ in range(min(times, MOST_ATTEMPTS)):
         is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
         met, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
-        reached = Progress(
+        reached = AttemptReach(
             last_step=step,
             best_step_before=now.best_step_before,
             new_checkpoint=step is None and progress and not is_refused,
@@ -136,7 +136,7 @@ def attempts_of(
             choice.infos,
             run_id=now.run_id,
             attempt=now.attempt,
-            around=Surroundings(now.gpus, notifies=policy.notify is not None),
+            around=MachineContext(now.gpus, notifies=policy.notify is not None),
         )
         rounds.append(Round(now.attempt, step, met, dict(now.params), plan))
         if plan.verdict == "stop":
@@ -145,7 +145,7 @@ def attempts_of(
     return rounds
 
 
-def effect_of(action: Action, spec: RunSpec, params: Mapping[str, Scalar]) -> Result | None:
+def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar]) -> Result | None:
     """What an action alone would do to a run of ``spec``; None for ``stop``."""
     if action.name == "stop":
         return None
@@ -155,7 +155,7 @@ def effect_of(action: Action, spec: RunSpec, params: Mapping[str, Scalar]) -> Re
     return next((result for result in only.plan.actions if result.name == action.name), None)
 
 
-def _next(now: Situation, kind: str, reached: Progress, plan: Plan, progress: bool) -> Situation:
+def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, progress: bool) -> Situation:
     """How the run stands when the next attempt fails."""
     past = PastDecision(
         attempt=now.attempt,
@@ -194,9 +194,9 @@ def _next(now: Situation, kind: str, reached: Progress, plan: Plan, progress: bo
     return replace(following, checkpoints=_written(following, 0 if used is None else used.step))
 
 
-def _span(now: Situation, step: int | None) -> Span:
+def _span(now: Situation, step: int | None) -> StepSpan:
     ended_at = now.started_at + ATTEMPT_SECONDS
-    return Span(now.attempt, now.started_at, ended_at, now.resumed_from, step, step is not None)
+    return StepSpan(now.attempt, now.started_at, ended_at, now.resumed_from, step, step is not None)
 
 
 def _written(now: Situation, begin: int | None) -> tuple[CheckpointRow, ...]:

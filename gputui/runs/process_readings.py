@@ -20,7 +20,7 @@ _STATE, _TIMES, _START = 0, slice(11, 15), 19
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProcessReading:
     """One process now. CPU time includes children that were waited for; ``queued_seconds`` is how long its main thread
     waited for a core; ``private_bytes`` is resident memory that it shares with nobody. None cannot be seen."""
 
@@ -33,7 +33,7 @@ class Reading:
     private_bytes: int | None
 
 
-def read_process(identity: ProcessIdentity) -> Reading | None:
+def read_process(identity: ProcessIdentity) -> ProcessReading | None:
     """A process's reading, or None when it has ended."""
     try:
         text = _text(identity.pid, "stat")
@@ -42,7 +42,7 @@ def read_process(identity: ProcessIdentity) -> Reading | None:
     fields = text[text.rfind(")") + 2 :].split()
     if int(fields[_START]) != identity.start_ticks or fields[_STATE] in ("Z", "X", "x"):
         return None
-    return Reading(
+    return ProcessReading(
         pid=identity.pid,
         start_ticks=identity.start_ticks,
         state=fields[_STATE],

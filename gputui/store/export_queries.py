@@ -47,7 +47,7 @@ Item = StoredLine | Note
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ExportProgress:
     """How far a run was read: per metrics file a place, and of each kind of note the number of the last one. ``store``
     is the identity of the store in which these hold, None before anything was read."""
 
@@ -60,7 +60,7 @@ class Progress:
         return {"places": places, "notes": dict(self.notes), "store": self.store}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Progress:
+    def from_json(cls, data: Mapping[str, Any]) -> ExportProgress:
         """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` did not make."""
         places = {str(path): (int(place[0]), int(place[1])) for path, place in data["places"].items()}
         store = data["store"]
@@ -74,7 +74,7 @@ class Piece:
     ``ended_at`` are the run's at that moment, ``ended_at`` None while it is not over."""
 
     items: Sequence[Item]
-    progress: Progress
+    progress: ExportProgress
     has_more: bool
     state: str
     ended_at: float | None
@@ -85,7 +85,7 @@ class Piece:
         return self.ended_at is not None and not self.has_more
 
 
-def read_piece(connection: sqlite3.Connection, run_id: str, after: Progress, most_lines: int) -> Piece:
+def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgress, most_lines: int) -> Piece:
     """At most so many lines, with the notes that belong before, between and behind them.
 
     Raises RunGoneError, HistoryLostError or sqlite3.Error.
@@ -108,10 +108,10 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: Progress, mos
     if not has_more:
         items += [_told(note, told) for note in waiting]
     state, ended_at = row
-    return Piece(items, Progress(places, told, store), has_more, state, ended_at)
+    return Piece(items, ExportProgress(places, told, store), has_more, state, ended_at)
 
 
-def is_told(connection: sqlite3.Connection, run_id: str, progress: Progress) -> bool:
+def is_told(connection: sqlite3.Connection, run_id: str, progress: ExportProgress) -> bool:
     """Whether a run is over and everything of it lies before a place. True for a run that is gone."""
     try:
         piece = read_piece(connection, run_id, progress, 1)

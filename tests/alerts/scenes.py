@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gputui.alerts.engine import Change, Engine, Key
+from gputui.alerts.engine import AlertChange, Engine, Key
 from gputui.alerts.in_force import InForce, changed, standard
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
 from gputui.alerts.sentences import sentence
@@ -75,7 +75,7 @@ class Stage:
         self.rule: InForce = changed(standard(), {rule_id: override} if override else {}, "test")[rule_id]
         self.engine = engine or Engine()
         self.key = Key(rule_id, self.rule.rule.subject, "x")
-        self.changes: list[Change] = []
+        self.changes: list[AlertChange] = []
         self.seconds = 0.0
         self.times: list[tuple[str, float]] = []
 

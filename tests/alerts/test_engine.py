@@ -7,9 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.alerts.engine import Engine, Key, Standing
+from gputui.alerts.engine import Engine, Key, RuleState
 from gputui.alerts.in_force import standard
-from gputui.alerts.moments import Reading
+from gputui.alerts.moments import RuleReading
 from tests.alerts.scenes import GIB, Stage, gpu
 
 FULL, EDGE, FREE = gpu(memory_used_bytes=78 * GIB), gpu(memory_used_bytes=75 * GIB), gpu(memory_used_bytes=40 * GIB)
@@ -73,13 +73,13 @@ def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
 
 def test_what_the_store_holds_is_what_is_raised() -> None:
     gone, kept = Key("gpu_memory", "gpu", "GPU-a"), Key("disk", "host", "")
-    engine = Engine({gone: Standing(raised=True)})
+    engine = Engine({gone: RuleState(raised=True)})
     engine.adopt([kept])
     assert engine.raised() == [kept]
 
 
 def test_a_damaged_state_is_an_empty_one() -> None:
-    good = Engine({Key("disk", "host", ""): Standing(raised=True)}).to_json()
+    good = Engine({Key("disk", "host", ""): RuleState(raised=True)}).to_json()
     assert Engine.from_json([{"rule": "disk"}, 7, *good, {**good[0], "met_seconds": "soon"}]).raised() == [
         Key("disk", "host", "")
     ]
@@ -96,7 +96,7 @@ def test_what_never_was_leaves_no_trace() -> None:
 
 def test_subjects_that_are_gone_are_forgotten_unless_raised() -> None:
     raised, pending = Key("disk", "host", ""), Key("slow_steps", "run", "old-1")
-    engine = Engine({raised: Standing(raised=True), pending: Standing(met_seconds=5.0)})
+    engine = Engine({raised: RuleState(raised=True), pending: RuleState(met_seconds=5.0)})
     engine.forget("run", {"new-1"})
     assert list(engine.standings) == [raised]
 
@@ -106,7 +106,7 @@ def test_raised_and_cleared_alternate(values: list[float | None], for_seconds: f
     stage = Stage("gpu_memory", for_seconds=for_seconds, clear_seconds=3.0, cooldown_seconds=rest)
     said = []
     for value in values:
-        change = stage.engine.look(stage.rule, stage.key, Reading(value, 95.0), 1.0)
+        change = stage.engine.look(stage.rule, stage.key, RuleReading(value, 95.0), 1.0)
         if change is not None:
             said.append(change.kind)
             assert change.kind == "cleared" or (value is not None and value > 95.0)
@@ -116,7 +116,7 @@ def test_raised_and_cleared_alternate(values: list[float | None], for_seconds: f
 def test_every_shipped_rule_comes_back_over_its_hysteresis() -> None:
     for one in standard().values():
         key = Key(one.rule.id, one.rule.subject, "x")
-        engine = Engine({key: Standing(raised=True, last="well", well_seconds=1e9)})
-        best = Reading(1e9 if one.rule.below else 0.0, max([*one.limits.values(), 0.0]))
+        engine = Engine({key: RuleState(raised=True, last="well", well_seconds=1e9)})
+        best = RuleReading(1e9 if one.rule.below else 0.0, max([*one.limits.values(), 0.0]))
         change = engine.look(one, key, best, 1.0)
         assert change is not None and change.kind == "cleared", one.rule.id

@@ -9,7 +9,7 @@ import pytest
 from gputui.alerts.in_force import changed, standard
 from gputui.alerts.overrides import AlertsError, parse_overrides, parse_seconds
 from gputui.alerts.rules import RULES
-from gputui.alerts.schedules import Schedule
+from gputui.alerts.schedules import RateSchedule
 from gputui.profiles.alert_file import load_alerts, read_alerts
 from gputui.profiles.problems import ProfileError
 
@@ -110,7 +110,7 @@ def test_times(given: object, seconds: float | None) -> None:
 
 def test_a_schedule_by_its_shape_alone() -> None:
     found = parse_overrides({"lr_off_schedule": {"schedule": "linear", "above_percent": 5}}, "profile")
-    assert found.schedule == Schedule("linear") and found.rules["lr_off_schedule"]["above_percent"] == 5.0
+    assert found.schedule == RateSchedule("linear") and found.rules["lr_off_schedule"]["above_percent"] == 5.0
 
 
 def test_every_threshold_may_be_given_its_own_default() -> None:

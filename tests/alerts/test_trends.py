@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from gputui.alerts.run_trends import RunTrend
-from gputui.alerts.schedules import Schedule, expected_rate
+from gputui.alerts.schedules import RateSchedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth, Mean
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 
@@ -137,26 +137,26 @@ def test_the_usual_step_time_is_not_moved_by_slow_steps() -> None:
 @pytest.mark.parametrize(
     ("schedule", "step", "expected"),
     [
-        (Schedule("constant"), 500, 0.1),
-        (Schedule("constant", warmup_steps=100), 49, 0.05),
-        (Schedule("linear", total_steps=1000), 250, 0.075),
-        (Schedule("cosine", total_steps=1000), 500, 0.05),
-        (Schedule("cosine", total_steps=1100, warmup_steps=100, final=0.01), 1100, 0.01),
-        (Schedule("cosine", peak=0.2, total_steps=1000), 0, 0.2),
+        (RateSchedule("constant"), 500, 0.1),
+        (RateSchedule("constant", warmup_steps=100), 49, 0.05),
+        (RateSchedule("linear", total_steps=1000), 250, 0.075),
+        (RateSchedule("cosine", total_steps=1000), 500, 0.05),
+        (RateSchedule("cosine", total_steps=1100, warmup_steps=100, final=0.01), 1100, 0.01),
+        (RateSchedule("cosine", peak=0.2, total_steps=1000), 0, 0.2),
     ],
 )
-def test_schedules(schedule: Schedule, step: int, expected: float) -> None:
+def test_schedules(schedule: RateSchedule, step: int, expected: float) -> None:
     assert schedule.at(step, peak=0.1, total_steps=None) == pytest.approx(expected)
     allowed = expected_rate(schedule, step, {}, 0.1)
     assert allowed is not None and allowed[0] - 1e-12 <= expected <= allowed[1] + 1e-12
 
 
 def test_what_the_script_says_counts_first() -> None:
-    assert expected_rate(Schedule("constant"), 5, {"lr_expected": 0.3}, 0.1) == (0.3, 0.3)
+    assert expected_rate(RateSchedule("constant"), 5, {"lr_expected": 0.3}, 0.1) == (0.3, 0.3)
     assert expected_rate(None, 5, {"lr": 0.3}, 0.1) is None
-    assert expected_rate(Schedule("linear"), 5, {}, 0.1) is None, "nobody says how many steps there are"
-    assert expected_rate(Schedule("linear"), 5, {"total_steps": 10.0}, 0.1) is not None
-    assert expected_rate(Schedule("constant"), 5, {}, None) is None
+    assert expected_rate(RateSchedule("linear"), 5, {}, 0.1) is None, "nobody says how many steps there are"
+    assert expected_rate(RateSchedule("linear"), 5, {"total_steps": 10.0}, 0.1) is not None
+    assert expected_rate(RateSchedule("constant"), 5, {}, None) is None
 
 
 def test_a_loader_that_reads_ahead_is_judged_by_its_mean() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gputui.charts.chart import Curve, Marker, XAxis, YAxis
 from gputui.charts.envelope import reduce
-from gputui.charts.export import CSV_COLUMNS, ExportError, csv_text, export, kind_of, png_bytes, svg_text
+from gputui.charts.export import CSV_COLUMNS, ChartExportError, csv_text, export, kind_of, png_bytes, svg_text
 from gputui.charts.picture import Drawing, Label, Path, picture
 
 POINTS = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
@@ -105,12 +105,12 @@ def test_png() -> None:
 
 def test_png_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ExportError, match="needs pillow"):
+    with pytest.raises(ChartExportError, match="needs pillow"):
         export("png", DRAWING)
 
 
 def test_kinds() -> None:
     assert (kind_of("a.SVG"), kind_of("x.y.csv")) == ("svg", "csv")
-    with pytest.raises(ExportError, match=r"\.csv, \.svg or \.png"):
+    with pytest.raises(ChartExportError, match=r"\.csv, \.svg or \.png"):
         kind_of("loss.pdf")
     assert export("csv", DRAWING).startswith(b"name,x_first") and export("svg", DRAWING).startswith(b"<svg")

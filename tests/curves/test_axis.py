@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.curves.axis import AxisMap, Timeline, epoch_pairs, growing, interpolate
+from gputui.curves.axis import AxisMap, AxisTimeline, epoch_pairs, growing, interpolate
 from gputui.curves.model import Axis
 
 LINE = [(0.0, 10.0), (10.0, 20.0), (20.0, 20.0), (30.0, 60.0)]
-TIMELINE = Timeline(100.0, {1: 100.0, 2: 300.0}, {1: 200.0}, {1: 0.0, 2: 100.0})
+TIMELINE = AxisTimeline(100.0, {1: 100.0, 2: 300.0}, {1: 200.0}, {1: 0.0, 2: 100.0})
 
 
 def test_interpolation_stays_within_its_ends() -> None:
@@ -46,7 +46,7 @@ def test_moments() -> None:
     assert [trained.place_moment(at) for at in (50.0, 150.0, 250.0, 310.0)] == [None, 50.0, None, 110.0]
     by_step = AxisMap("step", TIMELINE, paces={1: [(110.0, 0.0), (190.0, 80.0)]})
     assert [by_step.place_moment(at) for at in (150.0, 250.0, 310.0)] == [40.0, None, None]
-    assert AxisMap("time", Timeline(None)).place_moment(3.0) is None
+    assert AxisMap("time", AxisTimeline(None)).place_moment(3.0) is None
 
 
 @pytest.mark.parametrize("axis", ["step", "time", "trained", "epoch"])

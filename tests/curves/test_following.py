@@ -13,7 +13,7 @@ import pytest
 from gputui.charts.envelope import Bin
 from gputui.curves import reading
 from gputui.curves.following import RunCurves, read_charts
-from gputui.curves.model import Axis, ChartRequest, Curve
+from gputui.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.formats import Reading
 from gputui.store.runs import read_attempts
 
@@ -36,7 +36,7 @@ def told(bins: Sequence[Bin]) -> tuple[object, ...]:
     )
 
 
-def loss(story: Story, request: ChartRequest = LOSS) -> Curve:
+def loss(story: Story, request: ChartRequest = LOSS) -> MetricCurve:
     return story.ask(request).curves["loss"]
 
 

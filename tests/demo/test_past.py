@@ -11,7 +11,7 @@ import pytest
 
 from gputui.config import Workspace, locate
 from gputui.demo.home import SCENARIO, write_profiles
-from gputui.demo.past import STORIES, Past
+from gputui.demo.past import STORIES, DemoPast
 from gputui.gpu.simulated import SimulatedSource
 from gputui.store import checkpoints
 from gputui.store.database import open_reader
@@ -28,7 +28,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace.create()
     workspace.scenario.write_text(SCENARIO.format(seed=5))
     write_profiles(workspace.profiles)
-    Past(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW).make()
+    DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW).make()
     return workspace
 
 

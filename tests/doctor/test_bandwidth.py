@@ -15,7 +15,7 @@ from gputui.config import Workspace
 from gputui.doctor import examine
 from gputui.doctor.bandwidth import Bandwidth, decode, free_gpus, judge_bandwidth, measure, pcie_bytes_per_second
 from gputui.doctor.examine import Interpreter
-from gputui.doctor.gpu_reading import GpuReading, Pair
+from gputui.doctor.gpu_reading import GpuPair, GpuReading
 from gputui.gpu.model import GpuFacts, GpuSample
 
 FACTS = tuple(GpuFacts(f"GPU-{n}", n, "H100", pcie_generation_max=5, pcie_width_max=16) for n in (0, 1))
@@ -23,7 +23,7 @@ FREE = GpuReading(
     "nvml",
     facts=FACTS,
     samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=0.0, memory_used_bytes=2**20) for gpu in FACTS},
-    pairs=(Pair(0, 1, p2p=True, nvlink=True),),
+    pairs=(GpuPair(0, 1, p2p=True, nvlink=True),),
 )
 FAST = Bandwidth("nccl", 2, ((55e9, 54e9), (55e9, 54e9)), 360e9, 25e-6)
 
@@ -58,7 +58,7 @@ def test_slow_copies_and_an_unused_nvlink() -> None:
     copies, reduced = judge_bandwidth(slow, FREE, (0, 1))
     assert copies.status == "warn" and "half of the link: GPU 1 of 63 GB/s" in copies.detail
     assert reduced.status == "warn" and "slower than PCIe" in reduced.detail and "NVLink" in (reduced.remedy or "")
-    without = replace(FREE, pairs=(Pair(0, 1, p2p=True, nvlink=False),))
+    without = replace(FREE, pairs=(GpuPair(0, 1, p2p=True, nvlink=False),))
     assert judge_bandwidth(slow, without, (0, 1))[1].status == "pass"
 
 

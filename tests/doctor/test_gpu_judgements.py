@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.doctor.environment import judge_interpreter
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
-from gputui.doctor.gpu_reading import GpuReading, Pair, active_links, decode, pair_of, read_gpus
+from gputui.doctor.gpu_reading import GpuPair, GpuReading, active_links, decode, pair_of, read_gpus
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 
 FACTS = tuple(
@@ -25,7 +25,7 @@ FIT = GpuReading(
     facts=FACTS,
     samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=90.0) for gpu in FACTS},
     slow={gpu.uuid: GpuSlowSample(gpu.uuid, pcie_generation=5, pcie_width=16) for gpu in FACTS},
-    pairs=(Pair(0, 1, p2p=True, nvlink=True),),
+    pairs=(GpuPair(0, 1, p2p=True, nvlink=True),),
     nvlinks={0: 18, 1: 18},
 )
 
@@ -95,11 +95,11 @@ def test_a_narrow_link_counts_under_load_only() -> None:
 
 
 def test_topologies() -> None:
-    apart = judge_topology(replace(FIT, pairs=(Pair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
+    apart = judge_topology(replace(FIT, pairs=(GpuPair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
     assert apart.status == "warn" and "no direct access between 0-1 over two CPUs" in apart.detail
     uneven = judge_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
     assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
-    assert judge_topology(replace(FIT, pairs=(Pair(0, 1),))).status == "skip"
+    assert judge_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
     assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
 
@@ -132,7 +132,7 @@ def test_nccl_and_an_interpreter_that_does_not_answer() -> None:
 
 
 def test_what_nobody_knows_is_not_judged() -> None:
-    assert judge_topology(replace(FIT, pairs=(Pair(0, 1),))).status == "skip"
+    assert judge_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
     assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
     unknown = judge_interpreter("/env/python", ANSWER, replace(FIT, cuda=None))[1]
     assert unknown.status == "pass" and "the driver supports" not in unknown.detail
@@ -190,5 +190,5 @@ class Binding:
 
 
 def test_what_the_driver_does_not_say_is_unknown() -> None:
-    assert pair_of(Binding(), 0, object(), 1, object()) == Pair(0, 1, p2p=True, nvlink=None, path="two CPUs")
+    assert pair_of(Binding(), 0, object(), 1, object()) == GpuPair(0, 1, p2p=True, nvlink=None, path="two CPUs")
     assert active_links(Binding(), object()) == 3

@@ -26,7 +26,7 @@ from pathlib import Path
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_search import Choice, choose, for_person, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, choose, for_person, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.repository import RunRecord, transaction
@@ -216,7 +216,7 @@ class History:
         # What cannot be checked comes behind what is whole, the newest of them first.
         return sorted(best, key=lambda content: not content.is_known)
 
-    def check(self, run: ModelRun, choice: Choice, wanted: int) -> None:
+    def check(self, run: ModelRun, choice: CheckpointChoice, wanted: int) -> None:
         self.choices += 1
         expected = self.expected(run)
         known = [content for content in expected if content.is_known]
@@ -337,7 +337,7 @@ class History:
         assert record is not None
         return record
 
-    def end(self, run: ModelRun, base: Content | None, kind: str | None, step: int | None) -> Choice:
+    def end(self, run: ModelRun, base: Content | None, kind: str | None, step: int | None) -> CheckpointChoice:
         """As the examination of an attempt does it."""
         run.lives[-1] = (run.lives[-1][0], self.now)
         number = run.attempts
@@ -352,7 +352,7 @@ class History:
         )
         assert search is not None
         rows = ledger.attempt_ended(surveyed(search, self.wall), search.attempts, number, kind, step)
-        choice = Choice(rows) if kind is None else choose(rows, search.attempts, WANTED)
+        choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
         with transaction(self.connection) as connection:
             repository.end_attempt(
                 connection, run.run_id, number, state="failed" if kind else "stopped", ended_at=self.now, exit_record={}
@@ -370,7 +370,7 @@ class History:
 
     # --- what follows an end ------------------------------------------------------------------------------------------
 
-    def recover(self, run: ModelRun, choice: Choice, kind: str) -> str | None:
+    def recover(self, run: ModelRun, choice: CheckpointChoice, kind: str) -> str | None:
         """What recovery begins from: the best, or one further back."""
         usable = choice.usable
         if not usable:

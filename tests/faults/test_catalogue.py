@@ -11,7 +11,7 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.policy import PastDecision, Plan, Progress, decide
+from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill
 
@@ -45,9 +45,11 @@ def test_every_kind_has_a_drill() -> None:
     assert {drill.kind for drill in DRILLS} | OF_HISTORY == set(KINDS)
 
 
-def planned(drill: Drill, folder: Path, history: tuple[PastDecision, ...] = (), best_before: int | None = None) -> Plan:
+def planned(
+    drill: Drill, folder: Path, history: tuple[PastDecision, ...] = (), best_before: int | None = None
+) -> RecoveryPlan:
     evidence = drill.left(folder)
-    progress = Progress(last_step=evidence.last_step, best_step_before=best_before)
+    progress = AttemptReach(last_step=evidence.last_step, best_step_before=best_before)
     # The one that could not be loaded is struck off before anything is decided.
     saved = SAVED[1:] if drill.kind == "corrupt_checkpoint" else SAVED
     return decide(

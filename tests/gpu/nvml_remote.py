@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gputui.gpu.model import FastTick, GpuEvent, Inventory, ProcessTick, SlowTick
 from gputui.gpu.nvml import NvmlSource
-from gputui.gpu.processes import ProcessReader
+from gputui.gpu.processes import GpuProcessReader
 from gputui.gpu.source import FreshProcessNeededError
 from gputui.gpu.wire import Message, decode, encode
 
@@ -75,7 +75,7 @@ class Remote:
 
 
 def _serve() -> None:
-    source = NvmlSource(ProcessReader(first_namespace=True))
+    source = NvmlSource(GpuProcessReader(first_namespace=True))
     at = 0.0
     for line in sys.stdin:
         at += 1.0

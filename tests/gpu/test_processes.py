@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.gpu.processes import ProcessIdentity, ProcessReader, in_first_pid_namespace
+from gputui.gpu.processes import GpuProcessReader, ProcessOwner, in_first_pid_namespace
 
 
 class Proc:
@@ -43,17 +43,17 @@ def me() -> str:
 
 def test_a_visible_process_has_user_command_and_start(proc: Proc) -> None:
     proc.add(42)
-    found = ProcessReader(proc.root, first_namespace=True).look(42)
-    assert found == ProcessIdentity(start_ticks=500, user=me(), command="python train.py")
+    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
+    assert found == ProcessOwner(start_ticks=500, user=me(), command="python train.py")
 
 
 def test_a_pid_that_is_not_here_is_unknown(proc: Proc) -> None:
     proc.add(42)
-    assert ProcessReader(proc.root, first_namespace=True).look(43) is None
+    assert GpuProcessReader(proc.root, first_namespace=True).look(43) is None
 
 
 def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
-    reader = ProcessReader(proc.root, first_namespace=True)
+    reader = GpuProcessReader(proc.root, first_namespace=True)
     proc.add(42)
     first = reader.look(42)
     proc.add(42, ticks=900, cmdline=b"sleep\0")
@@ -65,7 +65,7 @@ def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
 
 
 def test_what_is_known_is_not_read_again(proc: Proc) -> None:
-    reader = ProcessReader(proc.root, first_namespace=True)
+    reader = GpuProcessReader(proc.root, first_namespace=True)
     folder = proc.add(42)
     first = reader.look(42)
     (folder / "cmdline").unlink()
@@ -78,21 +78,21 @@ def test_what_is_known_is_not_read_again(proc: Proc) -> None:
 
 def test_a_command_name_with_parentheses_does_not_shift_the_fields(proc: Proc) -> None:
     proc.add(42, comm="a) R 1 (b")
-    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
     assert found is not None
     assert found.start_ticks == 500
 
 
 def test_without_a_command_line_the_name_is_shown(proc: Proc) -> None:
     proc.add(42, cmdline=b"", comm="nvidia-modeset")
-    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
     assert found is not None
     assert found.command == "nvidia-modeset"
 
 
 def test_no_control_character_of_a_command_comes_through(proc: Proc) -> None:
     proc.add(42, cmdline=b"python\0\x1b]0;owned\x07\xff\0" + b"x" * 1000)
-    found = ProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
     assert found is not None
     assert found.command is not None
     assert found.command.isprintable()
@@ -102,7 +102,7 @@ def test_no_control_character_of_a_command_comes_through(proc: Proc) -> None:
 def test_a_command_line_is_taken_without_its_secrets(proc: Proc) -> None:
     proc.add(42, cmdline=b"python\0train.py\0--api-key\0abc\0--hf-token=abc\0https://me:abc@host/\0--lr\x000.1\0")
     proc.add(43, cmdline=b"launcher: train.py --password abc")
-    reader = ProcessReader(proc.root, first_namespace=True)
+    reader = GpuProcessReader(proc.root, first_namespace=True)
     one, other = reader.look(42), reader.look(43)
     assert one is not None and other is not None
     hidden = "[redacted]"
@@ -116,7 +116,7 @@ def test_in_a_container_a_pid_counts_only_with_the_driver_open(proc: Proc) -> No
     with_device = proc.add(43)
     (with_device / "fd" / "3").symlink_to("/dev/null")
     (with_device / "fd" / "4").symlink_to("/dev/nvidia0")
-    reader = ProcessReader(proc.root, first_namespace=False)
+    reader = GpuProcessReader(proc.root, first_namespace=False)
     assert reader.look(42) is None
     assert reader.look(42) is None
     assert reader.look(43) is not None
@@ -134,7 +134,7 @@ def test_a_container_is_known_by_its_pid_namespace(tmp_path: Path) -> None:
 
 
 def test_this_process_is_found_in_the_real_procfs() -> None:
-    found = ProcessReader(first_namespace=True).look(os.getpid())
+    found = GpuProcessReader(first_namespace=True).look(os.getpid())
     assert found is not None
     assert found.user == me()
     assert found.command is not None

@@ -8,8 +8,8 @@ from gputui.gpu.tiers import (
     LINK_ROUND_SECONDS,
     MAX_INTERVAL_SECONDS,
     MIN_INTERVAL_SECONDS,
-    Backoff,
     Cadence,
+    ReadBackoff,
     Schedule,
     bounded_interval,
 )
@@ -77,7 +77,7 @@ def test_intervals_stay_within_reason(wanted: float, taken: float) -> None:
 
 
 def test_backoff_grows_to_its_limit_and_starts_over() -> None:
-    backoff = Backoff(1.0, 10.0)
+    backoff = ReadBackoff(1.0, 10.0)
     assert backoff.due(0.0)
     assert [backoff.fail(0.0) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert not backoff.due(9.9)

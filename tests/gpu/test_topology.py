@@ -7,24 +7,26 @@ from itertools import combinations
 import pytest
 
 from gputui.gpu import topology
-from gputui.gpu.topology import PATHS, Pair, nearest
+from gputui.gpu.topology import PATHS, GpuPair, nearest
 
 EIGHT = tuple(range(8))
 
 
-def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4) -> list[Pair]:
+def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4) -> list[GpuPair]:
     """As many GPUs, ``of_cpu`` on each CPU, some of them with NVLink between."""
     return [
-        Pair(one, other, True, (one, other) in nvlinks, "one CPU" if one // of_cpu == other // of_cpu else "two CPUs")
+        GpuPair(
+            one, other, True, (one, other) in nvlinks, "one CPU" if one // of_cpu == other // of_cpu else "two CPUs"
+        )
         for one, other in combinations(range(count), 2)
     ]
 
 
 def test_the_way_between_two() -> None:
-    assert Pair(0, 1, nvlink=True, path="two CPUs").way == "NVLink"
-    assert [Pair(0, 1, p2p=True, path=path).distance for path in PATHS] == list(range(len(PATHS)))
-    assert Pair(0, 1).distance > Pair(0, 1, p2p=True, path="two CPUs").distance
-    assert Pair(0, 1, p2p=False, path="one PCIe switch").distance == Pair(0, 1, p2p=True, path="one CPU").distance
+    assert GpuPair(0, 1, nvlink=True, path="two CPUs").way == "NVLink"
+    assert [GpuPair(0, 1, p2p=True, path=path).distance for path in PATHS] == list(range(len(PATHS)))
+    assert GpuPair(0, 1).distance > GpuPair(0, 1, p2p=True, path="two CPUs").distance
+    assert GpuPair(0, 1, p2p=False, path="one PCIe switch").distance == GpuPair(0, 1, p2p=True, path="one CPU").distance
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
-from gputui.gpu.wire import Command, Message, decode, decode_command, encode, encode_interval, encode_occupants
+from gputui.gpu.wire import Message, WireCommand, decode, decode_command, encode, encode_interval, encode_occupants
 from gputui.host.model import HostSample
 
 # What JSON can carry: finite numbers, integers of 64 bits, text without lone surrogates.
@@ -37,7 +37,7 @@ def test_every_message_survives_the_wire(message: Message) -> None:
 
 @given(st.lists(st.builds(Occupant)))
 def test_occupants_survive_the_wire(occupants: list[Occupant]) -> None:
-    assert decode_command(encode_occupants(occupants)) == Command(occupants=tuple(occupants))
+    assert decode_command(encode_occupants(occupants)) == WireCommand(occupants=tuple(occupants))
 
 
 @given(st.binary(max_size=200))
@@ -47,7 +47,7 @@ def test_garbage_raises_value_error_only(line: bytes) -> None:
 
 
 def test_intervals_survive_the_wire() -> None:
-    assert decode_command(encode_interval(2.5)) == Command(interval=2.5)
+    assert decode_command(encode_interval(2.5)) == WireCommand(interval=2.5)
 
 
 def test_unknown_stays_none_and_zero_stays_zero() -> None:

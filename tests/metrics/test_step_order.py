@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gputui.metrics.reducing import Line
+from gputui.metrics.reducing import MetricLine
 from gputui.metrics.step_order import StepOrder
 
 from .conftest import Bench, line
@@ -15,7 +15,7 @@ from .conftest import Bench, line
 def found(*steps: int, attempts: Iterable[int] = ()) -> list[int]:
     """The places of the lines at which it is noticed, each taken alone."""
     order, numbers = StepOrder(), list(attempts) or [1] * len(steps)
-    lines = [Line(0, place, numbers[place], step, None, {}) for place, step in enumerate(steps)]
+    lines = [MetricLine(0, place, numbers[place], step, None, {}) for place, step in enumerate(steps)]
     return [place for place, one in enumerate(lines) if order.add([one])]
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics.tracker_files import (
-    DamagedError,
-    Frame,
+    DamagedRecordError,
+    RecordFrame,
     event_frames,
     event_scalars,
     masked_crc,
@@ -23,7 +23,7 @@ from gputui.metrics.tracker_files import (
 )
 from tests.conftest import wait_until
 
-Frames = Callable[[bytes, int], Iterator[Frame]]
+Frames = Callable[[bytes, int], Iterator[RecordFrame]]
 
 
 def framed(record: bytes) -> bytes:
@@ -72,11 +72,11 @@ def test_records_over_several_blocks(size: int) -> None:
 
 def test_damage_is_said_and_not_read_over() -> None:
     good = framed(b"abc")
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedRecordError):
         list(event_frames(good + b"\x01" * 20, 0))
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedRecordError):
         list(wandb_frames(b"no such file", 0))
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedRecordError):
         list(wandb_frames(chunked([b"abc"])[:7] + b"\xff" * 20, 0))
 
 
@@ -85,7 +85,7 @@ def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
     for scalars in (event_scalars, wandb_scalars):
         try:
             answer = scalars(content)
-        except DamagedError:
+        except DamagedRecordError:
             continue
         assert answer is None or "step" in answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
-from gputui.gpu.topology import Pair
+from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.recommend import recommend, usable
 
@@ -48,7 +48,7 @@ def test_those_of_one_model_stay_together() -> None:
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
-    pairs = [Pair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
+    pairs = [GpuPair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
     situation = GpuSituation(GPUS, used(1, 20))
 
     def chosen(situation: GpuSituation, count: int) -> list[int]:

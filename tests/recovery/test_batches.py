@@ -14,7 +14,7 @@ from gputui.recovery.batches import Grain, Pair, fit, shrink
 from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import Case, for_fewer_ranks
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.policy import PastDecision, Plan, Progress, decide
+from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.trying import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
 
@@ -123,8 +123,10 @@ def test_fewer_ranks_share_what_more_of_them_shared() -> None:
 # --- a change with which the script does not start -------------------------------------------------------------------
 
 
-def planned(history: list[PastDecision], params: dict[str, Scalar], incident: Incident, step: int | None) -> Plan:
-    progress = Progress(last_step=step, best_step_before=40)
+def planned(
+    history: list[PastDecision], params: dict[str, Scalar], incident: Incident, step: int | None
+) -> RecoveryPlan:
+    progress = AttemptReach(last_step=step, best_step_before=40)
     policy = POLICIES["standard"]
     attempt = len(history) + 1
     return decide(incident, history, progress, spec(), params, policy, [], run_id="job-1", attempt=attempt)

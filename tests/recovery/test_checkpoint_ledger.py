@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Found, Rows, Span
+from gputui.recovery.checkpoint_ledger import FoundCheckpoint, Rows, StepSpan
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoint_words import checkpoints_sentence, checkpoints_shape
 from gputui.recovery.checkpoints import CheckpointInfo
@@ -17,19 +17,21 @@ from gputui.store.checkpoints import CheckpointRow, Neighbour
 SECOND = 10**9
 
 
-def span(number: int, begun: float, ended: float | None = None, base: str | None = None, last: int | None = 1) -> Span:
-    return Span(number, begun, ended, base, last, last is not None)
+def span(
+    number: int, begun: float, ended: float | None = None, base: str | None = None, last: int | None = 1
+) -> StepSpan:
+    return StepSpan(number, begun, ended, base, last, last is not None)
 
 
-def found(name: str, at: float, size: int = 10) -> Found:
-    return Found(f"/c/{name}", int(at * SECOND), size)
+def found(name: str, at: float, size: int = 10) -> FoundCheckpoint:
+    return FoundCheckpoint(f"/c/{name}", int(at * SECOND), size)
 
 
 def no_steps(_attempt: int, _at: float) -> int | None:
     return None
 
 
-def enter(rows: Rows, *lying: Found, attempts: list[Span], now: float = 1000.0, **more: object) -> Rows:
+def enter(rows: Rows, *lying: FoundCheckpoint, attempts: list[StepSpan], now: float = 1000.0, **more: object) -> Rows:
     return ledger.entered(
         rows,
         lying,
@@ -41,11 +43,11 @@ def enter(rows: Rows, *lying: Found, attempts: list[Span], now: float = 1000.0, 
     )
 
 
-def usable(rows: Rows, attempts: list[Span]) -> list[str]:
+def usable(rows: Rows, attempts: list[StepSpan]) -> list[str]:
     return [row.name for row in ledger.candidates(rows, attempts)]
 
 
-def whys(rows: Rows, attempts: list[Span]) -> dict[str, str]:
+def whys(rows: Rows, attempts: list[StepSpan]) -> dict[str, str]:
     return {row.name: why for row, why in ledger.refused(rows, attempts)}
 
 
@@ -135,7 +137,7 @@ def test_trouble_of_steps_that_start_again_strikes_off_what_was_written_after_it
     assert usable(after, attempts) == ["epoch_3.pt", "epoch_2.pt", "epoch_1.pt"]
 
 
-def replace_size(one: Found) -> Found:
+def replace_size(one: FoundCheckpoint) -> FoundCheckpoint:
     return one._replace(size_bytes=(one.size_bytes or 0) + 1)
 
 
@@ -300,7 +302,7 @@ def checked(**verdicts: str) -> object:
 
 
 def chosen(
-    rows: Rows, attempts: list[Span], wanted: int = 1, **verdicts: str
+    rows: Rows, attempts: list[StepSpan], wanted: int = 1, **verdicts: str
 ) -> tuple[list[str], list[str], str | None]:
     choice = choose(rows, attempts, wanted, checked(**verdicts))  # type: ignore[arg-type]
     return [info.path.stem for info in choice.usable], [info.path.stem for info in choice.refused], choice.unreadable
@@ -322,7 +324,7 @@ def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_a
 def test_a_chosen_checkpoint_that_cannot_be_loaded_is_not_followed_by_the_beginning() -> None:
     attempts = [span(1, 100.0, 200.0)]
     rows = enter((), found("s10.pt", 110.0), attempts=attempts)
-    rows = ledger.named(rows, attempts, Found("/elsewhere/notes.txt", 150 * SECOND, 3), None, 300.0)
+    rows = ledger.named(rows, attempts, FoundCheckpoint("/elsewhere/notes.txt", 150 * SECOND, 3), None, 300.0)
     attempts.append(span(2, 300.0, 310.0, "/elsewhere/notes.txt", last=None))
     rows = ledger.attempt_ended(rows, attempts, 2, "corrupt_checkpoint")
     usable, _, unreadable = chosen(rows, attempts)

@@ -16,8 +16,8 @@ from gputui.recovery.evidence import (
     TAIL_LINES,
     ErrorFile,
     Evidence,
+    EvidenceLog,
     ExitRecord,
-    LogTail,
     Observation,
     collect,
 )
@@ -353,7 +353,11 @@ def test_any_text_gives_an_incident_and_never_an_error(
         exit=ExitRecord(code=code, signal=signal, stop_requested=stop),
         launcher=launcher,
         errors=(ErrorFile(1, message, stderr, 3.0),),
-        tails=(LogTail(None, "output", output), LogTail(1, "stderr", stderr), LogTail(0, "stderr", message)),
+        tails=(
+            EvidenceLog(None, "output", output),
+            EvidenceLog(1, "stderr", stderr),
+            EvidenceLog(0, "stderr", message),
+        ),
     )
     incident = classify(evidence)
     assert incident.kind in KINDS

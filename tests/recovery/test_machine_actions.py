@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.recovery.action_results import Effect, Gate
+from gputui.recovery.action_results import Effect, Precondition
 from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
 from gputui.recovery.batches import Grain, fit
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, Surroundings
-from gputui.recovery.policies import Notice
-from gputui.recovery.policy import POLICIES, PolicyError, Progress, decide, parse_policy
+from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, MachineContext
+from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.policy import POLICIES, AttemptReach, PolicyError, decide, parse_policy
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 
 PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
@@ -39,7 +39,7 @@ def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> Checkpo
     return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size, 1.0)
 
 
-TWO = Surroundings(gpus=("GPU-a", "GPU-b"))
+TWO = MachineContext(gpus=("GPU-a", "GPU-b"))
 CASE = Case(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
 
 
@@ -64,7 +64,7 @@ def test_with_fewer_gpus_the_effective_batch_stays() -> None:
 
 
 def test_four_ranks_become_three() -> None:
-    around = Surroundings(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    around = MachineContext(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
     result = act("exclude_gpu", spec=spec(4, min_gpus=2), around=around)
     assert isinstance(result, AppliedAction)
     assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 4)]
@@ -80,7 +80,7 @@ def test_without_accumulation_that_is_said() -> None:
     [
         ({}, "no other GPU is free, and the profile allows no fewer (min_gpus)", True),
         ({"spec": spec(min_gpus=2)}, "no other GPU is free, and 1 would be fewer than min_gpus 2", True),
-        ({"around": Surroundings()}, "the run has no GPUs", False),
+        ({"around": MachineContext()}, "the run has no GPUs", False),
         ({"incident": replace(LOST, contained=True)}, "the error left the GPU usable", False),
         ({"incident": replace(LOST, gpu=None, rank=None)}, "which GPU failed is not known", False),
         ({"incident": replace(LOST, gpu="GPU-z")}, "which GPU failed is not known", False),
@@ -111,16 +111,20 @@ def test_fewer_ranks_never_need_more_memory(batch: int, accumulation: int, befor
 
 def test_debugging_is_for_the_next_attempt_only() -> None:
     assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
-    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), around=Surroundings()), SkippedAction)
+    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), around=MachineContext()), SkippedAction)
 
 
 def test_waiting_for_the_disk() -> None:
-    assert act("wait_disk", argument=3.0).effect.gates == (Gate("disk", limit_seconds=21600.0, bytes_needed=360),)
+    assert act("wait_disk", argument=3.0).effect.gates == (
+        Precondition("disk", limit_seconds=21600.0, bytes_needed=360),
+    )
     assert act("wait_disk", spec=spec(checkpoints=None)) == SkippedAction(
         "wait_disk", "the profile names no checkpoints"
     )
     # Room that may be there at once, for as long as a plain wait took.
-    assert act("wait_disk", checkpoints=()).effect.gates == (Gate("room", limit_seconds=900.0, bytes_needed=1 << 30),)
+    assert act("wait_disk", checkpoints=()).effect.gates == (
+        Precondition("room", limit_seconds=900.0, bytes_needed=1 << 30),
+    )
     asked = replace(spec(), disk_bytes=7 << 30)
     assert act("wait_disk", spec=asked, checkpoints=()).effect.gates[0].bytes_needed == 7 << 30
 
@@ -128,7 +132,7 @@ def test_waiting_for_the_disk() -> None:
 def test_waiting_for_cool_gpus() -> None:
     (gate,) = act("wait_cool", argument=60.0).effect.gates
     assert (gate.kind, gate.limit_seconds, gate.margin_celsius) == ("cool", 60.0, 15.0)
-    assert isinstance(act("wait_cool", around=Surroundings()), SkippedAction)
+    assert isinstance(act("wait_cool", around=MachineContext()), SkippedAction)
 
 
 def test_pruning_leaves_the_newest_valid_ones() -> None:
@@ -168,10 +172,10 @@ def test_parameters_for_offloading_and_patience() -> None:
 # --- in a plan -----------------------------------------------------------------------------------------------------
 
 
-def plan(recovery: dict[str, Any], around: Surroundings, run: RunSpec, incident: Incident = LOST) -> Any:
+def plan(recovery: dict[str, Any], around: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
     policy = parse_policy(recovery)
     return decide(
-        incident, [], Progress(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
+        incident, [], AttemptReach(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
         around=around,
     )  # fmt: skip
 
@@ -207,7 +211,9 @@ def test_telling_somebody_is_no_attempt() -> None:
 
 def test_how_somebody_is_told() -> None:
     given_ = {"command": ["mail", "-s", "gputui", "me"], "webhook": "https://example.org/hook"}
-    assert parse_policy({"notify": given_}).notify == Notice(("mail", "-s", "gputui", "me"), "https://example.org/hook")
+    assert parse_policy({"notify": given_}).notify == NoticeTarget(
+        ("mail", "-s", "gputui", "me"), "https://example.org/hook"
+    )
     wrong: list[Any] = [
         {},
         "mail",

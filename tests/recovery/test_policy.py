@@ -13,7 +13,7 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, STOP, Backoff
-from gputui.recovery.policy import PastDecision, Plan, Policy, Progress, chance_of, decide, parse_policy
+from gputui.recovery.policy import AttemptReach, PastDecision, Policy, RecoveryPlan, chance_of, decide, parse_policy
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 
 PARAMS: dict[str, Scalar] = {
@@ -49,17 +49,17 @@ def plan_for(
     *,
     step: int | None = 40,
     history: list[PastDecision] | None = None,
-    progress: Progress | None = None,
+    progress: AttemptReach | None = None,
     params: dict[str, Scalar] | None = None,
     policy: Policy = STANDARD,
     checkpoints: list[CheckpointInfo] | None = None,
     run: RunSpec | None = None,
     attempt: int = 1,
-) -> Plan:
+) -> RecoveryPlan:
     return decide(
         incident(kind, step),
         history or [],
-        Progress(last_step=40) if progress is None else progress,
+        AttemptReach(last_step=40) if progress is None else progress,
         run or spec(),
         PARAMS if params is None else params,
         policy,
@@ -73,7 +73,7 @@ def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, c
     return PastDecision(attempt, kind, rung, "retry", progressed, changed, ("restart",))
 
 
-STUCK = Progress(last_step=40, best_step_before=40)
+STUCK = AttemptReach(last_step=40, best_step_before=40)
 
 
 # --- the ladders ------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_then_checkpoints_gradients_then_stops() -> None:
 
 
 def test_progress_climbs_down_again() -> None:
-    plan = plan_for("cuda_oom", history=[retry("cuda_oom", 1, changed=True)], progress=Progress(90, 40))
+    plan = plan_for("cuda_oom", history=[retry("cuda_oom", 1, changed=True)], progress=AttemptReach(90, 40))
     assert plan.rung == 0 and "batch_size" in plan.changed
 
 
@@ -152,18 +152,18 @@ def test_what_would_fail_again_is_never_retried(kind: str, policy: str) -> None:
 
 @pytest.mark.parametrize("kind", ["user_exception", "nonzero_exit"])
 def test_an_error_before_the_first_step_is_never_retried(kind: str) -> None:
-    plan = plan_for(kind, progress=Progress(), checkpoints=[])
+    plan = plan_for(kind, progress=AttemptReach(), checkpoints=[])
     assert (plan.verdict, plan.because) == ("stop", "before_first_step")
-    assert plan_for(kind, progress=Progress(last_step=0)).verdict == "retry"
+    assert plan_for(kind, progress=AttemptReach(last_step=0)).verdict == "retry"
     # The second attempt did not reach a step, but the first one did.
-    assert plan_for(kind, progress=Progress(best_step_before=40), history=[retry("killed", 0)]).verdict == "retry"
+    assert plan_for(kind, progress=AttemptReach(best_step_before=40), history=[retry("killed", 0)]).verdict == "retry"
 
 
 def test_a_run_without_metrics_is_past_its_set_up_after_a_minute() -> None:
     run = spec(metrics=())
-    assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=5.0)).verdict == "stop"
-    assert plan_for("user_exception", run=run, progress=Progress(ran_seconds=600.0)).verdict == "retry"
-    assert plan_for("user_exception", progress=Progress(ran_seconds=600.0)).verdict == "stop"
+    assert plan_for("user_exception", run=run, progress=AttemptReach(ran_seconds=5.0)).verdict == "stop"
+    assert plan_for("user_exception", run=run, progress=AttemptReach(ran_seconds=600.0)).verdict == "retry"
+    assert plan_for("user_exception", progress=AttemptReach(ran_seconds=600.0)).verdict == "stop"
 
 
 def test_an_unknown_cause_gets_one_plain_restart() -> None:
@@ -222,7 +222,7 @@ def test_an_attempt_with_other_parameters_is_no_repetition() -> None:
 
 def test_progress_ends_a_row_of_fruitless_attempts() -> None:
     history = [retry("killed", 0, progressed=True), retry("killed", 0, attempt=2, progressed=True)]
-    assert plan_for("killed", history=history, progress=Progress(99, 40)).verdict == "retry"
+    assert plan_for("killed", history=history, progress=AttemptReach(99, 40)).verdict == "retry"
 
 
 def test_waiting_grows_with_fruitless_attempts_and_is_bounded() -> None:
@@ -302,7 +302,7 @@ def test_a_rollback_goes_to_older_ones_only() -> None:
 
 def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> None:
     plan = decide(
-        incident(), [], Progress(last_step=40), spec(), PARAMS, STANDARD, [], run_id="job-1", attempt=1,
+        incident(), [], AttemptReach(last_step=40), spec(), PARAMS, STANDARD, [], run_id="job-1", attempt=1,
         unreadable="/c: Stale file handle",
     )  # fmt: skip
     assert (plan.verdict, plan.because) == ("stop", "unreadable") and "/c: Stale file handle" in plan.reason
@@ -336,7 +336,7 @@ def test_whatever_happens_it_ends_within_the_budget(
     for number in range(1, 1000):
         gained = gains[number % len(gains)]
         step = best + 10 if gained else best
-        progress = Progress(last_step=step, best_step_before=best)
+        progress = AttemptReach(last_step=step, best_step_before=best)
         plan = plan_for(
             kinds[number % len(kinds)],
             history=history,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Action
+from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, PolicyAction
 from gputui.recovery.policy import PolicyError, parse_policy
 
 
@@ -28,23 +28,27 @@ def test_what_is_left_out_stays_as_it_is() -> None:
     )
     assert policy.max_attempts == 5 and policy.max_without_progress == 3
     assert (policy.backoff.base_seconds, policy.backoff.max_seconds, policy.backoff.factor) == (1.0, 60.0, 3.0)
-    assert policy.ladder("cuda_oom") == ((Action("shrink_batch"),), (Action("gradient_checkpointing"),), STOP)
+    assert policy.ladder("cuda_oom") == (
+        (PolicyAction("shrink_batch"),),
+        (PolicyAction("gradient_checkpointing"),),
+        STOP,
+    )
     assert policy.ladder("killed") == POLICIES["standard"].ladder("killed")
 
 
 @pytest.mark.parametrize(
     ("written", "ladder"),
     [
-        (["restart"], ((Action("restart"),), STOP)),
-        ("restart", ((Action("restart"),), STOP)),
+        (["restart"], ((PolicyAction("restart"),), STOP)),
+        ("restart", ((PolicyAction("restart"),), STOP)),
         ([], (STOP,)),
         (["stop"], (STOP,)),
         (
             [{"rollback": 2}, {"wait": 5, "lower_lr": None}],
-            ((Action("rollback", 2.0),), (Action("wait", 5.0), Action("lower_lr", 10.0)), STOP),
+            ((PolicyAction("rollback", 2.0),), (PolicyAction("wait", 5.0), PolicyAction("lower_lr", 10.0)), STOP),
         ),
-        ([["rollback", "tighter_clip"]], ((Action("rollback", 1), Action("tighter_clip", 2.0)), STOP)),
-        ([[{"rollback": 3}, "lower_lr"]], ((Action("rollback", 3.0), Action("lower_lr", 10.0)), STOP)),
+        ([["rollback", "tighter_clip"]], ((PolicyAction("rollback", 1), PolicyAction("tighter_clip", 2.0)), STOP)),
+        ([[{"rollback": 3}, "lower_lr"]], ((PolicyAction("rollback", 3.0), PolicyAction("lower_lr", 10.0)), STOP)),
     ],
 )
 def test_ways_to_write_a_ladder(written: Any, ladder: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gputui.recovery.action_results import AppliedAction, SkippedAction
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import POLICIES, Action, Policy
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction
 from gputui.recovery.policy import parse_policy
 from gputui.recovery.trying import EXAMPLE, FIRST_FAILURE, STEPS, Round, attempts_of, effect_of, fresh
 from gputui.runs.spec import RunSpec, Scalar
@@ -96,15 +96,15 @@ def test_trying_is_repeatable(name: str) -> None:
 
 def test_the_effect_of_single_actions() -> None:
     params = dict(spec().params)
-    applied = effect_of(Action("shrink_batch"), spec(), params)
+    applied = effect_of(PolicyAction("shrink_batch"), spec(), params)
     assert isinstance(applied, AppliedAction) and len(applied.changes) == 2
-    assert isinstance(effect_of(Action("lower_lr", 10.0), spec(), params), SkippedAction)
-    assert isinstance(effect_of(Action("rollback", 1.0), spec(), params), AppliedAction)
+    assert isinstance(effect_of(PolicyAction("lower_lr", 10.0), spec(), params), SkippedAction)
+    assert isinstance(effect_of(PolicyAction("rollback", 1.0), spec(), params), AppliedAction)
     bare = dataclasses.replace(spec(), checkpoints=None)
-    assert effect_of(Action("rollback", 1.0), bare, params) == SkippedAction(
+    assert effect_of(PolicyAction("rollback", 1.0), bare, params) == SkippedAction(
         "rollback", "the profile names no checkpoints"
     )
-    assert effect_of(Action("stop"), spec(), params) is None
+    assert effect_of(PolicyAction("stop"), spec(), params) is None
 
 
 def test_a_ladder_of_the_profile_counts() -> None:

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, DataTable, Footer, Input, Label, Log, RichLog, Static, TextArea
 
 from gputui.charts.bars import bar
-from gputui.charts.chart import Curve, chart, plain_text
+from gputui.charts.chart import Curve, chart
 from gputui.charts.envelope import Buckets
 from gputui.tui.terminal.grid import CellGrid
 from gputui.tui.terminal.layer import DisplayLayer
@@ -193,7 +193,8 @@ class Dashboard(Captured):
         for name, buckets in (("loss", self.loss), ("rate", self.rate)):
             size = self.query_one(f"#{name}").size
             curve = Curve(buckets.bins(4 * max(1, size.width)), value=buckets.last_value)
-            self.show(name, plain_text(chart([curve], width=size.width, height=size.height, title=name)))
+            lines = chart([curve], width=size.width, height=size.height, title=name)
+            self.show(name, "\n".join("".join(text for text, _ in line).rstrip() for line in lines))
 
     def show(self, name: str, text: str) -> None:
         self.query_one(f"#{name}", Static).update(Text(text), layout=False)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gputui.alerts.engine import Change
+from gputui.alerts.engine import AlertChange
 from gputui.alerts.in_force import InForce
 from gputui.alerts.rules import RULES
 from gputui.alerts.sentences import sentence
@@ -25,7 +25,7 @@ class Told:
     """A change with what is needed to write it: its rule as it holds, how its subject is called, the run that it
     concerns, and when it was (UTC unix seconds)."""
 
-    change: Change
+    change: AlertChange
     rule: InForce
     subject: str
     run_id: str | None

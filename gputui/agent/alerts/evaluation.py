@@ -26,7 +26,7 @@ from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
 from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
 from gputui.metrics.report import IngestReport
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import SpecError
@@ -69,7 +69,7 @@ class Alerting:
         self.delivery = AlertDelivery(self.context)
         self.nccl_logs = NcclLogs(self.context)
 
-    def told_by(self) -> Notice | None:
+    def told_by(self) -> NoticeTarget | None:
         """How alerts are told now."""
         return notice_for(self.settings.delivery)
 

@@ -12,7 +12,7 @@ from typing import Any
 from gputui.agent.context import AgentContext
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
 from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
-from gputui.alerts.schedules import Schedule, expected_rate
+from gputui.alerts.schedules import RateSchedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth
 from gputui.metrics.report import IngestReport
 from gputui.runs.repository import AttemptRecord
@@ -32,7 +32,7 @@ class Training:
     ``patience_steps`` without improvement somebody wants to know."""
 
     record: AttemptRecord
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
     peak: float | None = None
     patience_steps: float = PATIENCE_STEPS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gputui.alerts.in_force import RuleSet, changed, of_runs, standard, without
 from gputui.alerts.overrides import AlertsError, Delivery, parse_overrides
-from gputui.alerts.schedules import Schedule
+from gputui.alerts.schedules import RateSchedule
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class RunRules:
     """The rules for one run, for the GPUs that it trains on, and the schedule of its learning rate."""
 
     rules: RuleSet
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
 
 
 @dataclass(slots=True)

@@ -23,7 +23,13 @@ from gputui.agent.lifecycle.removal import put_away
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoint_search import Choice, NotUsableError, Search, for_person, passed_over
+from gputui.recovery.checkpoint_search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    NotUsableError,
+    for_person,
+    passed_over,
+)
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
@@ -261,7 +267,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     )
 
 
-def none_usable(run_id: str, folder: Path, choice: Choice) -> str:
+def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """Why a run cannot be resumed, and what to do instead."""
     if choice.unreadable is not None:
         return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}"
@@ -343,7 +349,7 @@ def requeue(
     params: dict[str, Scalar],
     resume_from: str | None,
     command: PendingCommand,
-    found: tuple[Search, Choice] | None = None,
+    found: tuple[CheckpointSearch, CheckpointChoice] | None = None,
 ) -> None:
     """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found."""
     now = supervisor.context.now()

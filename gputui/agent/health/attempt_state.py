@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from gputui.agent.health.stack_dump import Conclusion
 from gputui.agent.jobs import Job
 from gputui.gpu.model import GpuSample
-from gputui.recovery.watch.activity import Doing, GpuReading, doing
+from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
-from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, Line, Pace, Silence
+from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, ProgressLine, ProgressSilence, StepPace
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
-from gputui.runs.process_readings import Reading, reaches_out, read_process
+from gputui.runs.process_readings import ProcessReading, reaches_out, read_process
 from gputui.runs.repository import AttemptRecord
 from gputui.store.metric_queries import Cursor
 from gputui.store.watch_queries import WatchedLine, earlier_starts, ended_for_hang, newest_lines
@@ -35,14 +35,14 @@ STUCK_AFTER_WORK_SECONDS = 24.0
 
 
 @dataclass(slots=True)
-class Look:
+class ProcessSnapshot:
     """One look at the processes of an attempt. ``ranks`` holds those that the launcher gave a rank, or, where there are
     none, all of them as rank None; ``others`` the rest, such as torchrun itself. ``is_closed``: no rank is known to be
     able to wait for anything beyond this machine."""
 
     at: float
-    ranks: dict[int | None, list[Reading]]
-    others: list[Reading]
+    ranks: dict[int | None, list[ProcessReading]]
+    others: list[ProcessReading]
     size: int
     is_closed: bool = False
 
@@ -63,7 +63,7 @@ class Watched:
     spikes: tuple[Spike, Spike] = field(default_factory=lambda: (loss_spike(), gradient_spike()))
     straggler: Straggler = field(default_factory=Straggler)
     had_lines: bool = False
-    last: Look | None = None
+    last: ProcessSnapshot | None = None
     stuck_since: float | None = None
     worked: bool = False
     together_at: float = -math.inf
@@ -83,7 +83,7 @@ class Watched:
     @classmethod
     def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> Watched:
         """Start from what the store knows, so that an agent that follows a killed one need not learn anew."""
-        pace = Pace()
+        pace = StepPace()
         for seconds in earlier_starts(connection, record.run_id, record.number):
             pace.add_start(seconds)
         watched = cls(record, Course(pace), clock, is_patient=ended_for_hang(connection, record.run_id, record.number))
@@ -148,7 +148,7 @@ class Watched:
                 self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
 
     def judged(
-        self, look: Look, samples: Mapping[str, GpuSample], quiet: Silence, hang_after: float
+        self, look: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
     ) -> tuple[Verdict | None, bool]:
         """What a look in an overdue silence makes of it, and whether that is certain: so that the attempt is stuck in
         every look for long enough. ``hang_after`` is the policy's, in seconds."""
@@ -183,7 +183,7 @@ class Watched:
         self.memory.append(sample)
         return find_leak(tuple(self.memory))
 
-    def doings(self, look: Look, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
+    def doings(self, look: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
         """What each rank did since the last look; None where there was none before."""
         before, self.last = self.last, look
         if before is None:
@@ -196,7 +196,7 @@ class Watched:
             for rank in numbers
         }
 
-    def _gpu(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuReading | None:
+    def _gpu(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
         uuids = self.record.gpus
         if not uuids:
             return None
@@ -208,13 +208,13 @@ class Watched:
         uuid, sample = max(found, key=lambda pair: pair[1].utilization_percent or 0.0)
         usual = statistics.median(self.powers[uuid]) if self.powers.get(uuid) else None
         share = sample.power_watts / usual if usual and sample.power_watts is not None else None
-        return GpuReading(sample.utilization_percent, sample.memory_utilization_percent, share)
+        return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
 
 
-def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> Look:
+def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
     """Read an attempt's processes without its executor; also whether its ranks have connections beyond this machine."""
-    ranks: dict[int | None, list[Reading]] = {}
-    others: list[Reading] = []
+    ranks: dict[int | None, list[ProcessReading]] = {}
+    others: list[ProcessReading] = []
     size = 1
     for process in processes:
         reading = read_process(process.identity)
@@ -226,12 +226,12 @@ def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections:
             ranks.setdefault(process.rank, []).append(reading)
             size = max(size, process.rank + 1, process.local_world_size or 1)
     if not ranks and others:
-        return Look(at, {None: others}, [], 1)
+        return ProcessSnapshot(at, {None: others}, [], 1)
     is_closed = with_connections and not any(
         reaches_out(process.identity.pid) for process in processes if process.rank is not None
     )
-    return Look(at, ranks, others, size, is_closed)
+    return ProcessSnapshot(at, ranks, others, size, is_closed)
 
 
-def _line(line: WatchedLine, arrived_at: float | None = None) -> Line:
-    return Line(line.step, arrived_at if line.at is None else line.at, line.event)
+def _line(line: WatchedLine, arrived_at: float | None = None) -> ProgressLine:
+    return ProgressLine(line.step, arrived_at if line.at is None else line.at, line.event)

@@ -21,8 +21,8 @@ from typing import Any
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.recovery.classify import Incident
-from gputui.recovery.evidence import Evidence, LogTail
-from gputui.recovery.policy import Plan
+from gputui.recovery.evidence import Evidence, EvidenceLog
+from gputui.recovery.policy import RecoveryPlan
 from gputui.redaction import redact_params, redact_text
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_window import COLUMNS, samples_between
@@ -59,7 +59,7 @@ class Keepsake:
     gpus: tuple[str, ...]
     evidence: Evidence
     incident: Incident
-    plan: Plan
+    plan: RecoveryPlan
     database: Path
 
 
@@ -127,7 +127,7 @@ def _complete(keepsake: Keepsake) -> None:
         log.warning("%s: the GPU samples of attempt %d: %s", keepsake.run_id, keepsake.attempt, error)
 
 
-def _write_logs(tails: tuple[LogTail, ...], folder: Path) -> None:
+def _write_logs(tails: tuple[EvidenceLog, ...], folder: Path) -> None:
     folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     left = ALL_LOGS_CHARACTERS
     for tail in tails:

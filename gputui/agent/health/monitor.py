@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, Look, Watched, look_at
+from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, ProcessSnapshot, Watched, look_at
 from gputui.agent.health.stack_dump import Conclusion, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.hiding import redactor_of
@@ -264,7 +264,7 @@ class Watching:
                 attempt.executor.ask_to_end(at_once=True)
 
 
-def held_bytes(look: Look) -> int:
+def held_bytes(look: ProcessSnapshot) -> int:
     """Private memory of all processes of a look."""
     groups = [*look.ranks.values(), look.others]
     return sum(process.private_bytes or 0 for group in groups for process in group)

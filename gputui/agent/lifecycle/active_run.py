@@ -15,7 +15,7 @@ from gputui.agent.health.attempt_state import Watched
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.examination import Findings, Task
 from gputui.recovery.checkpoint_ledger import Rows
-from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal
@@ -46,7 +46,7 @@ class CheckpointLook:
     """When an attempt's checkpoints are looked for next (monotonic), and the look that is under way."""
 
     due_at: float
-    search: Search | None = None
+    search: CheckpointSearch | None = None
     job: Job[Rows] | None = None
     is_told: bool = False
 
@@ -140,8 +140,8 @@ class ResumeCheck:
     """Whether the checkpoint at ``path`` is still the one that was chosen; ``is_told``: its end was noticed."""
 
     path: str
-    search: Search
-    job: Job[Choice | None]
+    search: CheckpointSearch
+    job: Job[CheckpointChoice | None]
     is_told: bool = False
 
 

@@ -15,9 +15,9 @@ from gputui.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Observation
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import Surroundings, ranks
-from gputui.recovery.policies import Notice
-from gputui.recovery.policy import Plan
+from gputui.recovery.machine_actions import MachineContext, ranks
+from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.policy import RecoveryPlan
 from gputui.redaction import redact_text
 from gputui.runs import next_attempt, notices, repository
 from gputui.runs.command import checkpoint_directory
@@ -44,11 +44,11 @@ def seen_by_driver(
 
 def surroundings(
     workspace: Workspace, connection: sqlite3.Connection, attempt: AttemptRecord, gpus: Sequence[GpuStanding]
-) -> Surroundings:
+) -> MachineContext:
     """What a decision needs to know of the machine."""
     run = repository.get_run(connection, attempt.run_id)
     if run is None:
-        return Surroundings(attempt.gpus)
+        return MachineContext(attempt.gpus)
     run_dir = workspace.run_dir(run.run_id)
     folder = checkpoint_directory(run.spec, run_dir)
     needed = run.spec.gpus.memory_bytes
@@ -60,7 +60,7 @@ def surroundings(
         and gpu.uuid not in attempt.gpus
         and (needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed)
     ]
-    return Surroundings(
+    return MachineContext(
         gpus=attempt.gpus,
         # A profile that names its GPUs means those.
         spares=() if run.spec.gpus.uuids else tuple(spares),
@@ -72,7 +72,12 @@ def surroundings(
 
 
 def take_effect(
-    connection: sqlite3.Connection, run: RunRecord, attempt: AttemptRecord, incident: Incident, plan: Plan, now: float
+    connection: sqlite3.Connection,
+    run: RunRecord,
+    attempt: AttemptRecord,
+    incident: Incident,
+    plan: RecoveryPlan,
+    now: float,
 ) -> None:
     """Write what a plan does to GPUs and to the next attempt. Belongs into the transaction of the decision."""
     effect = plan.effect
@@ -99,7 +104,7 @@ def take_effect(
 
 def owe_notices(
     connection: sqlite3.Connection,
-    notice: Notice | None,
+    notice: NoticeTarget | None,
     run: RunRecord,
     kind: str,
     summary: str,

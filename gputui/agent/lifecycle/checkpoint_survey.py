@@ -16,7 +16,7 @@ from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
-from gputui.recovery.checkpoint_search import Search, surveyed
+from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import RunRecord, transaction
@@ -35,7 +35,7 @@ DEADLINE_SECONDS = 60.0
 
 def search_of(
     connection: sqlite3.Connection, workspace: Workspace, run: RunRecord, now: float, ended_at: float | None = None
-) -> Search | None:
+) -> CheckpointSearch | None:
     """What a look for the run's checkpoints needs, None where its profile names none. ``ended_at`` is when its newest
     attempt ended, where that is not in its row yet. Times are UTC unix seconds."""
     folder = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
@@ -46,7 +46,7 @@ def search_of(
         attempts = (*attempts[:-1], replace(attempts[-1], ended_at=ended_at))
     begun_at = attempts[0].begun_at if attempts else now
     incidents = {row.attempt: (row.kind, row.step) for row in read_incidents(connection, run.run_id)}
-    return Search(
+    return CheckpointSearch(
         database=workspace.database,
         run_id=run.run_id,
         folder=folder,
@@ -59,7 +59,7 @@ def search_of(
     )
 
 
-def write(connection: sqlite3.Connection, search: Search, rows: Sequence[CheckpointRow], now: float) -> None:
+def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow], now: float) -> None:
     """Bring the ledger up to date. Works inside the caller's transaction."""
     checkpoints.save(connection, search.run_id, search.rows, rows)
     contradiction = ledger.out_of_order(rows, search.attempts)

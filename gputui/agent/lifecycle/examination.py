@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.recovery.checkpoint_ledger import NUMERIC_TROUBLE, attempt_ended, candidates
-from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed, trouble_began
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, surveyed, trouble_began
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.redaction import BY_LOOK, Redactor
@@ -28,7 +28,7 @@ class Task:
     launcher: str
     rebooted: bool
     ended_at: float
-    checkpoints: Search | None
+    checkpoints: CheckpointSearch | None
     checkpoints_wanted: int
     redactor: Redactor = BY_LOOK
     observed: tuple[Observation, ...] = ()
@@ -43,7 +43,7 @@ class Findings:
 
     evidence: Evidence
     incident: Incident
-    checkpoints: Choice | None
+    checkpoints: CheckpointChoice | None
 
 
 def examine(task: Task) -> Findings:
@@ -71,7 +71,7 @@ def examine(task: Task) -> Findings:
     return Findings(evidence, incident, found)
 
 
-def _checkpoints(search: Search, task: Task, incident: Incident | None) -> Choice:
+def _checkpoints(search: CheckpointSearch, task: Task, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; of one that failed also what may be resumed from."""
     kind, step = (None, None) if incident is None else (incident.kind, incident.step)
     try:
@@ -82,7 +82,7 @@ def _checkpoints(search: Search, task: Task, incident: Incident | None) -> Choic
         # What the ledger holds is there still, on a disk that does not answer now.
         rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)
         is_lost = bool(candidates(rows, search.attempts))
-        return Choice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
+        return CheckpointChoice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
     began_at = trouble_began(search, task.attempt.number, step) if kind in NUMERIC_TROUBLE else None
     rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, began_at)
-    return Choice(rows) if incident is None else choose(rows, search.attempts, task.checkpoints_wanted)
+    return CheckpointChoice(rows) if incident is None else choose(rows, search.attempts, task.checkpoints_wanted)

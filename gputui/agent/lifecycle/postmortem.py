@@ -24,12 +24,12 @@ from gputui.agent.lifecycle.scheduler import GpuStanding
 from gputui.charts import units
 from gputui.metrics.report import IngestReport
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
-from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.machine_actions import Surroundings
-from gputui.recovery.policy import Plan, Policy, PolicyError, decide, parse_policy
+from gputui.recovery.machine_actions import MachineContext
+from gputui.recovery.policy import Policy, PolicyError, RecoveryPlan, decide, parse_policy
 from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
@@ -149,7 +149,7 @@ class Ending:
     def __init__(self, context: AgentContext) -> None:
         self.context = context
 
-    def attempt_ended(self, task: Task, findings: Findings, around: Surroundings | None = None) -> None:
+    def attempt_ended(self, task: Task, findings: Findings, around: MachineContext | None = None) -> None:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
         run, attempt = _current(self.context.connection, task.attempt)
         if task.survivors:
@@ -225,7 +225,7 @@ class Ending:
         attempt: AttemptRecord,
         task: Task,
         findings: Findings,
-        around: Surroundings | None,
+        around: MachineContext | None,
     ) -> None:
         ended_at = task.ended_at
         incident = findings.incident
@@ -296,11 +296,11 @@ class Ending:
         run: RunRecord,
         attempt: AttemptRecord,
         incident: Incident,
-        checkpoints: Choice | None,
+        checkpoints: CheckpointChoice | None,
         ended_at: float,
-        around: Surroundings | None,
-        search: Search | None,
-    ) -> Plan:
+        around: MachineContext | None,
+        search: CheckpointSearch | None,
+    ) -> RecoveryPlan:
         rows = () if checkpoints is None else checkpoints.rows
         contradiction = None if search is None else out_of_order(rows, search.attempts)
         if around is not None and contradiction is not None:
@@ -344,7 +344,7 @@ class Ending:
             exit_record=exit_record,
         )
 
-    def _enter_checkpoints(self, task: Task, findings: Findings, plan: Plan | None = None) -> None:
+    def _enter_checkpoints(self, task: Task, findings: Findings, plan: RecoveryPlan | None = None) -> None:
         if task.checkpoints is None or findings.checkpoints is None:
             return
         rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
@@ -368,7 +368,9 @@ class Ending:
         )
         return int(cursor.lastrowid or 0)
 
-    def _write_decision(self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: Plan, now: float) -> None:
+    def _write_decision(
+        self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: RecoveryPlan, now: float
+    ) -> None:
         self.context.connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
             "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

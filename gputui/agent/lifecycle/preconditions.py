@@ -19,7 +19,7 @@ from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.charts import units
 from gputui.recovery.checkpoint_ledger import course as ledger_course
 from gputui.recovery.checkpoint_ledger import out_of_order
-from gputui.recovery.checkpoint_search import Search, surveyed
+from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
 from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
@@ -172,7 +172,7 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
-def prune(search: Search, keep: int, resume_from: str | None = None) -> list[Path]:
+def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
     """Remove the checkpoints of the run's course that were written before the ``keep`` newest valid ones; nothing where
     there are fewer, or where names and times contradict each other. Those that are rewritten again and again (best.pt,
     last.pt) stay, and so does the one that the run goes on from.

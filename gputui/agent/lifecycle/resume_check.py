@@ -11,7 +11,7 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRuns, ResumeCheck, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
-from gputui.recovery.checkpoint_search import Choice, Search, choose, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, surveyed
 from gputui.recovery.checkpoints import measured
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
@@ -81,7 +81,7 @@ class ResumeChecks:
         waiting.resume_check = ResumeCheck(path, search, job)
         return False
 
-    def _choose_again(self, run: RunRecord, check: ResumeCheck, choice: Choice, waiting: Waiting) -> None:
+    def _choose_again(self, run: RunRecord, check: ResumeCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
         name = Path(check.path).name
         changed = f"{name} was removed, or written again by another, after it had been chosen"
         if not choice.usable:
@@ -109,7 +109,7 @@ class ResumeChecks:
         waiting.checked = (str(following), self.context.monotonic())
 
 
-def again(search: Search, row: CheckpointRow) -> Choice | None:
+def again(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
     """None where a checkpoint is as it was when it was chosen; else what is to be chosen in its place. Raises what
     `surveyed` raises."""
     now = measured(Path(row.path))

@@ -8,7 +8,7 @@ from pathlib import Path
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.policy import PolicyError, parse_policy
 from gputui.runs.command import in_run
 from gputui.runs.spec import RunSpec, SpecError
@@ -33,7 +33,7 @@ def metrics_bytes(spec: RunSpec, run_dir: Path) -> dict[str, int]:
     return found
 
 
-def notice_of(workspace: Workspace, run_id: str) -> Notice | None:
+def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
     """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
     try:
         return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify

@@ -40,7 +40,7 @@ from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.agent.lifecycle.waiting import Waits
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
-from gputui.recovery.checkpoint_search import Choice, Search
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
@@ -67,7 +67,7 @@ class Supervisor:
     needs_schedule: bool = True
     has_more_to_start: bool = False
     # By the command that waits for what is found.
-    searches: dict[int, tuple[Search, Job[Choice]]] = field(default_factory=dict)
+    searches: dict[int, tuple[CheckpointSearch, Job[CheckpointChoice]]] = field(default_factory=dict)
     # How often what a command does could not be written, by the command's number.
     failed_writes: dict[int, int] = field(default_factory=dict)
     removal: Removal = field(init=False)

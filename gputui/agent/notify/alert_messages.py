@@ -11,7 +11,7 @@ from gputui.agent.context import AgentContext
 from gputui.alerts.overrides import Delivery
 from gputui.alerts.rules import SEVERITIES
 from gputui.charts.safe_text import clean
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices
 from gputui.runs.notices import Way
 from gputui.store.alerts import AlertView
@@ -55,9 +55,9 @@ def ways_of(delivery: Delivery) -> list[Way]:
     return [way for way, is_there in ways if is_there]
 
 
-def notice_for(delivery: Delivery | None) -> Notice | None:
+def notice_for(delivery: Delivery | None) -> NoticeTarget | None:
     """The same as the outbox wants it."""
-    return None if delivery is None else Notice(delivery.command, delivery.webhook)
+    return None if delivery is None else NoticeTarget(delivery.command, delivery.webhook)
 
 
 def is_severe_enough(severity: str, delivery: Delivery) -> bool:

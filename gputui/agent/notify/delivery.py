@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.runs.identity import open_pidfd
 
 COMMAND_SECONDS = 30.0
@@ -25,7 +25,7 @@ BLIND_LOOK_SECONDS = 0.05
 PIECE_BYTES = 1 << 16
 
 
-def run_command(notice: Notice, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
+def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
     """Run the command with the message's text as its last argument and all of it as JSON on its standard input.
 
     It is over when the command itself has ended; what it left in the background, as mail programs do, is its own. Where
@@ -81,7 +81,7 @@ def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -
             os.close(ended)
 
 
-def post(notice: Notice, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
+def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
     """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException.
 
     The deadline of a socket is one for each piece, and a server may send its answer a byte at a time; so the whole is

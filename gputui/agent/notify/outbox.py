@@ -13,7 +13,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.charts.units import duration
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.redaction import Redactor, secrets_in
 from gputui.runs import notices
 from gputui.runs.notices import Owed
@@ -26,7 +26,7 @@ AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
 Result = tuple[Owed, str | None]
 
 
-def _secrets_of(notice: Notice) -> set[str]:
+def _secrets_of(notice: NoticeTarget) -> set[str]:
     """What a failing command may say in its last words, and an error of the webhook."""
     return secrets_in(os.environ, {}, notice.command) | ({notice.webhook} if notice.webhook else set())
 
@@ -37,7 +37,7 @@ class Outbox:
     are told now, None where nobody wants to know."""
 
     context: AgentContext
-    alerts_by: Callable[[], Notice | None] = lambda: None
+    alerts_by: Callable[[], NoticeTarget | None] = lambda: None
     under_way: set[int] = field(default_factory=set)
     results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
     # What could not be written yet must not be sent again.
@@ -70,7 +70,7 @@ class Outbox:
         self.under_way.add(owed.notice_id)
         threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.notice_id}", daemon=True).start()
 
-    def _send(self, owed: Owed, notice: Notice) -> None:
+    def _send(self, owed: Owed, notice: NoticeTarget) -> None:
         trouble = None
         try:
             (run_command if owed.way == "command" else post)(notice, owed.message)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gputui.runs.process_readings import Reading
+from gputui.runs.process_readings import ProcessReading
 
 
 class Doing(StrEnum):
@@ -41,7 +41,7 @@ IDLE_UTILIZATION_PERCENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuActivity:
     """A rank's GPU now; ``power_share`` is relative to what it drew while the run made steps. None is unknown."""
 
     utilization_percent: float | None
@@ -49,7 +49,9 @@ class GpuReading:
     power_share: float | None
 
 
-def doing(earlier: Sequence[Reading], later: Sequence[Reading], seconds: float, gpu: GpuReading | None = None) -> Doing:
+def doing(
+    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
+) -> Doing:
     """What a rank, which is one or several processes, did in the ``seconds`` between two looks."""
     if not later:
         return Doing.GONE
@@ -79,7 +81,7 @@ def doing(earlier: Sequence[Reading], later: Sequence[Reading], seconds: float, 
     return Doing.WAITING
 
 
-def _spins(gpu: GpuReading) -> bool:
+def _spins(gpu: GpuActivity) -> bool:
     """Whether a busy GPU only waits for another one. Told only where memory traffic is known and nothing speaks
     against it: a kernel that computes in registers alone would otherwise look the same."""
     if gpu.utilization_percent is None or gpu.utilization_percent < SPIN_UTILIZATION_PERCENT:

@@ -31,7 +31,7 @@ _LAST_EVENTS = frozenset({"end", "stop"})
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProgressLine:
     """What one metrics line says of progress. ``at`` is in UTC unix seconds, None where the line tells no time."""
 
     step: int | None
@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepPace:
     """What one run's history explains; None where there is none. Attempts are added in their order."""
 
     longest_start: float | None = None
@@ -64,13 +64,13 @@ class Pace:
 class Course:
     """One attempt's progress as its lines tell it. ``phase`` is where it is now."""
 
-    pace: Pace
+    pace: StepPace
     lines: int = 0
     step: int | None = None
     at: float | None = None
     leaving: bool = False
 
-    def add(self, lines: Iterable[Line], at_most: float = LONGEST_GAP_SECONDS) -> bool:
+    def add(self, lines: Iterable[ProgressLine], at_most: float = LONGEST_GAP_SECONDS) -> bool:
         """Take the next lines. True when one of them is progress: another step than before, or an event. Lines of a
         side thread that repeat a step are none. ``at_most`` is the longest silence that can lie before or between
         them, whatever their clock says."""
@@ -101,7 +101,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class ProgressSilence:
     """For how long there was no progress, and for how long that is explained. ``evident_seconds``: for how long at
     least it must have lasted, and what is seen of the ranks, where that alone tells; None before steps are made."""
 
@@ -124,7 +124,7 @@ class Silence:
         return self.seconds > self.allowed_seconds
 
 
-def allowed_seconds(pace: Pace, phase: Phase, hang_after: float) -> float:
+def allowed_seconds(pace: StepPace, phase: Phase, hang_after: float) -> float:
     """The longest silence that is still explained; ``hang_after`` is the shortest that may ever count as too long."""
     gap = pace.longest_gap or 0.0
     early = pace.longest_early or 0.0
@@ -138,9 +138,9 @@ def allowed_seconds(pace: Pace, phase: Phase, hang_after: float) -> float:
     return max(floor, HISTORY_FACTOR * seen)
 
 
-def silence(course: Course, seconds: float, hang_after: float) -> Silence:
+def silence(course: Course, seconds: float, hang_after: float) -> ProgressSilence:
     """How an attempt's silence of so many seconds stands."""
     phase = course.phase
     evident = max(hang_after * EVIDENT_SHARE, (course.pace.longest_gap or 0.0) * IDLE_SHARE)
     allowed = allowed_seconds(course.pace, phase, hang_after)
-    return Silence(phase, seconds, allowed, min(evident, allowed) if phase == "steps" else None)
+    return ProgressSilence(phase, seconds, allowed, min(evident, allowed) if phase == "steps" else None)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gputui.charts import units
 from gputui.recovery.watch.activity import Doing
-from gputui.recovery.watch.progress import Silence
+from gputui.recovery.watch.progress import ProgressSilence
 
 # One rank that works while all others wait for it may validate or save alone; it is believed for so long.
 LONE_WORKER_SECONDS = 1800.0
@@ -34,7 +34,7 @@ class Verdict:
 
 
 def judge(
-    silence: Silence,
+    silence: ProgressSilence,
     ranks: Mapping[int | None, Doing],
     *,
     launcher_stopped: bool = False,
@@ -76,7 +76,7 @@ def judge(
 
 
 def _evident(
-    silence: Silence,
+    silence: ProgressSilence,
     ranks: Mapping[int | None, Doing],
     stopped: list[int | None],
     for_seconds: float,
@@ -104,7 +104,7 @@ def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], said: st
     return Verdict("hang", None, f"no rank computes, reads or writes, {said}")
 
 
-def _said(silence: Silence) -> str:
+def _said(silence: ProgressSilence) -> str:
     what = "no first step" if silence.phase == "start" else "nothing new"
     explained = units.duration(silence.allowed_seconds)
     return f"{what} for {units.duration(silence.seconds)} where its history explains {explained}"

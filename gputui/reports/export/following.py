@@ -20,7 +20,7 @@ from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
 from gputui.reports.export.subject import read_subject
 from gputui.store.database import open_reader
-from gputui.store.export_queries import HistoryLostError, Progress, RunGoneError, read_piece
+from gputui.store.export_queries import ExportProgress, HistoryLostError, RunGoneError, read_piece
 from gputui.store.runs import RunLookupError
 
 PIECE_LINES = 2000
@@ -94,7 +94,7 @@ class Follower:
 
     def _take_target(self, place: MemoryPlace, sink: Sink, created_at: float) -> Remembered:
         sink.refuse_taken()
-        known = Remembered(created_at, Progress(), sink.origin(), self.wall())
+        known = Remembered(created_at, ExportProgress(), sink.origin(), self.wall())
         if not FORMATS[self.target.name].is_address:
             Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
         # From now on the target is this sink's, however far `begin` gets.
@@ -110,7 +110,7 @@ class Follower:
             try:
                 piece = read_piece(connection, self.target.run_id, known.progress, PIECE_LINES)
             except HistoryLostError:
-                known = replace(known, progress=Progress(), position=sink.origin())
+                known = replace(known, progress=ExportProgress(), position=sink.origin())
                 place.write(known)
                 known = self._begin(place, sink, known)
                 continue
@@ -134,7 +134,7 @@ class Follower:
         self.guard(WRITE_SECONDS)
         begun = sink.begin(known.position)
         # Its time stays: nothing has been written yet, and who watches takes a new one for a success.
-        progress = Progress() if begun.is_anew else known.progress
+        progress = ExportProgress() if begun.is_anew else known.progress
         fresh = replace(known, progress=progress, position=begun.position, ended_at=None)
         place.write(fresh)
         return fresh

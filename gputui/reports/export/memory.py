@@ -17,7 +17,7 @@ from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
 from gputui.runs.identity import ProcessIdentity, boot_id, identify
-from gputui.store.export_queries import Progress
+from gputui.store.export_queries import ExportProgress
 
 FOLDER = "sinks"
 
@@ -33,7 +33,7 @@ class Remembered:
     last; both are UTC unix seconds. ``ended_at``: the run ended then, and everything until then is written."""
 
     created_at: float
-    progress: Progress
+    progress: ExportProgress
     position: Position
     at: float
     ended_at: float | None = None
@@ -107,7 +107,7 @@ class MemoryPlace:
             ended_at = data["ended_at"]
             return Remembered(
                 float(data["created_at"]),
-                Progress.from_json(data["progress"]),
+                ExportProgress.from_json(data["progress"]),
                 dict(data["position"]),
                 float(data["at"]),
                 None if ended_at is None else float(ended_at),

@@ -14,7 +14,7 @@ from gputui.reports.export.line_file import LineFile, cannot_write
 from gputui.reports.export.making import key_of, make_sink
 from gputui.reports.export.sink import ExportError, Sink
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import HistoryLostError, Progress, RunGoneError, read_piece
+from gputui.store.export_queries import ExportProgress, HistoryLostError, RunGoneError, read_piece
 
 PIECE_LINES = 2000
 
@@ -53,7 +53,7 @@ def export(connection: sqlite3.Connection, subject: Subject, name: Format, targe
 
 
 def _write_all(connection: sqlite3.Connection, sink: Sink, run_id: str, shown: Path) -> int:
-    progress = Progress()
+    progress = ExportProgress()
     try:
         sink.begin(sink.origin())
         while True:

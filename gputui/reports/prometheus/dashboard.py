@@ -13,7 +13,7 @@ _SCHEMA_VERSION = 39
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class DashboardPanel:
     """One graph. ``unit`` is Grafana's name of it; ``queries`` are pairs of an expression and a legend."""
 
     title: str
@@ -25,18 +25,18 @@ class Panel:
 _GPU = "GPU {{gpu}}"
 _RANK = "{{run}} rank {{rank}}"
 
-ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
+ROWS: Sequence[tuple[str, Sequence[DashboardPanel]]] = (
     (
         "Machine",
         (
-            Panel("GPUs that answer", "none", [("sum(gputui_gpu_up)", "")], "stat"),
-            Panel(
+            DashboardPanel("GPUs that answer", "none", [("sum(gputui_gpu_up)", "")], "stat"),
+            DashboardPanel(
                 "Power of all GPUs",
                 "watt",
                 [("sum(gputui_gpu_power_watts)", "power"), ("sum(gputui_gpu_power_limit_watts)", "cap")],
             ),
-            Panel("Runs", "none", [("gputui_runs", "{{state}}")]),
-            Panel(
+            DashboardPanel("Runs", "none", [("gputui_runs", "{{state}}")]),
+            DashboardPanel(
                 "Alerts of gputui", "none", [("sum by (rule, subject) (gputui_alert_active)", "{{rule}} {{subject}}")]
             ),
         ),
@@ -44,41 +44,45 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "GPUs",
         (
-            Panel("Utilisation", "percentunit", [("gputui_gpu_utilization_ratio", _GPU)]),
-            Panel("Memory used", "bytes", [("gputui_gpu_memory_used_bytes", _GPU)]),
-            Panel("Temperature", "celsius", [("gputui_gpu_temperature_celsius", _GPU)]),
-            Panel("Power", "watt", [("gputui_gpu_power_watts", _GPU)]),
-            Panel("Clock of the multiprocessors", "hertz", [("gputui_gpu_sm_clock_hertz", _GPU)]),
-            Panel("Held back by", "none", [("gputui_gpu_throttled", "GPU {{gpu}} {{reason}}")]),
-            Panel(
+            DashboardPanel("Utilisation", "percentunit", [("gputui_gpu_utilization_ratio", _GPU)]),
+            DashboardPanel("Memory used", "bytes", [("gputui_gpu_memory_used_bytes", _GPU)]),
+            DashboardPanel("Temperature", "celsius", [("gputui_gpu_temperature_celsius", _GPU)]),
+            DashboardPanel("Power", "watt", [("gputui_gpu_power_watts", _GPU)]),
+            DashboardPanel("Clock of the multiprocessors", "hertz", [("gputui_gpu_sm_clock_hertz", _GPU)]),
+            DashboardPanel("Held back by", "none", [("gputui_gpu_throttled", "GPU {{gpu}} {{reason}}")]),
+            DashboardPanel(
                 "XID errors within an hour",
                 "none",
                 [("increase(gputui_gpu_xid_errors_total[1h])", "GPU {{gpu}} XID {{xid}}")],
             ),
-            Panel("Energy within an hour", "joule", [("increase(gputui_gpu_energy_joules_total[1h])", _GPU)]),
+            DashboardPanel("Energy within an hour", "joule", [("increase(gputui_gpu_energy_joules_total[1h])", _GPU)]),
         ),
     ),
     (
         "Training",
         (
-            Panel("Loss", "none", [("gputui_run_loss", _RANK), ("gputui_run_validation_loss", "{{run}} validation")]),
-            Panel("Samples per second", "none", [("gputui_run_samples_per_second", _RANK)]),
-            Panel("Step time", "s", [("gputui_run_step_seconds", _RANK)]),
-            Panel("Learning rate", "none", [("gputui_run_learning_rate", _RANK)]),
-            Panel("Norm of the gradient", "none", [("gputui_run_gradient_norm", _RANK)]),
-            Panel("Incidents", "none", [("sum by (run, kind) (gputui_run_incidents_total)", "{{run}} {{kind}}")]),
+            DashboardPanel(
+                "Loss", "none", [("gputui_run_loss", _RANK), ("gputui_run_validation_loss", "{{run}} validation")]
+            ),
+            DashboardPanel("Samples per second", "none", [("gputui_run_samples_per_second", _RANK)]),
+            DashboardPanel("Step time", "s", [("gputui_run_step_seconds", _RANK)]),
+            DashboardPanel("Learning rate", "none", [("gputui_run_learning_rate", _RANK)]),
+            DashboardPanel("Norm of the gradient", "none", [("gputui_run_gradient_norm", _RANK)]),
+            DashboardPanel(
+                "Incidents", "none", [("sum by (run, kind) (gputui_run_incidents_total)", "{{run}} {{kind}}")]
+            ),
         ),
     ),
     (
         "Communication",
         (
-            Panel("Time in collectives", "s", [("gputui_run_communication_seconds", _RANK)]),
-            Panel(
+            DashboardPanel("Time in collectives", "s", [("gputui_run_communication_seconds", _RANK)]),
+            DashboardPanel(
                 "Share of a step in collectives",
                 "percentunit",
                 [("gputui_run_communication_seconds / gputui_run_step_seconds", _RANK)],
             ),
-            Panel(
+            DashboardPanel(
                 "NVLink",
                 "Bps",
                 [
@@ -86,7 +90,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                     ("gputui_gpu_nvlink_sent_bytes_per_second", f"{_GPU} out"),
                 ],
             ),
-            Panel(
+            DashboardPanel(
                 "PCIe",
                 "Bps",
                 [
@@ -99,18 +103,18 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Host",
         (
-            Panel("Processors", "percentunit", [("gputui_host_cpu_ratio", "busy")]),
-            Panel(
+            DashboardPanel("Processors", "percentunit", [("gputui_host_cpu_ratio", "busy")]),
+            DashboardPanel(
                 "Memory",
                 "bytes",
                 [("gputui_host_memory_used_bytes", "used"), ("gputui_host_memory_total_bytes", "total")],
             ),
-            Panel(
+            DashboardPanel(
                 "Wait for data as a share of a step",
                 "percentunit",
                 [("gputui_run_data_wait_seconds / gputui_run_step_seconds", _RANK)],
             ),
-            Panel(
+            DashboardPanel(
                 "Disks",
                 "Bps",
                 [
@@ -118,12 +122,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                     ("gputui_host_disk_write_bytes_per_second", "written"),
                 ],
             ),
-            Panel(
+            DashboardPanel(
                 "Disk of the state directory",
                 "percentunit",
                 [("gputui_host_disk_used_bytes / gputui_host_disk_total_bytes", "used")],
             ),
-            Panel(
+            DashboardPanel(
                 "Network",
                 "Bps",
                 [
@@ -171,7 +175,7 @@ def _place(x: int, y: int, width: int, height: int) -> dict[str, int]:
     return {"x": x, "y": y, "w": width, "h": height}
 
 
-def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+def _panel(panel: DashboardPanel, place: dict[str, int]) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${source}"}
     return {
         "type": panel.kind,

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gputui.charts.safe_text import clean
-from gputui.reports.prometheus.moment import Moment
+from gputui.reports.prometheus.moment import ScrapeMoment
 from gputui.store.hardware import GpuView, HostView
 from gputui.store.metric_queries import RankLine
 from gputui.store.runs import Run
@@ -107,7 +107,7 @@ _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
 )
 
 
-def families(moment: Moment) -> Iterator[Metric]:
+def families(moment: ScrapeMoment) -> Iterator[Metric]:
     """All metrics of a moment, each family once."""
     yield from _agent(moment)
     yield from _gpus(moment)
@@ -135,7 +135,7 @@ def _family(family: Any, rows: Iterable[tuple[Sequence[str], Any]]) -> Iterator[
         yield family
 
 
-def _agent(moment: Moment) -> Iterator[Metric]:
+def _agent(moment: ScrapeMoment) -> Iterator[Metric]:
     yield from _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
     agent = moment.agent
     if agent is not None:
@@ -145,7 +145,7 @@ def _agent(moment: Moment) -> Iterator[Metric]:
         yield from _gauge("driver_silent_seconds", "For how long the driver has not answered.", (), [((), silent)])
 
 
-def _gpus(moment: Moment) -> Iterator[Metric]:
+def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
     all_gpus = moment.gpus
     yield from _gauge(
         "gpu_info", "What the GPU is.", (*_GPU_LABELS, "model", "pci_bus_id"),
@@ -193,14 +193,14 @@ def _rank(rank: int | None) -> str:
     return "" if rank is None else str(rank)
 
 
-def _host(moment: Moment) -> Iterator[Metric]:
+def _host(moment: ScrapeMoment) -> Iterator[Metric]:
     host = moment.host
     if host is not None:
         for name, text, value in _HOST_GAUGES:
             yield from _gauge(f"host_{name}", text, (), [((), value(host))])
 
 
-def _runs(moment: Moment) -> Iterator[Metric]:
+def _runs(moment: ScrapeMoment) -> Iterator[Metric]:
     runs = moment.runs
     yield from _gauge(
         "runs", "Runs in each state.", ("state",), [((state,), count) for state, count in moment.run_counts.items()]
@@ -247,7 +247,7 @@ def _value(line: RankLine, metric: str) -> float | None:
     return line.values.get(metric)
 
 
-def _alerts(moment: Moment) -> Iterator[Metric]:
+def _alerts(moment: ScrapeMoment) -> Iterator[Metric]:
     counted: dict[tuple[str, str, str, str], int] = {}
     for alert in moment.alerts:
         key = (alert.rule, alert.severity, alert.subject_kind, alert.subject_name)

@@ -18,7 +18,7 @@ HOST_FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ScrapeMoment:
     """Everything that is exposed. ``ranks`` and ``incidents`` are by run; ``xids`` count by (GPU UUID, XID)."""
 
     at: float
@@ -34,7 +34,7 @@ class Moment:
     run_counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_moment(connection: sqlite3.Connection, now: float) -> Moment:
+def read_moment(connection: sqlite3.Connection, now: float) -> ScrapeMoment:
     """Read it in one transaction. Runs that are over are counted by state; only the others have series of their own, so
     that the number of series stays bounded. Raises sqlite3.Error."""
     connection.execute("BEGIN")
@@ -48,7 +48,7 @@ def read_moment(connection: sqlite3.Connection, now: float) -> Moment:
             "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
         ).fetchall()
         host = read_host(connection)
-        return Moment(
+        return ScrapeMoment(
             at=now,
             agent=read_agent(connection),
             gpus=tuple(read_gpus(connection, now)),

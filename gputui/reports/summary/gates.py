@@ -17,7 +17,7 @@ Outcome = Literal["pass", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """What a gate says of a run. ``figure`` is what was compared with ``threshold``, both in ``unit``; None where it is
     unknown, infinite where no number is bad enough. ``text`` says it in one sentence."""
 
@@ -128,16 +128,16 @@ GATES: Mapping[str, Gate] = {
 }
 
 
-def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[Verdict, ...]:
+def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[GateVerdict, ...]:
     """What every gate says; ``thresholds`` win over those of the run's profile, and these over the gates' own."""
     asked = {**run.thresholds, **thresholds}
     return tuple(_verdict(gate, gate.judge(run, efficiency), asked) for gate in GATES.values())
 
 
-def _verdict(gate: Gate, judged: Judged, thresholds: Mapping[str, float]) -> Verdict:
+def _verdict(gate: Gate, judged: Judged, thresholds: Mapping[str, float]) -> GateVerdict:
     threshold = thresholds.get(gate.name, GATE_THRESHOLDS[gate.name])
     outcome: Outcome = "skip"
     if judged.figure is not None:
         good = judged.figure >= threshold if gate.is_least else judged.figure <= threshold
         outcome = "pass" if good else "fail"
-    return Verdict(gate.name, outcome, judged.figure, threshold, gate.unit, judged.text)
+    return GateVerdict(gate.name, outcome, judged.figure, threshold, gate.unit, judged.text)

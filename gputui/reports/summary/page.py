@@ -14,7 +14,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
 from gputui.reports.summary.facts import MOST_PICTURED, RunFacts, Spread
-from gputui.reports.summary.gates import Verdict
+from gputui.reports.summary.gates import GateVerdict
 from gputui.reports.summary.scalability import Scaling
 
 _STYLE = """
@@ -36,7 +36,7 @@ class Report:
     title: str
     made_at: float
     runs: Sequence[RunFacts]
-    verdicts: Mapping[str, Sequence[Verdict]]
+    verdicts: Mapping[str, Sequence[GateVerdict]]
     scalings: Sequence[Scaling]
     prices: Prices
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gputui.reports.summary.facts import RunFacts, Spread
-from gputui.reports.summary.gates import Verdict
+from gputui.reports.summary.gates import GateVerdict
 from gputui.reports.summary.plain import number
 from gputui.store.json_shapes import iso
 
 Shape = dict[str, Any]
 
 
-def performance_shape(run: RunFacts, verdicts: Sequence[Verdict]) -> Shape:
+def performance_shape(run: RunFacts, verdicts: Sequence[GateVerdict]) -> Shape:
     """One run. Times in seconds, shares of 1, memory in bytes, power in watts; null is unknown."""
     measured, gpus = run.measured, run.gpus
     return {

@@ -14,7 +14,7 @@ from gputui.charts.safe_text import clean
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:
-    from gputui.recovery.checkpoint_ledger import Found
+    from gputui.recovery.checkpoint_ledger import FoundCheckpoint
 
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
@@ -96,7 +96,7 @@ class CheckpointReader:
                 listed[number] = self._checkpoint(one, wish)
                 self._show(wish, listed, len(lying))
 
-    def _checkpoint(self, one: Found, wish: _Wish) -> Checkpoint:
+    def _checkpoint(self, one: FoundCheckpoint, wish: _Wish) -> Checkpoint:
         from gputui.runs.checkpoint_names import step_in_name
 
         path = Path(one.path)

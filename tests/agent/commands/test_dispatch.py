@@ -21,7 +21,7 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
-from gputui.recovery.checkpoint_search import Choice, Search, for_person
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, for_person
 from gputui.runs.identity import asker
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
@@ -261,7 +261,7 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
     may_end = threading.Event()
     for_person = dispatch.for_person
 
-    def slow(search: Search, path: Path | None) -> Choice:
+    def slow(search: CheckpointSearch, path: Path | None) -> CheckpointChoice:
         may_end.wait(30)
         return for_person(search, path)
 
@@ -333,7 +333,7 @@ def test_what_an_asker_of_another_container_asks_is_done(supervisor: Supervisor)
 def test_a_search_that_meets_something_unforeseen_is_a_refusal(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_search: Search, _path: Path | None) -> None:
+    def broken(_search: CheckpointSearch, _path: Path | None) -> None:
         raise ValueError("odd")
 
     monkeypatch.setattr(dispatch, "for_person", broken)

@@ -20,7 +20,7 @@ from gputui.reports.export.memory import Holder, MemoryPlace, Remembered
 from gputui.runs.identity import identify
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store.export_queries import Progress, read_piece
+from gputui.store.export_queries import ExportProgress, read_piece
 from tests.tui.filling import NOW, Filler
 
 
@@ -80,13 +80,13 @@ class Bench:
     def wrote(self) -> None:
         """What a process leaves that got on."""
         run = self.filler.connection.execute("SELECT ended_at FROM runs").fetchone()
-        piece = read_piece(self.filler.connection, "net-1", Progress(), 1000)
+        piece = read_piece(self.filler.connection, "net-1", ExportProgress(), 1000)
         self.places[-1].write(Remembered(NOW, piece.progress, {}, NOW + self.now, run[0]))
 
     def wrote_by(self, sink: tuple[str, str], agent: Sinks) -> None:
         """The same of one of several."""
         self.now += 1
-        piece = read_piece(self.filler.connection, sink[0], Progress(), 1000)
+        piece = read_piece(self.filler.connection, sink[0], ExportProgress(), 1000)
         agent.sinks[sink].place.write(Remembered(NOW, piece.progress, {}, NOW + self.now))
 
     def over(self) -> None:

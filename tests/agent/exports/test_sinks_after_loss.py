@@ -26,7 +26,7 @@ from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import migrations, open_writer
-from gputui.store.export_queries import HistoryLostError, Progress, read_piece
+from gputui.store.export_queries import ExportProgress, HistoryLostError, read_piece
 from gputui.store.runs import find_run
 from tests.reports.export.test_following import Clock, Killed, written_steps
 from tests.tui.filling import NOW, Filler
@@ -187,9 +187,9 @@ def test_another_store_is_told_from_one_that_was_read() -> None:
                 "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
                 "VALUES ('net-1', 1, 'net', 'net', 'running', '{}', '{}', 1.0)"
             )
-            read = read_piece(connection, "net-1", Progress(), 10).progress
+            read = read_piece(connection, "net-1", ExportProgress(), 10).progress
             assert read_piece(connection, "net-1", read, 10).progress == read
             for other in progress:
                 with pytest.raises(HistoryLostError):
-                    read_piece(connection, "net-1", Progress.from_json(json.loads(json.dumps(other))), 10)
+                    read_piece(connection, "net-1", ExportProgress.from_json(json.loads(json.dumps(other))), 10)
             progress.append(read.to_json())

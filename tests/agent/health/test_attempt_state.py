@@ -10,14 +10,14 @@ from contextlib import closing
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.attempt_state import Look, Watched
+from gputui.agent.health.attempt_state import ProcessSnapshot, Watched
 from gputui.agent.health.monitor import Watching
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.config import Workspace
-from gputui.recovery.watch.progress import Silence, silence
+from gputui.recovery.watch.progress import ProgressSilence, silence
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
-from gputui.runs.process_readings import Reading
+from gputui.runs.process_readings import ProcessReading
 from gputui.runs.repository import AttemptRecord
 from gputui.store.watch_queries import WatchedLine, newest_lines
 from tests.stores import open_store
@@ -143,8 +143,8 @@ def looks(watched: Watched, busy: Callable[[float], bool]) -> list[tuple[float, 
     found, cpu = [], 0.0
     for at in (100.0 + 2.0 * count for count in range(51)):
         cpu += 2.0 if busy(at) else 0.0
-        look = Look(at, {None: [Reading(1, 1, "S", cpu, 0.0, 0, 0)]}, [], 1)
-        verdict, is_certain = watched.judged(look, {}, Silence("steps", at, 60.0), 60.0)
+        look = ProcessSnapshot(at, {None: [ProcessReading(1, 1, "S", cpu, 0.0, 0, 0)]}, [], 1)
+        verdict, is_certain = watched.judged(look, {}, ProgressSilence("steps", at, 60.0), 60.0)
         if verdict is not None:
             found.append((at, verdict.kind, is_certain))
     return found

@@ -13,8 +13,8 @@ import pytest
 from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, Keepsake, incident_folder, keep, write
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
-from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord, LogTail
-from gputui.recovery.policy import Plan
+from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord
+from gputui.recovery.policy import RecoveryPlan
 from tests.stores import open_store
 
 END = 1_790_000_000.0
@@ -38,14 +38,14 @@ def keepsake(workspace: Workspace) -> Keepsake:
                     (END + second, place + 1),
                 )
     tails = (
-        LogTail(None, "output", "torchrun says\n"),
-        LogTail(1, "stderr", "x" * (2 * LOG_CHARACTERS) + f"\nlogged in with {TOKEN}\n"),
+        EvidenceLog(None, "output", "torchrun says\n"),
+        EvidenceLog(1, "stderr", "x" * (2 * LOG_CHARACTERS) + f"\nlogged in with {TOKEN}\n"),
     )
     evidence = Evidence(
         ExitRecord(code=1), "torchrun", tails=tails, errors=(ErrorFile(1, f"no access with {TOKEN}", None, None),)
     )
     incident = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f", ("rank 1: CUDA out of memory",))
-    plan = Plan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
+    plan = RecoveryPlan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
     return Keepsake(run_dir, "job-1", 2, END, ("GPU-1",), evidence, incident, plan, workspace.database)
 
 

@@ -23,7 +23,7 @@ from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search
-from gputui.recovery.checkpoint_search import Search, for_person, surveyed, trouble_began
+from gputui.recovery.checkpoint_search import CheckpointSearch, for_person, surveyed, trouble_began
 from gputui.recovery.checkpoints import look_in
 from gputui.runs import repository
 from gputui.runs.command import Launch
@@ -91,7 +91,7 @@ class Bench:
         os.utime(path, (self.begin + at * HOUR,) * 2)
         return path
 
-    def search(self) -> Search:
+    def search(self) -> CheckpointSearch:
         found = search_of(self.connection, self.workspace, self.run(), time.time())
         assert found is not None
         return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.notify.delivery import describe, post, run_command
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.runs.identity import all_pids, identify
 from tests.conftest import wait_until
 
@@ -26,8 +26,8 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def notice(*command: str) -> Notice:
-    return Notice(command=command, webhook=None)
+def notice(*command: str) -> NoticeTarget:
+    return NoticeTarget(command=command, webhook=None)
 
 
 def test_a_command_is_over_when_it_has_ended_whatever_it_left_in_the_background(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_server_that_answers_a_byte_at_a_time_is_not_waited_for() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=dribble, args=(server,), daemon=True).start()
-        told = Notice(command=(), webhook=f"http://127.0.0.1:{server.getsockname()[1]}/hook")
+        told = NoticeTarget(command=(), webhook=f"http://127.0.0.1:{server.getsockname()[1]}/hook")
         with pytest.raises(TimeoutError) as caught:
             post(told, MESSAGE, seconds=0.5)
         enough.set()

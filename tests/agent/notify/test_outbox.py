@@ -15,7 +15,7 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.notify.outbox import AGAIN_SECONDS, Outbox
 from gputui.config import Workspace
-from gputui.recovery.policies import Notice
+from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE
@@ -154,7 +154,7 @@ def test_alerts_are_told_as_the_machine_says_now(office: Office) -> None:
     office.connection.execute("DELETE FROM notices")
     first = alerts.raise_alert(office.connection, alert)
     notices.put_of_alert(office.connection, first, ["command"], {"text": "The disk is full"}, now=1000.0)
-    office.outbox.alerts_by = lambda: Notice((sys.executable, "-c", SCRIPT, str(office.folder)))
+    office.outbox.alerts_by = lambda: NoticeTarget((sys.executable, "-c", SCRIPT, str(office.folder)))
     office.turn(sends=True)
     assert office.told() == ["The disk is full"] and not notices.is_owing(office.connection)
     assert office.events() == [], "the alert is an event of its own"

@@ -6,28 +6,28 @@ from collections.abc import Mapping
 
 import pytest
 
-from gputui.recovery.watch.activity import Doing, GpuReading, doing
-from gputui.recovery.watch.progress import Course, Line, Pace, Silence, allowed_seconds, silence
+from gputui.recovery.watch.activity import Doing, GpuActivity, doing
+from gputui.recovery.watch.progress import Course, ProgressLine, ProgressSilence, StepPace, allowed_seconds, silence
 from gputui.recovery.watch.verdict import judge
-from gputui.runs.process_readings import Reading
+from gputui.runs.process_readings import ProcessReading
 
-OVERDUE = Silence("steps", 100.0, 60.0)
+OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
-def course(*gaps: float, pace: Pace | None = None) -> Course:
+def course(*gaps: float, pace: StepPace | None = None) -> Course:
     """An attempt whose steps came with these gaps between them."""
-    at, lines = 0.0, [Line(0, 0.0)]
+    at, lines = 0.0, [ProgressLine(0, 0.0)]
     for step, gap in enumerate(gaps, 1):
         at += gap
-        lines.append(Line(step, at))
-    made = Course(pace or Pace())
+        lines.append(ProgressLine(step, at))
+    made = Course(pace or StepPace())
     made.add(lines)
     return made
 
 
 def test_without_history_the_start_may_take_longest_and_steps_least() -> None:
-    assert [allowed_seconds(Pace(), phase, 60) for phase in ("start", "first steps", "steps", "end")] == [
+    assert [allowed_seconds(StepPace(), phase, 60) for phase in ("start", "first steps", "steps", "end")] == [
         600,
         300,
         60,
@@ -45,7 +45,7 @@ def test_slow_first_steps_explain_first_steps_only() -> None:
     compiled = course(200.0, *[0.1] * 20)
     assert silence(compiled, 61.0, 60).is_overdue
     again = Course(compiled.pace)
-    again.add([Line(21, 1000.0)])
+    again.add([ProgressLine(21, 1000.0)])
     assert again.phase == "first steps" and not silence(again, 500.0, 60).is_overdue
 
 
@@ -55,7 +55,7 @@ def test_a_clock_that_was_set_explains_two_hours_thrice_at_most() -> None:
 
 
 def test_an_earlier_attempts_start_and_steps_count() -> None:
-    pace = Pace()
+    pace = StepPace()
     pace.add_start(400.0)
     course(*[1.0] * 20, 40.0, pace=pace)
     assert allowed_seconds(pace, "start", 60) == 1200
@@ -64,19 +64,21 @@ def test_an_earlier_attempts_start_and_steps_count() -> None:
 
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     one = course(1.0, 1.0)
-    assert not one.add([Line(2, 50.0), Line(2, 60.0)])
-    assert one.add([Line(2, 70.0, "checkpoint")])
-    assert one.add([Line(3, 71.0)])
+    assert not one.add([ProgressLine(2, 50.0), ProgressLine(2, 60.0)])
+    assert one.add([ProgressLine(2, 70.0, "checkpoint")])
+    assert one.add([ProgressLine(3, 71.0)])
 
 
 def test_after_its_last_event_a_run_may_take_as_long_as_for_its_start() -> None:
     one = course(*[1.0] * 20)
-    one.add([Line(20, 21.0, "end")])
+    one.add([ProgressLine(20, 21.0, "end")])
     assert silence(one, 599.0, 60).is_overdue is False and one.phase == "end"
 
 
-def reading(pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float = 0.0, io: int | None = 0) -> Reading:
-    return Reading(pid, 1, state, cpu, queued, io, 0)
+def reading(
+    pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float = 0.0, io: int | None = 0
+) -> ProcessReading:
+    return ProcessReading(pid, 1, state, cpu, queued, io, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def reading(pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float =
         (reading(io=None), Doing.UNKNOWN),
     ],
 )
-def test_what_a_rank_does_is_told_by_two_looks(later: Reading, what: Doing) -> None:
+def test_what_a_rank_does_is_told_by_two_looks(later: ProcessReading, what: Doing) -> None:
     assert doing([reading()], [later], 2.0) is what
 
 
@@ -104,23 +106,23 @@ def test_a_rank_is_all_its_processes_and_none_is_gone() -> None:
 @pytest.mark.parametrize(
     ("gpu", "what"),
     [
-        (GpuReading(100, 0, 0.4), SPIN),
-        (GpuReading(100, 40, 1.0), C),
-        (GpuReading(100, 0, 1.0), C),
-        (GpuReading(100, None, 0.4), C),
-        (GpuReading(100, 0, None), C),
-        (GpuReading(50, 0, 0.4), C),
-        (GpuReading(0, 0, 0.3), W),
-        (GpuReading(None, None, None), W),
+        (GpuActivity(100, 0, 0.4), SPIN),
+        (GpuActivity(100, 40, 1.0), C),
+        (GpuActivity(100, 0, 1.0), C),
+        (GpuActivity(100, None, 0.4), C),
+        (GpuActivity(100, 0, None), C),
+        (GpuActivity(50, 0, 0.4), C),
+        (GpuActivity(0, 0, 0.3), W),
+        (GpuActivity(None, None, None), W),
     ],
 )
-def test_a_busy_gpu_computes_unless_it_only_spins(gpu: GpuReading, what: Doing) -> None:
+def test_a_busy_gpu_computes_unless_it_only_spins(gpu: GpuActivity, what: Doing) -> None:
     assert doing([reading()], [reading()], 2.0, gpu) is what
 
 
 def test_a_processor_that_polls_for_a_spinning_gpu_waits() -> None:
-    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuReading(100, 0, 0.4)) is SPIN
-    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuReading(0, 0, 0.3)) is C
+    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuActivity(100, 0, 0.4)) is SPIN
+    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuActivity(0, 0, 0.3)) is C
 
 
 @pytest.mark.parametrize(
@@ -142,10 +144,10 @@ def test_a_processor_that_polls_for_a_spinning_gpu_waits() -> None:
 def test_what_an_overdue_silence_is(ranks: Mapping[int | None, Doing], kind: str, rank: int | None) -> None:
     verdict = judge(OVERDUE, ranks)
     assert verdict is not None and (verdict.kind, verdict.rank) == (kind, rank)
-    assert judge(Silence("steps", 59.0, 60.0), ranks) is None
+    assert judge(ProgressSilence("steps", 59.0, 60.0), ranks) is None
 
 
-EXPLAINED = Silence("steps", 25.0, 90.0, 20.0)
+EXPLAINED = ProgressSilence("steps", 25.0, 90.0, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_ranks_that_nothing_can_wake_hang_however_long_a_silence_is_explained(
 ) -> None:
     verdict = judge(EXPLAINED, ranks, is_closed=is_closed)
     assert (None if verdict is None else (verdict.kind, verdict.rank)) == (None if kind is None else (kind, rank))
-    assert judge(Silence("start", 25.0, 600.0), ranks, is_closed=is_closed) is None
+    assert judge(ProgressSilence("start", 25.0, 600.0), ranks, is_closed=is_closed) is None
     assert judge(EXPLAINED, ranks, is_closed=is_closed, launcher_stopped=True) is None
 
 
@@ -201,15 +203,15 @@ def test_one_rank_that_computes_alone_is_believed_for_half_an_hour() -> None:
     kinds = [
         verdict.kind
         for seconds in (1700.0, 1900.0)
-        if (verdict := judge(Silence("steps", seconds, 60.0), {0: C, 1: W})) is not None
+        if (verdict := judge(ProgressSilence("steps", seconds, 60.0), {0: C, 1: W})) is not None
     ]
     assert kinds == ["slow", "hang"]
-    lately = judge(Silence("steps", 1e4, 60.0), {0: C, 1: W}, alone_seconds=1700.0)
+    lately = judge(ProgressSilence("steps", 1e4, 60.0), {0: C, 1: W}, alone_seconds=1700.0)
     assert lately is not None and lately.kind == "slow"
-    reading_alone = judge(Silence("steps", 1e5, 60.0), {0: IO, 1: W})
+    reading_alone = judge(ProgressSilence("steps", 1e5, 60.0), {0: IO, 1: W})
     assert reading_alone is not None and reading_alone.kind == "slow"
 
 
 def test_a_program_that_never_wrote_metrics_may_be_meant_to_wait() -> None:
-    verdict = judge(Silence("start", 700.0, 600.0), {None: W}, meets=False)
+    verdict = judge(ProgressSilence("start", 700.0, 600.0), {None: W}, meets=False)
     assert verdict is not None and verdict.kind == "slow"

@@ -22,7 +22,7 @@ from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
-from gputui.store.export_queries import Progress
+from gputui.store.export_queries import ExportProgress
 from tests.trainer.test_telemetry_trackers import wandb_records
 from tests.tui.filling import NOW, Filler
 
@@ -140,7 +140,7 @@ def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:
     follower = Follower(filler.workspace.database, Target("net-1", run_dir, "mlflow", uri))
     place = MemoryPlace.of(run_dir, "mlflow", memory_key_of("mlflow", "net-1", uri))
     place.make()
-    place.write(Remembered(filler_created_at(filler), Progress(), {"story": []}, NOW))
+    place.write(Remembered(filler_created_at(filler), ExportProgress(), {"story": []}, NOW))
     filler.metrics("net-1", 2, [{"step": 3, "time": NOW + 10, "loss": 1.25}])
     assert follower.run() == 5
     after = {name: client.get_metric_history(run_id, name) for name in before}
@@ -163,7 +163,7 @@ def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
     key = key_of("wandb", "net-1", filler_created_at(filler), str(target))
     place = MemoryPlace.of(run_dir, "wandb", memory_key_of("wandb", "net-1", str(target)))
     place.make()
-    place.write(Remembered(filler_created_at(filler), Progress({}, {"attempt": 1}), {}, NOW))
+    place.write(Remembered(filler_created_at(filler), ExportProgress({}, {"attempt": 1}), {}, NOW))
     unfinished = target / "wandb" / f"offline-run-20261121_031200-{key}"
     unfinished.mkdir(parents=True)
     assert Follower(filler.workspace.database, Target("net-1", run_dir, "wandb", str(target))).run() == 4

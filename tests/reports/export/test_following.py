@@ -22,7 +22,7 @@ from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
-from gputui.store.export_queries import Progress
+from gputui.store.export_queries import ExportProgress
 from gputui.store.metric_queries import StoredLine
 from tests.tui.filling import NOW, Filler
 
@@ -357,7 +357,7 @@ def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     place = MemoryPlace(tmp_path, "csv-1")
     place.make()
     assert place.read() is None and place.holder() is None
-    remembered = Remembered(NOW, Progress({"/x": (0, 7)}, {"attempt": 2}, "a1"), {"rows": 3}, NOW, None)
+    remembered = Remembered(NOW, ExportProgress({"/x": (0, 7)}, {"attempt": 2}, "a1"), {"rows": 3}, NOW, None)
     place.write(remembered)
     assert place.read() == remembered
     for text in ("", "[]", '{"progress": {}}', '{"progress": {"places": [], "notes": {}}, "ended_at": null}'):

@@ -13,21 +13,21 @@ from prometheus_client.registry import Collector
 from gputui.config import Workspace
 from gputui.reports.prometheus.dashboard import dashboard
 from gputui.reports.prometheus.families import families
-from gputui.reports.prometheus.moment import Moment, read_moment
+from gputui.reports.prometheus.moment import ScrapeMoment, read_moment
 from gputui.reports.prometheus.rules import RULES
 from gputui.reports.prometheus.server import Address, AddressError, parse_address
 from tests.tui.filling import NOW, Filler
 
 
 @pytest.fixture
-def moment(workspace: Workspace) -> Iterator[Moment]:
+def moment(workspace: Workspace) -> Iterator[ScrapeMoment]:
     filler = Filler(workspace)
     filler.overnight()
     yield read_moment(filler.connection, NOW)
     filler.close()
 
 
-def exposed(moment: Moment) -> str:
+def exposed(moment: ScrapeMoment) -> str:
     class Once(Collector):
         def collect(self):  # type: ignore[no-untyped-def]
             return families(moment)
@@ -45,7 +45,7 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return None
 
 
-def test_units_are_base_units_and_labels_say_who(moment: Moment) -> None:
+def test_units_are_base_units_and_labels_say_who(moment: ScrapeMoment) -> None:
     text = exposed(moment)
     assert value(text, "gputui_gpu_utilization_ratio", gpu="0") == 0.97
     assert value(text, "gputui_gpu_memory_total_bytes", gpu="0") == 80 * 2**30
@@ -59,7 +59,7 @@ def test_units_are_base_units_and_labels_say_who(moment: Moment) -> None:
     assert value(text, "gputui_run_incidents_total", run="vit-b16-1", kind="cuda_oom") == 1
 
 
-def test_what_is_unknown_is_absent(moment: Moment) -> None:
+def test_what_is_unknown_is_absent(moment: ScrapeMoment) -> None:
     text = exposed(moment)
     assert "gputui_gpu_fan_ratio" not in text
     assert value(text, "gputui_gpu_up", gpu="7") == 0
@@ -68,7 +68,7 @@ def test_what_is_unknown_is_absent(moment: Moment) -> None:
     stale = replace(moment, gpus=tuple(replace(gpu, state="stale") for gpu in moment.gpus), host=None)
     assert "gputui_gpu_power_watts{" not in exposed(stale) and "gputui_host_" not in exposed(stale)
     assert "gputui_gpu_info{" in exposed(stale)
-    assert exposed(Moment(at=NOW)).count("\n#") < 3
+    assert exposed(ScrapeMoment(at=NOW)).count("\n#") < 3
 
 
 def test_an_old_sample_of_the_host_is_not_told(workspace: Workspace) -> None:
@@ -79,7 +79,7 @@ def test_an_old_sample_of_the_host_is_not_told(workspace: Workspace) -> None:
     filler.close()
 
 
-def test_runs_that_are_over_are_only_counted(moment: Moment) -> None:
+def test_runs_that_are_over_are_only_counted(moment: ScrapeMoment) -> None:
     text = exposed(moment)
     assert value(text, "gputui_runs", state="failed") == 1
     assert "resnet50-2" not in text
@@ -107,7 +107,7 @@ def test_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
 NAMES = re.compile(r"gputui_[a-z0-9_]+")
 
 
-def known_names(moment: Moment) -> set[str]:
+def known_names(moment: ScrapeMoment) -> set[str]:
     """Every name that there can be: what this moment has, and what it has no value for."""
     numbers = ("fan_percent", "energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
                "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second")  # fmt: skip
@@ -133,7 +133,7 @@ def known_names(moment: Moment) -> set[str]:
     return set(NAMES.findall(exposed(full))) | {"gputui_store_readable", "gputui_alert_active"}
 
 
-def test_rules_and_dashboard_ask_only_for_what_there_is(moment: Moment) -> None:
+def test_rules_and_dashboard_ask_only_for_what_there_is(moment: ScrapeMoment) -> None:
     known = known_names(moment)
     for rule in RULES:
         assert set(NAMES.findall(rule.expression)) <= known, rule.name

@@ -69,7 +69,7 @@ def write(file: ChartFile) -> str:
     for kind in export.EXPORTS:
         try:
             content = export.export(kind, file.drawing)
-        except export.ExportError:
+        except export.ChartExportError:
             # PNG needs a library that need not be there.
             continue
         (file.folder / f"{file.name}.{kind}").write_bytes(content)

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.charts.envelope import Bin
 from gputui.curves.direction import is_more_better
-from gputui.curves.model import ChartData, ChartRequest, Curve, Frame
+from gputui.curves.model import ChartData, ChartRequest, Frame, MetricCurve
 from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.pages.compare.comparison import (
@@ -41,7 +41,7 @@ def measured(name: str, *values: float, names: tuple[str, ...] = ()) -> ChartDat
         each = Bin(float(x), float(x))
         each.add(float(x), value)
         bins.append(each)
-    curve = Curve(name, tuple(bins), last=values[-1] if values else None)
+    curve = MetricCurve(name, tuple(bins), last=values[-1] if values else None)
     return ChartData(ChartRequest((name,)), Frame("step"), names or (name,), {name: curve})
 
 

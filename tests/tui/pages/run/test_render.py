@@ -14,7 +14,16 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
 from gputui.config import Workspace
-from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Curve, Frame, HardwareCurve, RankCurve, RankCurves
+from gputui.curves.model import (
+    ChartData,
+    ChartMarker,
+    ChartRequest,
+    Frame,
+    HardwareCurve,
+    MetricCurve,
+    RankCurve,
+    RankCurves,
+)
 from gputui.store.database import open_reader
 from gputui.store.events import add_event
 from gputui.tui.data.progress import rank_rows
@@ -229,7 +238,7 @@ LOSS = Panel("loss", "loss", 0)
 UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
 
 
-def data_of(*curves: Curve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
+def data_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
             end: float = 9.0) -> ChartData:  # fmt: skip
     request = ChartRequest(hardware=("utilization",))
     return ChartData(request, Frame("step", 0.0, end), tuple(c.name for c in curves),
@@ -242,18 +251,18 @@ def look_of(**changes: object) -> Look:
 
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
-    data = data_of(Curve("loss", bins(*range(10)), last=9.0))
+    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
     assert " loss  9.000" in text_of(panel_lines(LOSS, data, look_of(), 60, 10))[0]
     lines = panel_lines(LOSS, data, look_of(cursor=3.2, focus="loss"), 60, 10)
     assert text_of(lines)[0].startswith("▸loss  3.000") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
-    nan = data_of(Curve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
+    nan = data_of(MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
     lines = panel_lines(LOSS, nan, look_of(cursor=1.0), 60, 10)
     assert "loss  nan" in text_of(lines)[0] and "× 1 not finite" in text_of(lines)[0]
 
 
 def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
-    curve = Curve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
+    curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
     lines = panel_lines(LOSS, data_of(curve), look_of(window=(0.0, 4.0)), 60, 12)
     assert "~ 3.000  1.000" in text_of(lines)[0]
     drawn = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
@@ -261,14 +270,14 @@ def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
 
 
 def test_what_lies_outside_of_the_window_does_not_stretch_the_axis() -> None:
-    data = data_of(Curve("loss", bins(1000, 2, 1, 2), last=2.0))
+    data = data_of(MetricCurve("loss", bins(1000, 2, 1, 2), last=2.0))
     assert "1k" in "\n".join(text_of(panel_lines(LOSS, data, look_of(), 60, 10)))
     zoomed = "\n".join(text_of(panel_lines(LOSS, data, look_of(window=(1.0, 3.0)), 60, 10)))
     assert "1k" not in zoomed and "1.5" in zoomed
 
 
 def test_a_chart_without_values_says_why() -> None:
-    data = data_of(Curve("loss", problem="no epoch is known yet"))
+    data = data_of(MetricCurve("loss", problem="no epoch is known yet"))
     assert "no epoch is known yet" in "\n".join(text_of(panel_lines(LOSS, data, look_of(), 60, 10)))
     assert "reading…" in "\n".join(text_of(panel_lines(Panel("new", "new", 0), data, look_of(), 60, 10)))
     assert "not recorded then" in "\n".join(text_of(panel_lines(UTIL, data, look_of(), 60, 10)))
@@ -296,7 +305,7 @@ MARKERS = (
 
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
-    data = data_of(Curve("loss", bins(*range(10)), last=9.0), markers=MARKERS)
+    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0), markers=MARKERS)
     tall = text_of(panel_lines(LOSS, data, look_of(), 60, 12))
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
     low = text_of(panel_lines(LOSS, data, look_of(), 60, 7))
@@ -313,7 +322,7 @@ def test_the_head_tells_the_hardware_at_the_crosshair_and_settings_otherwise() -
     hardware = (HardwareCurve("utilization", "GPU-a", bins(97, 98), 98.0),
                 HardwareCurve("utilization", "GPU-b", bins(12, 13), 13.0),
                 HardwareCurve("temperature", "GPU-a", bins(64, 64), 64.0))  # fmt: skip
-    data = data_of(Curve("loss", bins(1, 2), redone=bins(1), last=2.0), hardware=hardware)
+    data = data_of(MetricCurve("loss", bins(1, 2), redone=bins(1), last=2.0), hardware=hardware)
     there = panels(("loss",), ChartSettings(), has_gpus=True)
     head = text_of([chart_head(data, there, look_of(cursor=0.0), (LOSS,), 100)])[0]
     assert head == " │ step 0 · util 12–97% · 64 °C"
@@ -436,7 +445,9 @@ def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
 
 
 def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() -> None:
-    data = ChartData(ChartRequest(("a",), is_log=True), Frame("step", 0.0, 500.0), ("a",), {"a": Curve("a", last=6.0)})
+    data = ChartData(
+        ChartRequest(("a",), is_log=True), Frame("step", 0.0, 500.0), ("a",), {"a": MetricCurve("a", last=6.0)}
+    )
     look = Look(ChartSettings(is_log_x=True), (1.0, 500.0), None, None, {})
     lines = text_of(panel_lines(Panel("a", "a", 0), data, look, 60, 8))
     assert any("nothing measured above 0 here" in line for line in lines) and "6.000" in lines[0]
