@@ -18,13 +18,13 @@ from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
-from gputui.host.model import HostSample
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.store.database import open_writer
+from gputui.store.series import HostSample
 
 GIB = 2**30
 RUN = "bench-1"

@@ -19,9 +19,9 @@ from gputui.agent.recording.recorder import Message, Recorder
 from gputui.config import locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.gpu.tiers import SLOW_SECONDS
-from gputui.host.model import HostSample
 from gputui.store.database import open_writer
 from gputui.store.hardware import gpu_history
+from gputui.store.series import HostSample
 from gputui.store.summaries import GPU_KEPT, names
 
 START = 1_790_035_200.0

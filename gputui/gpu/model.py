@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-GpuState = Literal["ok", "lost", "error"]
+from gputui.store.series import GpuSample as GpuSample
+from gputui.store.series import GpuSlowSample as GpuSlowSample
+from gputui.store.series import GpuState as GpuState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,49 +48,6 @@ class GpuProcess:
     command: str | None = None
     start_ticks: int | None = None
     sm_percent: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` change
-    rarely and may be some seconds older. ``throttle_reasons`` is empty when nothing holds the clocks
-    back and None when the driver does not say."""
-
-    uuid: str
-    state: GpuState = "ok"
-    detail: str | None = None
-    utilization_percent: float | None = None
-    memory_utilization_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    performance_state: int | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSlowSample:
-    """The slow tier, read every few seconds: what is expensive to ask or changes rarely."""
-
-    uuid: str
-    fan_percent: float | None = None
-    memory_temperature_celsius: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    pcie_received_bytes_per_second: float | None = None
-    pcie_sent_bytes_per_second: float | None = None
-    nvlink_received_bytes_per_second: float | None = None
-    nvlink_sent_bytes_per_second: float | None = None
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failed: bool | None = None
-    energy_joules: float | None = None
 
 
 # What the sampler process writes, one JSON object a line; `kind` is the tag.

@@ -23,6 +23,7 @@ _ECC_CORRECTED = 3
 _ECC_UNCORRECTED = 4
 _MEMORY_TEMPERATURE = 82
 _ENERGY_MILLIJOULES = 83
+_PCIE_REPLAYS = 94
 _NVLINK_SENT_KIB = 138
 _NVLINK_RECEIVED_KIB = 139
 _REMAP_PENDING = 144
@@ -33,6 +34,7 @@ _SLOW_FIELDS = (
     (_ECC_UNCORRECTED, 0),
     (_MEMORY_TEMPERATURE, 0),
     (_ENERGY_MILLIJOULES, 0),
+    (_PCIE_REPLAYS, 0),
     (_REMAP_PENDING, 0),
     (_REMAP_FAILED, 0),
     (_NVLINK_SENT_KIB, _ALL_LINKS),
@@ -135,6 +137,7 @@ class Gpu:
             row_remap_pending=flag(_REMAP_PENDING),
             row_remap_failed=flag(_REMAP_FAILED),
             energy_joules=None if energy is None else energy / 1000.0,
+            pcie_replays=whole(_PCIE_REPLAYS),
         )
 
     def read_settings(self, calls: Calls) -> None:

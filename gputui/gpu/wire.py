@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import orjson
 
 from gputui.gpu.model import FastTick, GpuEvent, Inventory, Occupant, ProcessTick, SlowTick
-from gputui.host.model import HostSample
+from gputui.store.series import HostSample
 
 Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from gputui.host.model import HostSample
+from gputui.store.series import HostSample
 
 # What changes slowly costs a third of a tick and is read seldom.
 _SELDOM_SECONDS = 5.0

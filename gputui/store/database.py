@@ -16,6 +16,7 @@ from pathlib import Path
 from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
 from gputui.store.retention import RAW_SECONDS
+from gputui.store.series import GPU, HOST, SLOW
 from gputui.store.unpacking import unpack
 
 BUSY_TIMEOUT_SECONDS = 5.0
@@ -48,7 +49,8 @@ class StoreNewerError(StoreError):
 
 
 def migrations() -> list[tuple[int, str]]:
-    """The numbered schema changes as (version, SQL), in order. A migration that has been released never changes."""
+    """The numbered changes of the schema as (version, SQL), in order: what brings the home of an older gputui up to
+    date. A migration that has been released never changes."""
     found = []
     for entry in resources.files("gputui.store").joinpath("migrations").iterdir():
         if entry.name.endswith(".sql"):
@@ -127,7 +129,8 @@ def is_outdated(path: Path) -> bool:
     cannot be told."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
-            return 0 < _version(connection) < migrations()[-1][0]
+            version = _version(connection)
+            return version > 0 and (version < migrations()[-1][0] or bool(_missing_columns(connection)))
     except sqlite3.Error:
         return False
 
@@ -158,7 +161,7 @@ def _connect_existing(path: Path) -> sqlite3.Connection:
     try:
         _refuse_newer(connection, path)
         version = _version(connection)
-        if 0 < version < migrations()[-1][0]:
+        if version > 0 and (version < migrations()[-1][0] or _missing_columns(connection)):
             raise StoreOutdatedError(f"{path} is of an older gputui; gputui agent start brings it up to date")
         if version == 0:
             raise StoreMissingError(f"{path} is not set up for this gputui yet; gputui agent start does that")
@@ -180,14 +183,30 @@ def _migrate(
 ) -> None:
     version = _version(connection)
     steps = [step for step in migrations() if step[0] > version]
-    if not steps:
+    if not version:
+        script = resources.files("gputui.store").joinpath("schema.sql").read_text("utf-8")
+        connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {steps[-1][0]};\nCOMMIT;")
+        steps = []
+    elif not steps:
         _check_integrity(connection, path, progress)
     for place, (number, script) in enumerate(steps, 1):
-        if version:
-            progress(f"bringing the database up to date, step {place} of {len(steps)}")
+        progress(f"bringing the database up to date, step {place} of {len(steps)}")
         if number == UNPACKED_BEFORE:
             unpack(connection, raw_seconds, time.time(), progress)
         connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
+    for table, column in _missing_columns(connection):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
+
+def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """(table, column with its type) of values of the hardware that an older gputui did not know."""
+    found = []
+    for series in (GPU, SLOW, HOST):
+        there = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
+        for name, is_real in series.columns.items():
+            if name not in there:
+                found.append((series.table, f"{name} {'REAL' if is_real else 'INTEGER'}"))
+    return found
 
 
 def _check_integrity(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:

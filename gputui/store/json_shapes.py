@@ -12,6 +12,7 @@ from gputui.store.hardware import GpuView
 from gputui.store.quarantine import Quarantined
 from gputui.store.run_costs import AttemptCost, RunCost
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
+from gputui.store.series import SLOW
 
 Shape = dict[str, Any]
 
@@ -31,12 +32,7 @@ def iso(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# Of a GPU's slow values and of what never changes about it, those that are told, as they are stored.
-_SLOW_FIELDS = (
-    "memory_temperature_celsius", "fan_percent", "pcie_generation", "pcie_width", "pcie_received_bytes_per_second",
-    "pcie_sent_bytes_per_second", "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second", "ecc_corrected",
-    "ecc_uncorrected", "row_remap_pending", "row_remap_failed", "energy_joules",
-)  # fmt: skip
+# Of what never changes about a GPU.
 _FACT_FIELDS = (
     "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
     "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
@@ -101,7 +97,7 @@ def gpu_shape(
         "memory_utilization_percent": gpu.memory_utilization_percent,
         "memory_clock_mhz": gpu.memory_clock_mhz,
         "performance_state": gpu.performance_state,
-        **{name: gpu.slow.get(name) for name in _SLOW_FIELDS},
+        **{name: gpu.slow.get(name) for name in SLOW.columns},
         **{name: gpu.facts.get(name) for name in _FACT_FIELDS},
         "xids_last_day": xids,
         "last_event": None

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.gpu.client import GIVE_UP_SECONDS, SILENT_MIN_SECONDS, UNKILLABLE_SECONDS, SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick, Inventory, Occupant, ProcessTick
-from gputui.host.model import HostSample
 from gputui.runs.identity import identify, is_alive
+from gputui.store.series import HostSample
 from tests.conftest import wait_until
 from tests.gpu.conftest import Start
 from tests.gpu.watched import Watched

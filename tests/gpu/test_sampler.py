@@ -17,7 +17,7 @@ from benchmarks.fakenvml.build import FakeNvml
 from gputui.gpu.model import FastTick, Inventory, ProcessTick, SlowTick
 from gputui.gpu.sampler import EXIT_FRESH_PROCESS, EXIT_USAGE, HOST_AFTER_SECONDS, Output
 from gputui.gpu.wire import Message, decode
-from gputui.host.model import HostSample
+from gputui.store.series import HostSample
 from tests.conftest import wait_until
 
 SAMPLER = [sys.executable, "-P", "-m", "gputui.gpu.sampler"]

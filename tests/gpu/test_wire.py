@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
 from gputui.gpu.wire import Message, WireCommand, decode, decode_command, encode, encode_interval, encode_occupants
-from gputui.host.model import HostSample
+from gputui.store.series import HostSample
 
 # What JSON can carry: finite numbers, integers of 64 bits, text without lone surrogates.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))

@@ -21,12 +21,13 @@ from gputui.gpu.model import (
     ProcessTick,
     SlowTick,
 )
-from gputui.host.model import HostSample
 from gputui.runs.attempt_processes import owner_of
 from gputui.runs.identity import Owner, read_stat
 from gputui.runs.repository import transaction
 from gputui.store import series
 from gputui.store.events import EventKind, add_event
+from gputui.store.series import HostSample
+from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,12 @@ class Recorder:
             self._ids, self._process_sets = known, sets
             if self._stopped_at is None:
                 self._stopped_at, self._stopped_by = self._wall(), str(error)
-                log.warning("recording has stopped (%s); runs go on, and it begins again by itself", error)
+                if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                    # Not for want of room or of a lock: the tables are not those that this program writes.
+                    self._stopped_by = f"the tables do not fit gputui {VERSION}: {error}"
+                    log.error("nothing is recorded: %s; this is a defect of gputui, please report it", self._stopped_by)
+                else:
+                    log.warning("recording has stopped (%s); runs go on, and it begins again by itself", error)
             return False
         if self._stopped_at is not None:
             log.warning("recording goes on after %.0f s", self._wall() - self._stopped_at)

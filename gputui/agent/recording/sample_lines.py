@@ -14,8 +14,8 @@ from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample, GpuSlowSample, Inventory, ProcessTick, SlowTick
-from gputui.host.model import HostSample
 from gputui.store.json_shapes import iso
+from gputui.store.series import HostSample
 
 Format = Literal["ndjson", "csv"]
 Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample

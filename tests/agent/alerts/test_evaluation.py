@@ -15,12 +15,12 @@ from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
-from gputui.host.model import HostSample
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
+from gputui.store.series import HostSample
 from tests.stores import open_store
 from tests.tui.filling import GIB, Filler
 

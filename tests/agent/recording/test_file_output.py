@@ -10,7 +10,7 @@ import pytest
 
 from gputui.agent.recording.file_output import KEPT_FILES, FileOutput, RotatedFile
 from gputui.gpu.model import FastTick, GpuEvent, GpuProcess, GpuSample, GpuSlowSample, ProcessTick, SlowTick
-from gputui.host.model import HostSample
+from gputui.store.series import HostSample
 
 NOW = 1_790_000_000.5
 INDICES = {"GPU-a": 0, "GPU-b": 1}

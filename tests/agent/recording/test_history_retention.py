@@ -15,12 +15,12 @@ from gputui.agent.recording.history_retention import RecordKeeping
 from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
-from gputui.host.model import HostSample
 from gputui.store import hardware_spans, samples, timeline
 from gputui.store.events import read_events
 from gputui.store.hardware import gpu_history, host_history, memory_temperature_history, read_gpus, read_host
 from gputui.store.retention import Retention
 from gputui.store.room import room
+from gputui.store.series import HostSample
 from tests.stores import open_store
 
 START = 1_790_035_200.0

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from gputui.gpu.model import (
     ProcessTick,
     SlowTick,
 )
-from gputui.host.model import HostSample
 from gputui.runs.identity import read_stat
+from gputui.store.database import StoreOutdatedError, open_reader, open_writer
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
+from gputui.store.series import HostSample
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -151,6 +153,23 @@ def test_nothing_is_lost_while_the_database_is_locked(
     assert recorder.flush()
     stored = connection.execute("SELECT utilization_percent FROM gpu_samples ORDER BY at").fetchall()
     assert [row[0] for row in stored] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_table_that_does_not_fit_is_not_put_down_to_the_disk(
+    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert recorder.flush()
+    connection.execute("ALTER TABLE gpu_slow_samples DROP COLUMN pcie_replays")
+    with pytest.raises(StoreOutdatedError):
+        open_reader(workspace.database)
+    recorder.take([SlowTick(NOW, (GpuSlowSample("GPU-0", pcie_replays=7),))])
+    assert not recorder.flush()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    # The next start of an agent adds the column.
+    open_writer(workspace.database).close()
+    assert recorder.flush()
+    with closing(open_reader(workspace.database)) as reader:
+        assert read_gpus(reader, NOW)[0].slow["pcie_replays"] == 7
 
 
 def test_what_had_to_be_dropped_is_said(recorder: Recorder, connection: sqlite3.Connection) -> None:

@@ -148,7 +148,9 @@ def _links(gpu: GpuView) -> list[Fact]:
     link = pcie_link(gpu)
     most = [gpu.facts.get("pcie_generation_max"), gpu.facts.get("pcie_width_max")]
     best = f" of {most[0]}×{most[1]}" if None not in most else ""
-    facts = [Fact("PCIe", f"generation × lanes {_plain(link)}{best}, {_plain(traffic(gpu, 'pcie'))} B/s",
+    replays = gpu.slow.get("pcie_replays")
+    resent = f", {replays} packets sent again" if replays else ""
+    facts = [Fact("PCIe", f"generation × lanes {_plain(link)}{best}, {_plain(traffic(gpu, 'pcie'))} B/s{resent}",
                   "warn" if link[0][1] == "warn" else "text")]  # fmt: skip
     if gpu.slow.get("nvlink_received_bytes_per_second") is not None:
         facts.append(Fact("NVLink", f"{_plain(traffic(gpu, 'nvlink'))} B/s"))
