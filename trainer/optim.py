@@ -17,7 +17,9 @@ def learning_rate(step: int, settings: Settings) -> float:
     """The rate of a step of a phase, the first being 1: linear warm-up to `lr`, then the decay of `schedule`.
 
     The decay reaches `lr` times `final_lr_ratio` at the last step: along half a cosine, or along a straight line;
-    `constant` stays at the peak.
+    `constant` stays at the peak, and `wsd` does so up to the last `decay_share` of the steps, over which it loses the
+    square root of the share that is done (Hägele et al., "Scaling laws and compute-optimal training beyond fixed
+    training durations", 2024, section 3).
     """
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
@@ -27,6 +29,9 @@ def learning_rate(step: int, settings: Settings) -> float:
         height = 0.5 * (1 + math.cos(math.pi * progress))
     elif settings.schedule == "linear":
         height = 1 - progress
+    elif settings.schedule == "wsd":
+        decay = min(span, max(1, round(settings.decay_share * settings.steps)))
+        height = 1 - math.sqrt(min(1.0, max(0.0, step - settings.steps + decay) / decay))
     else:
         return settings.lr
     low = settings.final_lr_ratio

@@ -42,9 +42,16 @@ def test_the_other_schedules() -> None:
     assert [learning_rate(step, linear) for step in (5, 10, 20, 25, 30)] == pytest.approx([0.25, 0.5, 0.3, 0.2, 0.1])
     constant = Settings(steps=30, warmup_steps=10, lr=0.5, schedule="constant")
     assert [learning_rate(step, constant) for step in (5, 10, 30, 99)] == [0.25, 0.5, 0.5, 0.5]
+    wsd = Settings(steps=100, warmup_steps=10, lr=0.5, final_lr_ratio=0.1, schedule="wsd", decay_share=0.25)
+    rates = [learning_rate(step, wsd) for step in (5, 10, 40, 75, 76, 79, 84, 91, 100, 130)]
+    heights = [0.8, 0.6, 0.4, 0.2]  # a 25th, 4, 9 and 16 of 25 decaying steps done, less their roots
+    decayed = [0.5 * (0.1 + 0.9 * height) for height in heights]
+    assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, *decayed, 0.05, 0.05])
 
 
-@given(st.sampled_from(["cosine", "linear", "constant"]), st.integers(1, 50), st.integers(0, 60), st.floats(0, 1))
+@given(
+    st.sampled_from(["cosine", "linear", "constant", "wsd"]), st.integers(1, 50), st.integers(0, 60), st.floats(0, 1)
+)
 def test_no_rate_leaves_its_bounds(schedule: str, steps: int, warmup: int, ratio: float) -> None:
     chosen = Settings(schedule=schedule, steps=steps, warmup_steps=warmup, final_lr_ratio=ratio, lr=1.0)
     rates = [learning_rate(step, chosen) for step in range(1, steps + 1)]

@@ -122,6 +122,34 @@ def test_operations_follow_from_the_configuration() -> None:
     assert task.flops_per_sample() == 6 * (6 * matrices + 12 * 2 * 8 * 6)
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 12, 100])
+def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int) -> None:
+    def measured(task: NextToken) -> tuple[Tensor, list[Tensor], int]:
+        kept: dict[int, int] = {}  # bytes of tensors in fp32 that are as large as the logits, by their place in memory
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.numel() == 2 * 6 * 32 and tensor.dtype == torch.float32:
+                kept[tensor.data_ptr()] = 4 * tensor.numel()
+            return tensor
+
+        fields = task.transform(training=True)(windows(2, 6), np.arange(2))
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with hooks, torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = task(fields)
+        loss.backward()
+        gradients = [parameter.grad for parameter in task.parameters() if parameter.grad is not None]
+        return loss.detach(), gradients, sum(kept.values())
+
+    whole, gradients, kept = measured(next_token())
+    torch.manual_seed(0)
+    loss, others, kept_in_chunks = measured(NextToken(text(6), Tiny(), chunk=chunk))
+    assert torch.allclose(loss, whole, rtol=1e-6)
+    assert len(others) == len(gradients) == 3
+    assert all(torch.allclose(one, other, rtol=1e-2, atol=1e-4) for one, other in zip(others, gradients, strict=True))
+    # What it learns from in backward: the logarithms of all probabilities.
+    assert (kept, kept_in_chunks) == (2 * 6 * 32 * 4, 0)
+
+
 # --- masked tokens ----------------------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,13 @@ def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens
     )
 
 
+def test_a_loss_in_chunks_counts_the_same_tokens(tokens: Path) -> None:
+    whole, chunked = objective(tokens), objective(tokens)
+    chunked._chunk = 50
+    _, fields = batch(tokens, 0, 4)
+    assert torch.allclose(whole(fields), chunked(fields), rtol=1e-6)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_no_token_is_seen_from_another_document(tokens: Path, model: str) -> None:
     task = objective(tokens, model).eval()

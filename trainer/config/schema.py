@@ -186,6 +186,9 @@ class PrecisionSettings(_Group):
         "none",
         description="recompute activations in backward to save memory: selective (every other block), or full or true",
     )
+    loss_chunk: int = Field(
+        0, ge=0, description="lm: tokens whose loss is computed at once, and again in backward, to save memory; 0: all"
+    )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(
         False, description="let CUDA's allocator grow its segments, against fragmentation"
@@ -216,7 +219,10 @@ class OptimizerSettings(_Group):
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd is with Nesterov momentum")
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay after the warm-up")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="decay after the warm-up")
+    decay_share: float = Field(
+        0.2, gt=0, le=1, description="wsd: share of the steps, the last ones, in which the rate decays"
+    )
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
     weight_decay: float = Field(0.01, ge=0, description="decay of matrices and other weights of two or more dimensions")
@@ -345,6 +351,8 @@ class Settings(
             yield "export", " ema needs averaged weights: --ema 0.999"
         if self.export == "best" and not self.best_checkpoint:
             yield "export", " best needs --best-checkpoint"
+        if self.loss_chunk and task != "lm":
+            yield "loss_chunk", f" needs --task lm, not {task}"
         if self.hard_negatives and task != "contrastive":
             yield "hard_negatives", f" needs --task contrastive, not {task}"
         if self.label_smoothing and task != "classify":

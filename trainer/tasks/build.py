@@ -21,7 +21,7 @@ def build_objective(settings: Settings, data: Data, model: nn.Module, world: Wor
     """
     if isinstance(data, Text):
         if settings.task == "lm":
-            return NextToken(data, model)
+            return NextToken(data, model, chunk=settings.loss_chunk)
         if settings.task == "mlm":
             if data.marked:
                 raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")

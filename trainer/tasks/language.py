@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Text, Transform
@@ -51,14 +52,18 @@ class NextToken(LanguageObjective):
 
     Where the text is marked, only what is to be learnt counts, each token as much as any other of the step, and the
     model is given each token's position in its document, so that attention stays within it.
+
+    With a `chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only what
+    the model answers is kept, and neither their copy in fp32 nor their logarithms.
     """
 
-    def __init__(self, data: Text, model: nn.Module) -> None:
+    def __init__(self, data: Text, model: nn.Module, *, chunk: int = 0) -> None:
         super().__init__(data, model)
         self.weighed = data.marked
+        self._chunk = chunk
 
     def forward(self, fields: Fields) -> Tensor:
-        if self.weighed:
+        if self.weighed or self._chunk:
             return self._summed(fields) / fields["targets"].numel()
         logits: Tensor = self.model(fields["inputs"])
         # In fp32 whatever the model computes in. Where it is fp32 already, nothing is copied; under autocast,
@@ -66,10 +71,13 @@ class NextToken(LanguageObjective):
         return functional.cross_entropy(logits.flatten(0, 1).float(), fields["targets"].flatten())
 
     def _summed(self, fields: Fields) -> Tensor:
-        logits: Tensor = self.model(fields["inputs"], fields["positions"])
-        return functional.cross_entropy(
-            logits.flatten(0, 1).float(), fields["targets"].flatten(), ignore_index=_NOT_LEARNT, reduction="sum"
-        )
+        positions = (fields["positions"],) if self.weighed else ()
+        logits: Tensor = self.model(fields["inputs"], *positions).flatten(0, 1)
+        targets = fields["targets"].flatten()
+        if not self._chunk:
+            return _summed_loss(logits, targets)
+        chunks = zip(torch.split(logits, self._chunk), torch.split(targets, self._chunk), strict=True)
+        return torch.stack([checkpoint(_summed_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
 
     def weight(self, fields: Fields) -> Tensor:
         return (fields["targets"] != _NOT_LEARNT).float().mean()
@@ -84,6 +92,10 @@ class NextToken(LanguageObjective):
 
     def transform(self, *, training: bool) -> Transform:
         return _marked if self.weighed else _shifted
+
+
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets, ignore_index=_NOT_LEARNT, reduction="sum")
 
 
 def _shifted(raw: Fields, positions: Indices) -> Fields:
