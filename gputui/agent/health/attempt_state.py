@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gputui.agent.health.stack_dump import Conclusion
 from gputui.agent.jobs import Job
 from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
@@ -76,7 +75,7 @@ class Watched:
     told: set[str] = field(default_factory=set)
     pending: list[Finding] = field(default_factory=list)
     ending: str | None = None
-    conclusion: Conclusion | None = None
+    stack_dump: Job[None] | None = None
     metrics_search: Job[str | None] | None = None
     metrics_searched_at: float = -math.inf
 

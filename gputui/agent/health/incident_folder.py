@@ -1,7 +1,7 @@
 """An incident's evidence, kept in the run's folder for whoever looks later: what was found, the end of every log, the
 GPUs around it, and what was decided.
 
-Written in a thread once the decision stands; nothing depends on it, and a full disk costs no more than the evidence.
+Written in a job once the decision stands; nothing depends on it, and a full disk costs no more than the evidence.
 Secrets were taken out of the evidence when it was gathered; those that are known by their look are taken out here.
 """
 
@@ -16,9 +16,11 @@ import sqlite3
 import threading
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.jobs import Jobs
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, EvidenceLog
@@ -31,6 +33,7 @@ from gputui.store.json_shapes import iso
 log = logging.getLogger(__name__)
 
 AROUND_SECONDS = 300.0
+KEEP_SECONDS = 600.0
 LOG_CHARACTERS = 64 * 1024
 ALL_LOGS_CHARACTERS = 4 * 1024 * 1024
 TEXT_CHARACTERS = 64 * 1024
@@ -67,15 +70,13 @@ def incident_folder(run_dir: Path, attempt: int) -> Path:
     return run_dir / "incidents" / str(attempt)
 
 
-def keep(keepsake: Keepsake) -> threading.Thread:
-    """Write it in a thread; where the run had GPUs, their samples are completed when the time after it is over."""
-    thread = threading.Thread(target=_keep, args=(keepsake,), name=f"keep-{keepsake.run_id}", daemon=True)
-    thread.start()
+def keep(keepsake: Keepsake, jobs: Jobs) -> None:
+    """Write it in a job; where the run had GPUs, their samples are completed when the time after it is over."""
+    jobs.start(f"keeping the evidence of {keepsake.run_id}", partial(_keep, keepsake), deadline_seconds=KEEP_SECONDS)
     if keepsake.gpus:
         later = threading.Timer(AROUND_SECONDS, _complete, (keepsake,))
         later.daemon = True
         later.start()
-    return thread
 
 
 def write(keepsake: Keepsake) -> None:
@@ -116,6 +117,8 @@ def _keep(keepsake: Keepsake) -> None:
         write(keepsake)
     except (OSError, StoreError, sqlite3.Error) as error:
         log.warning("%s: the evidence of attempt %d is incomplete: %s", keepsake.run_id, keepsake.attempt, error)
+    except Exception:
+        log.exception("%s: the evidence of attempt %d was not kept", keepsake.run_id, keepsake.attempt)
 
 
 def _complete(keepsake: Keepsake) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, ProcessSnapshot, Watched, look_at
-from gputui.agent.health.stack_dump import Conclusion, incident_folder
+from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle import attempt_launch
@@ -70,8 +70,8 @@ class Watching:
     scan: ProcessScan | None = None
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
-        """Look at all attempts that are alive, when it is time. Raises sqlite3.Error."""
-        self._conclude(living)
+        """ProcessSnapshot at all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        self._end_dumped(living)
         now = self.context.monotonic()
         if now < self.due:
             return
@@ -130,7 +130,7 @@ class Watching:
             if row.ends:
                 one.ending = row.kind
         if one.ending is not None:
-            self._begin_conclusion(attempt, one)
+            self._begin_end(attempt, one)
 
     # --- what is looked for ---------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Watching:
             return
         self._write(one, finding.kind, finding.rank, finding.step, finding.text, ends=True)
         one.ending = finding.kind
-        self._begin_conclusion(attempt, one)
+        self._begin_end(attempt, one)
 
     def _tell(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str) -> None:
         if kind not in one.told:
@@ -240,28 +240,34 @@ class Watching:
                 attempt=record.number,
             )
 
-    def _begin_conclusion(self, attempt: LiveAttempt, one: Watched) -> None:
+    def _begin_end(self, attempt: LiveAttempt, one: Watched) -> None:
         record = one.record
         if one.ending in ("hang", "rank_left_early"):
-            one.conclusion = Conclusion(
+            workspace = self.context.workspace
+            dump = StackDump(
                 self._processes(one),
-                attempt_launch.attempt_dir(self.context.workspace, record.run_id, record.number),
-                incident_folder(self.context.workspace.run_dir(record.run_id), record.number, one.ending),
-                redactor_of(self.context.workspace, record.run_id),
-                self.context.wake,
+                attempt_launch.attempt_dir(workspace, record.run_id, record.number),
+                incident_folder(workspace.run_dir(record.run_id), record.number, one.ending),
+                redactor_of(workspace, record.run_id),
             )
+            name = f"reading the stacks of {record.run_id}"
+            one.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
         elif one.ending == "memory_leak":
             attempt.executor.ask_to_end(at_once=False)
         else:
             # What it would still save is of the trouble, and might take the place of the last good checkpoint.
             attempt.executor.ask_to_end(at_once=True)
 
-    def _conclude(self, living: Collection[LiveAttempt]) -> None:
+    def _end_dumped(self, living: Collection[LiveAttempt]) -> None:
         for attempt in living:
             one = attempt.watched
-            if one is not None and one.conclusion is not None and one.conclusion.is_over:
-                one.conclusion = None
+            if one is not None and one.stack_dump is not None and one.stack_dump.is_over:
+                dump, one.stack_dump = one.stack_dump, None
                 attempt.executor.ask_to_end(at_once=True)
+                try:
+                    dump.result()
+                except Exception:
+                    log.exception("%s: its stacks were not kept", attempt.record.run_id)
 
 
 def held_bytes(look: ProcessSnapshot) -> int:

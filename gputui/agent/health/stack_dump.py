@@ -1,4 +1,4 @@
-"""Before a hung attempt is ended: keep what its processes can tell, in a thread with a deadline.
+"""Before a hung attempt is ended: keep what its processes can tell, in a job.
 
 A stack is asked for with SIGABRT: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the stacks of
 all threads to the rank's standard error from C, also while Python waits in a collective, and then ends the process. It
@@ -13,9 +13,8 @@ import resource
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
@@ -37,30 +36,23 @@ READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05
 
 
-class Conclusion:
-    """One hung attempt's last words. ``wake`` is called from its thread when they are kept."""
+# Over sooner but where the folder's file system hangs.
+DEADLINE_SECONDS = 120.0
+
+
+class StackDump:
+    """What the processes of one hung attempt tell, written to ``folder``."""
 
     def __init__(
-        self,
-        processes: Sequence[AttemptProcess],
-        attempt_dir: Path,
-        folder: Path,
-        redactor: Redactor,
-        wake: Callable[[], None],
+        self, processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
     ) -> None:
         self._processes = processes
         self._redactor = redactor
         self._attempt_dir = attempt_dir
         self._folder = folder
-        self._wake = wake
-        self._thread = threading.Thread(target=self._run, name=f"conclude-{folder.name}", daemon=True)
-        self._thread.start()
 
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def write(self) -> None:
+        """Write it; the ranks have ended by then, or ABORT_SECONDS have passed."""
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self._processes))
@@ -71,8 +63,6 @@ class Conclusion:
             self._keep_logs()
         except OSError as error:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
-        finally:
-            self._wake()
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
         """Keep the end of a text. Returns how many characters."""

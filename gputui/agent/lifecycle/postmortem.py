@@ -286,7 +286,8 @@ class Ending:
                 incident=incident,
                 plan=plan,
                 database=self.context.workspace.database,
-            )
+            ),
+            self.context.jobs,
         )
 
     # --- what goes into the decision ------------------------------------------------------------------------------

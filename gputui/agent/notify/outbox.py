@@ -1,15 +1,14 @@
-"""Sending what somebody is owed: by a command or a webhook, in a thread each, with a deadline and again if need be."""
+"""Send what somebody is owed, by a command or a webhook: each in a job, with a deadline and again if need be."""
 
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.charts.units import duration
@@ -23,7 +22,25 @@ from gputui.store.events import EventKind, add_event
 # After each failure; after as many tries and one it is given up. A mail server that restarts is back by then.
 AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
 
-Result = tuple[Owed, str | None]
+# Of all jobs, so that mail servers which do not answer hold up nothing else.
+AT_ONCE = 4
+# More than a command or a webhook gets.
+SEND_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    owed: Owed
+    notice: NoticeTarget
+    job: Job[None]
+
+    def trouble(self) -> str | None:
+        """Why it could not be sent, without secrets; None where it was. Only when the job is over."""
+        try:
+            self.job.result()
+        except Exception as error:
+            return Redactor(_secrets_of(self.notice)).text(describe(error))
+        return None
 
 
 def _secrets_of(notice: NoticeTarget) -> set[str]:
@@ -33,27 +50,22 @@ def _secrets_of(notice: NoticeTarget) -> set[str]:
 
 @dataclass(slots=True)
 class Outbox:
-    """The messages of one state directory. ``wake`` makes the loop turn, from any thread; ``alerts_by`` says how alerts
-    are told now, None where nobody wants to know."""
+    """The messages of one state directory. ``alerts_by`` says how alerts are told now, None where nobody wants to
+    know; ``under_way`` are those that are being sent, or were and could not be noted yet, by their number."""
 
     context: AgentContext
     alerts_by: Callable[[], NoticeTarget | None] = lambda: None
-    under_way: set[int] = field(default_factory=set)
-    results: queue.SimpleQueue[Result] = field(default_factory=queue.SimpleQueue)
-    # What could not be written yet must not be sent again.
-    unsettled: deque[Result] = field(default_factory=deque)
+    under_way: dict[int, _Sending] = field(default_factory=dict)
 
     def turn(self) -> None:
         """Note how sending ended, and begin to send what is due. Raises sqlite3.Error."""
-        while not self.results.empty():
-            self.unsettled.append(self.results.get())
-        while self.unsettled:
-            owed, trouble = self.unsettled[0]
-            self._settle(owed, trouble)
-            self.under_way.discard(owed.notice_id)
-            self.unsettled.popleft()
+        for sending in list(self.under_way.values()):
+            if sending.job.is_over:
+                self._settle(sending.owed, sending.trouble())
+                # What could not be noted must not be sent again.
+                del self.under_way[sending.owed.notice_id]
         for owed in notices.due(self.context.connection, self.context.now()):
-            if owed.notice_id not in self.under_way:
+            if owed.notice_id not in self.under_way and len(self.under_way) < AT_ONCE:
                 self._begin(owed)
 
     def _begin(self, owed: Owed) -> None:
@@ -67,17 +79,11 @@ class Outbox:
             self._give_up(owed, f"{where} no longer says by which {owed.way}")
             return
         notices.note_try(self.context.connection, owed.notice_id)
-        self.under_way.add(owed.notice_id)
-        threading.Thread(target=self._send, args=(owed, notice), name=f"notify-{owed.notice_id}", daemon=True).start()
-
-    def _send(self, owed: Owed, notice: NoticeTarget) -> None:
-        trouble = None
-        try:
-            (run_command if owed.way == "command" else post)(notice, owed.message)
-        except Exception as error:
-            trouble = Redactor(_secrets_of(notice)).text(describe(error))
-        self.results.put((owed, trouble))
-        self.context.wake()
+        send = run_command if owed.way == "command" else post
+        job = self.context.jobs.start(
+            f"sending notice {owed.notice_id}", partial(send, notice, owed.message), deadline_seconds=SEND_SECONDS
+        )
+        self.under_way[owed.notice_id] = _Sending(owed, notice, job)
 
     def _settle(self, owed: Owed, trouble: str | None) -> None:
         now = self.context.now()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import stat
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, Keepsake, incident_folder, keep, write
+from gputui.agent.jobs import Jobs
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord
 from gputui.recovery.policy import RecoveryPlan
+from tests.conftest import wait_until
 from tests.stores import open_store
 
 END = 1_790_000_000.0
@@ -102,11 +105,15 @@ def test_a_full_disk_costs_the_evidence_only(
         written.append(path)
 
     monkeypatch.setattr("gputui.agent.health.incident_folder.write_text", full)
-    keep(keepsake).join()
+    jobs = Jobs(lambda: None, time.monotonic)
+    keep(keepsake, jobs)
+    wait_until(lambda: not jobs.is_busy, what="the evidence")
     assert "the evidence of attempt 2 is incomplete: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_run_that_was_removed_meanwhile_does_not_come_back(keepsake: Keepsake) -> None:
     keepsake.run_dir.rmdir()
-    keep(keepsake).join()
+    jobs = Jobs(lambda: None, time.monotonic)
+    keep(keepsake, jobs)
+    wait_until(lambda: not jobs.is_busy, what="the evidence")
     assert not keepsake.run_dir.exists()

@@ -13,6 +13,7 @@ from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.logs import read_window, tail_text
+from tests.conftest import wait_until
 from tests.stores import open_store
 
 MIB = 1 << 20
@@ -94,8 +95,7 @@ def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path,
 
     def look(now: float) -> list[tuple[str, str, str, int, str]]:
         bounds.turn(now, [place])
-        assert bounds.thread is not None
-        bounds.thread.join()
+        wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
         bounds.turn(now, [place])
         return connection.execute("SELECT kind, key, run_id, attempt, message FROM events").fetchall()
 
@@ -132,12 +132,11 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(tmp_path: Path, 
     more = True
     while more:
         bounds.turn(now, [("job-1", 1, folder)])
-        assert bounds.thread is not None
-        bounds.thread.join()
+        wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
         more = ingest.pump().more
         now += LOOK_SECONDS
     bounds.turn(now, [("job-1", 1, folder)])
-    bounds.thread.join()
+    wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
     ingest.close()
     assert connection.execute("SELECT count(*), max(step) FROM metrics").fetchone() == (count, count - 1)
     assert connection.execute("SELECT max(generation) FROM metrics").fetchone() == (0,)

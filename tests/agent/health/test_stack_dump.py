@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gputui.agent.health.incident_folder import LOG_CHARACTERS
-from gputui.agent.health.stack_dump import Conclusion
+from gputui.agent.health.stack_dump import StackDump
 from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, identify
@@ -49,9 +48,7 @@ def conclude(hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
 
     def run() -> dict[str, str]:
-        over = threading.Event()
-        Conclusion([AttemptProcess(hung)], attempt, folder, Redactor([SECRET]), over.set)
-        assert over.wait(30)
+        StackDump([AttemptProcess(hung)], attempt, folder, Redactor([SECRET])).write()
         assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
         kept = {path.name: path.read_text() for path in folder.iterdir()}
         assert not any(TOKEN in text or SECRET in text for text in kept.values())
