@@ -59,7 +59,7 @@ class StackDump:
             ranks = [process.identity for process in self._processes if process.rank is not None]
             targets = ranks or [process.identity for process in self._processes]
             self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
-            abort(targets)
+            abort(targets, [process.identity for process in self._processes if process.rank is None and ranks])
             self._keep_logs()
         except OSError as error:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
@@ -113,8 +113,19 @@ class StackDump:
                 left -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, left))
 
 
-def abort(targets: Sequence[ProcessIdentity]) -> None:
+def abort(targets: Sequence[ProcessIdentity], launchers: Sequence[ProcessIdentity] = ()) -> None:
     """Have processes write their stacks and end. Returns when they have, or after ABORT_SECONDS."""
+    # A launcher that sees one rank end sends SIGTERM to the others, which ends them before they have written.
+    for process in launchers:
+        send_signal(process, signal.SIGSTOP)
+    try:
+        _abort(targets)
+    finally:
+        for process in launchers:
+            send_signal(process, signal.SIGCONT)
+
+
+def _abort(targets: Sequence[ProcessIdentity]) -> None:
     asked = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
     for process in asked:
         _without_core(process)
