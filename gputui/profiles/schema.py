@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -18,6 +16,7 @@ from pydantic import (
 from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
+from gputui.profiles.forms import Model, problem
 from gputui.profiles.params import Parameter, ParameterError
 from gputui.profiles.values import (
     Alerts,
@@ -38,7 +37,6 @@ from gputui.profiles.values import (
     Unit,
     Value,
     Words,
-    problem,
 )
 from gputui.profiles.yamldoc import Place
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
@@ -47,12 +45,6 @@ if TYPE_CHECKING:
     LauncherName = str
 else:
     LauncherName = Literal[tuple(LAUNCHERS)]
-
-
-class Model(BaseModel):
-    """Exactly the keys below, each of exactly its type."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class ParameterForm(Model):

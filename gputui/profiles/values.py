@@ -8,11 +8,11 @@ import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from gputui.metrics.formats import UNITS
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import NoSelectionError, Selection, SelectionError, parse_selection
+from gputui.profiles.forms import IN_QUOTES, expected, problem
 from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
@@ -21,25 +21,9 @@ from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
 
-EXPECTED = "gputui_expected"
-"""Kind of an error that says what a value should have been."""
-
-IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
-
-PROBLEM = "gputui_problem"
-"""Kind of an error that says what is wrong in a sentence."""
-
 # What gputui sets itself: another value would break the leases, the evidence of a failure or the metrics.
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def expected(what: str) -> PydanticCustomError:
-    return PydanticCustomError(EXPECTED, "{what}", {"what": what})
-
-
-def problem(what: str) -> PydanticCustomError:
-    return PydanticCustomError(PROBLEM, "{what}", {"what": what})
 
 
 def _no_nul(text: str) -> str:

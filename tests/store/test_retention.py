@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gputui.profiles.problems import ProfileError
 from gputui.profiles.record_file import load_retention
-from gputui.store.retention import DAY_SECONDS, Retention, RetentionError, age_words, parse_retention
+from gputui.profiles.record_form import read_retention
+from gputui.store.retention import DAY_SECONDS, Retention, age_words
+
+
+def read(text: str) -> Retention:
+    return read_retention(text, Path("record.yaml"))
 
 
 def test_what_is_not_said_is_the_standard() -> None:
-    assert parse_retention({}) == Retention()
-    found = parse_retention({"raw": "36h", "minutes": "8w", "hours": "5y", "events": "30d", "size": "500MB"})
+    assert read("") == read("{}") == Retention()
+    found = read("{raw: 36h, minutes: 8w, hours: 5y, events: 30d, size: 500MB}")
     assert found == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 30 * DAY_SECONDS, 500_000_000)
-    assert parse_retention({"raw": "forever", "minutes": "forever", "size": "unlimited"}).size_bytes is None
+    assert read("{raw: forever, minutes: off, size: unlimited}") == Retention(None, None, size_bytes=None)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("text", "words"),
     [
-        ({"raw": "1h"}, "expected 2h or more"),
-        ({"raw": 7}, "expected a time such as"),
-        ({"minutes": "1d"}, "at least as long as raw"),
-        ({"size": "1MB"}, "16MiB or more"),
-        ({"sizes": "4GiB"}, "unknown key"),
-        ([], "expected a mapping"),
+        ("raw: 1h", "record.yaml:1: raw: expected 2h or more, found '1h'"),
+        ("raw: 7", "expected a time such as 36h, 7d, 8w or 5y, or forever, found 7"),
+        ("minutes: 1d", "at least as long as raw"),
+        ("size: 1MB", "16MiB or more"),
+        ("size: 4 pounds", "a size such as 500MB or 4GiB"),
+        ("sizes: 4GiB", "unknown key; did you mean size?"),
+        ("colour: red", "unknown key; there are raw, minutes, hours, events, size"),
+        ("raw: 3h\nraw: 4h", "record.yaml:2: raw: the key is given twice"),
+        ("[]", "expected a mapping"),
     ],
 )
-def test_mistakes(given: object, words: str) -> None:
-    with pytest.raises(RetentionError, match=words):
-        parse_retention(given)
+def test_mistakes(text: str, words: str) -> None:
+    with pytest.raises(ProfileError, match=re.escape(words)):
+        read(text)
 
 
 def test_every_mistake_of_a_file_with_its_line(tmp_path: Path) -> None:

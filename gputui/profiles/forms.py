@@ -1,18 +1,20 @@
-"""Pydantic's errors in a person's words, each with its place."""
+"""YAML as pydantic models: what all of them share, and pydantic's errors in a person's words, each with its place."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gputui.profiles.nearest import nearest, one_of
 from gputui.profiles.problems import shown_value
-from gputui.profiles.schema import valid_keys
-from gputui.profiles.values import EXPECTED, IN_QUOTES, PROBLEM
 from gputui.profiles.yamldoc import Place
+
+_EXPECTED = "gputui_expected"
+_PROBLEM = "gputui_problem"
+IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
 
 _IN_WORDS = {
     "string_type": "text",
@@ -33,21 +35,46 @@ _PATTERNS = {
 }
 
 
+class Model(BaseModel):
+    """Exactly the keys of its fields, each of exactly its type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def expected(what: str) -> PydanticCustomError:
+    """An error of a validator that says what a value should have been."""
+    return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
+
+
+def problem(what: str) -> PydanticCustomError:
+    """An error of a validator that says what is wrong in a sentence."""
+    return PydanticCustomError(_PROBLEM, "{what}", {"what": what})
+
+
 def findings(
-    error: ValidationError, empty: Collection[Place], *, has_one_source: bool = False
+    error: ValidationError,
+    valid_keys: Callable[[Place], list[str]],
+    *,
+    empty: Collection[Place] = (),
+    has_one_source: bool = False,
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """For each error its place and the fields of a Problem: problem, expected, found, nearest. A key that is ``empty``
-    has been spoken of, and does not count as missing. With ``has_one_source``, ``metrics`` was no list in the file."""
+    """For each error its place and the fields of a Problem: problem, expected, found, nearest.
+
+    ``valid_keys`` are those that the mapping at a place may hold. A key that is ``empty`` has been spoken of, and does
+    not count as missing. With ``has_one_source``, ``metrics`` was no list in the file.
+    """
     for detail in error.errors(include_url=False):
         place = tuple(part for part in detail["loc"] if part != "[key]")
         if has_one_source and place[:2] == ("metrics", 0):
             place = ("metrics", *place[2:])
         if detail["type"] == "missing" and place in empty:
             continue
-        yield _finding(detail, place)
+        yield _finding(detail, place, valid_keys)
 
 
-def _finding(detail: ErrorDetails, place: Place) -> tuple[Place, dict[str, Any]]:
+def _finding(
+    detail: ErrorDetails, place: Place, valid_keys: Callable[[Place], list[str]]
+) -> tuple[Place, dict[str, Any]]:
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
     # A value of the environment may be a secret.
     found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)
@@ -60,9 +87,9 @@ def _finding(detail: ErrorDetails, place: Place) -> tuple[Place, dict[str, Any]]
         }
     if kind == "missing":
         return place[:-1], {"problem": f"the key {place[-1]} is missing"}
-    if kind == PROBLEM:
+    if kind == _PROBLEM:
         return place, {"problem": context["what"]}
-    if kind == EXPECTED:
+    if kind == _EXPECTED:
         return place, {"expected": context["what"], "found": found}
     if kind == "literal_error":
         options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]

@@ -1,0 +1,82 @@
+"""The YAML of ``record.yaml`` as a pydantic model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import PlainValidator, ValidationError, model_validator
+
+from gputui.profiles.forms import Model, expected, findings, problem
+from gputui.profiles.problems import ProfileError
+from gputui.profiles.sizes import parse_size
+from gputui.profiles.yaml_file import given_twice, parse_file, problem_at
+from gputui.store.retention import DAY_SECONDS, LEAST_BYTES, LEAST_RAW_SECONDS, Retention
+
+_DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(h|d|w|y)")
+_DURATIONS = {"h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS, "y": 365 * DAY_SECONDS}
+_STANDARD = Retention()
+
+
+def _age(least_seconds: float) -> Callable[[object], float | None]:
+    def read(given: object) -> float | None:
+        if given is False or given in ("off", "forever"):
+            return None
+        match = _DURATION.fullmatch(given.strip()) if isinstance(given, str) else None
+        if match is None:
+            raise expected("a time such as 36h, 7d, 8w or 5y, or forever")
+        seconds = float(match[1]) * _DURATIONS[match[2]]
+        if seconds < least_seconds:
+            raise expected(f"{least_seconds / 3600:g}h or more")
+        return seconds
+
+    return read
+
+
+def _bytes(given: object) -> int | None:
+    if given is False or given in ("off", "unlimited"):
+        return None
+    size = parse_size(given) if isinstance(given, str) else None
+    if size is None:
+        raise expected("a size such as 500MB or 4GiB, or unlimited")
+    if size < LEAST_BYTES:
+        raise expected(f"{LEAST_BYTES >> 20}MiB or more")
+    return size
+
+
+_Age = Annotated[float | None, PlainValidator(_age(3600.0))]
+
+
+class RecordForm(Model):
+    """How long samples, minutes, hours and events are kept, and how large the database may become."""
+
+    raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _STANDARD.raw_seconds
+    minutes: _Age = _STANDARD.minutes_seconds
+    hours: _Age = _STANDARD.hours_seconds
+    events: _Age = _STANDARD.events_seconds
+    size: Annotated[int | None, PlainValidator(_bytes)] = _STANDARD.size_bytes
+
+    @model_validator(mode="after")
+    def _grows(self) -> RecordForm:
+        ages = [math.inf if age is None else age for age in (self.raw, self.minutes, self.hours)]
+        if ages != sorted(ages):
+            raise problem("minutes are kept at least as long as raw samples, and hours at least as long as minutes")
+        return self
+
+
+def read_retention(text: str, path: Path) -> Retention:
+    """The standard with what the file's text changes of it. Raises ProfileError."""
+    document = parse_file(text, path)
+    problems = given_twice(path, document)
+    form = RecordForm()
+    try:
+        form = RecordForm.model_validate({} if document.data is None else document.data)
+    except ValidationError as error:
+        found = findings(error, lambda place: [] if place else list(RecordForm.model_fields))
+        problems += [problem_at(path, document, place, **what) for place, what in found]
+    if problems:
+        raise ProfileError(problems)
+    return Retention(form.raw, form.minutes, form.hours, form.events, form.size)
