@@ -331,11 +331,11 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         """Do what an action of the table says on the page that is seen, or say why it is not possible now."""
         self.message = ("", "info")
         page = self.navigation.page
-        why_not = find(name).why_not(page.context())
+        why_not = find(name, page.SCOPE).why_not(page.context())
         if why_not is not None:
             self.say(why_not, "warning")
             return
-        owners = (page, self, self.navigation, self.commands, self.time_travel)
+        owners = (page, *page.parts, self, self.navigation, self.commands, self.time_travel)
         method = next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))
         with self.one_paint():
             method()

@@ -115,7 +115,7 @@ class Navigation:
         """Put the overview's cursor on a run as soon as it is there."""
         overview = self._app.screen_stack[0]
         if isinstance(overview, OverviewScreen):
-            overview.point_at(run_id)
+            overview.select_run(run_id)
 
     # --- the launch form
 
@@ -172,7 +172,7 @@ class Navigation:
         from gputui.tui.dialogs.palette import PaletteScreen, choices, launch_choice
 
         page, shell = self.page, self._shell
-        why_not_launch = find("launch").why_not(page.context())
+        why_not_launch = find("launch", "overview").why_not(page.context())
 
         def profiles() -> list[Choice]:
             from gputui.tui.pages.launch.plan import read_profiles

@@ -74,7 +74,9 @@ def _commands(name: str, one: click.Command) -> Iterator[tuple[str, list[str]]]:
 def actions() -> Names:
     found: dict[str, list[str]] = {}
     for action in ACTIONS:
-        found.setdefault(action.name, []).extend(f"{scope} {key}" for scope in action.scopes for key in action.keys)
+        # A settings file may still have an action's former name.
+        for name in {action.name, action.former or action.name}:
+            found.setdefault(name, []).extend(f"{scope} {key}" for scope in action.scopes for key in action.keys)
     return {name: sorted(set(found[name])) for name in sorted(found)}
 
 

@@ -151,7 +151,7 @@ async def test_the_launch_form_leaves_the_run_below_it_as_it_is(app: GputuiApp) 
 
 @pytest.mark.parametrize("name", ["settings", "theme", "help", "palette"])
 def test_what_is_about_the_whole_program_is_possible_on_every_page(name: str) -> None:
-    assert {"overview", "run", "gpu", "processes", "alerts", "compare"} <= set(find(name).scopes)
+    assert {"overview", "run", "gpu", "processes", "alerts", "compare"} <= {*find(name, "overview").scopes}
 
 
 async def test_the_settings_open_from_every_page(app: GputuiApp) -> None:
@@ -220,7 +220,7 @@ async def test_in_the_comparison_a_click_chooses_and_a_second_one_opens(app: Gpu
         await wheel(pilot, "runs", down=False)
         assert page.run_in_question is not None and page.run_in_question.run_id == page.comparison.run_ids[0]
         await wheel(pilot, "charts", down=False)
-        assert page.viewport.span is not None
+        assert page.charts.viewport.span is not None
         await pilot.click("#charts", offset=(60, 4))
         await pilot.pause()
         assert page.cursor is not None

@@ -149,6 +149,14 @@ def test_what_cannot_be_is_refused_in_words(wanted: dict[str, str], word: str) -
         assert len(keys) == len(set(keys))
 
 
+def test_former_names_of_actions_still_lead_to_them() -> None:
+    for action in ACTIONS:
+        if action.former:
+            found = resolve({action.former: "f9"})
+            assert not found.refused
+            assert {scope for scope in get_args(Scope) if found.on(scope) == {action.name: ("f9",)}} == {*action.scopes}
+
+
 # --- on the screen
 
 

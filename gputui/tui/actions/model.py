@@ -9,7 +9,6 @@ from typing import Literal
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
-from gputui.tui.actions.key_words import key_word
 
 Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare", "processes"]
 
@@ -52,7 +51,7 @@ WhyNot = Callable[[Context], str | None]
 class Action:
     """One thing to do. ``why_not`` answers with a sentence when it is not possible now. ``shown`` puts it into the
     footer, on a run's page only while one of ``sections`` is in focus, where there are any; the help and the palette
-    hold all."""
+    hold all. ``former`` is a name that a settings file may still have for it."""
 
     name: str
     keys: tuple[str, ...]
@@ -63,6 +62,7 @@ class Action:
     shown: bool
     in_palette: bool
     sections: tuple[str, ...] = ()
+    former: str = ""
 
     def is_shown(self, context: Context) -> bool:
         """Whether the footer tells it here, if there is room."""
@@ -80,8 +80,49 @@ def act(
     shown: bool = True,
     in_palette: bool = True,
     sections: str = "",
+    former: str = "",
 ) -> Action:
     """An action as the table writes it; ``keys`` and ``sections`` are parted by spaces."""
     return Action(
-        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split())
+        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split()), former
     )
+
+
+_KEY_WORDS = {
+    "question_mark": "?",
+    "slash": "/",
+    "colon": ":",
+    "comma": ",",
+    "semicolon": ";",
+    "full_stop": ".",
+    "exclamation_mark": "!",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "plus": "+",
+    "equals_sign": "=",
+    "minus": "-",
+    "asterisk": "*",
+    "enter": "↵",
+    "escape": "esc",
+    "backspace": "bksp",
+    "up": "↑",
+    "down": "↓",
+    "left": "←",
+    "right": "→",
+    "pageup": "pgup",
+    "pagedown": "pgdn",
+    "delete": "del",
+}
+_ASCII_KEY_WORDS = {"enter": "ret", "up": "up", "down": "down", "left": "left", "right": "right"}
+
+
+def key_word(key: str, *, is_ascii: bool = False) -> str:
+    """A key as it is printed: ``↵``, ``^p``, ``⇧tab``."""
+    *modifiers, name = key.split("+") if len(key) > 1 else [key]
+    marks = {"ctrl": "^", "shift": "S-" if is_ascii else "⇧", "alt": "M-"}
+    words = _ASCII_KEY_WORDS if is_ascii and name in _ASCII_KEY_WORDS else _KEY_WORDS
+    return "".join(marks.get(each, f"{each}+") for each in modifiers) + words.get(name, name)

@@ -1,80 +1,117 @@
-"""A table that can be filtered: while the filter is typed, keys are text."""
+"""A page with a list: a cursor that stays on its row, scrolling, and a filter that is typed."""
 
 from __future__ import annotations
 
-from textual import events
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gputui.charts.chart import Line
 from gputui.tui.layout.columns import fit_line
+from gputui.tui.widgets.cursor import moved
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.page import ActionScreen
 
 
-class FilterScreen(ActionScreen):
-    """Keeps the filter and its editing; what is filtered, and what arrows do meanwhile, is the screen's."""
+class ListPage(ActionScreen):
+    """Moves the cursor of ``table``, a frozen dataclass with a ``cursor`` (the id of a row), and where the list scrolls
+    and can be filtered a ``top`` (the first row shown) and a ``filter_text``."""
+
+    table: Any
+    page_rows = 1
+    """Rows that a page key moves by."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.filter_edit: LineEdit | None = None
+        self._filter_line: LineEdit | None = None
+
+    @property
+    def row_ids(self) -> Sequence[Hashable]:
+        """The rows that can be chosen, in their order."""
+        raise NotImplementedError
+
+    def replacement(self, ids: Sequence[Any]) -> Any:
+        """Where the cursor goes when its row is gone."""
+        return ids[0]
+
+    def keep_cursor(self) -> None:
+        """The cursor stays on its row, wherever that moves, as long as it is there."""
+        ids = self.row_ids
+        if self.table.cursor not in ids:
+            self.table = replace(self.table, cursor=self.replacement(ids) if ids else None)
+
+    def scroll_to_cursor(self, room: int) -> None:
+        """Let the row under the cursor be one of the ``room`` rows shown, with as little scrolling as it takes."""
+        ids, room = self.row_ids, max(1, room)
+        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        top = min(self.table.top, place, max(0, len(ids) - room))
+        self.table = replace(self.table, top=max(top, place - room + 1))
+
+    def point_at(self, row: Hashable) -> None:
+        """Put the cursor on a row."""
+        self.table = replace(self.table, cursor=row)
+
+    def move(self, by: int) -> None:
+        """Move the cursor by so many rows."""
+        self.point_at(moved(self.row_ids, self.table.cursor, by))
+        self.changed()
+
+    def do_up(self) -> None:
+        self.move(-1)
+
+    def do_down(self) -> None:
+        self.move(1)
+
+    def do_first(self) -> None:
+        self.move(-(1 << 20))
+
+    def do_last(self) -> None:
+        self.move(1 << 20)
+
+    def do_page_up(self) -> None:
+        self.move(-max(1, self.page_rows))
+
+    def do_page_down(self) -> None:
+        self.move(max(1, self.page_rows))
+
+    # --- the filter
 
     @property
     def filter_text(self) -> str:
         """What the rows shown have in them."""
-        raise NotImplementedError
+        return getattr(self.table, "filter_text", "")
 
     def set_filter(self, text: str) -> None:
         """Show only the rows in which this occurs."""
-        raise NotImplementedError
-
-    def move(self, by: int) -> None:
-        """Move the cursor of the table by so many rows."""
-        raise NotImplementedError
+        self.table = replace(self.table, filter_text=text, top=0)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
-        """The lines of the table, the first of them the filter while it is typed."""
-        if self.filter_edit is not None and lines:
-            spans = self.filter_edit.spans(max(8, width - 9))
+        """The lines of the list, the first of them the filter while it is typed."""
+        if self._filter_line is not None and lines:
+            spans = self._filter_line.spans(max(8, width - 9))
             return [fit_line([(" filter ", "title"), *spans], width), *lines[1:]]
         return lines
 
     def do_filter(self) -> None:
-        self.filter_edit = LineEdit.at_end(self.filter_text)
-        self.changed()
+        self._filter_line = LineEdit.at_end(self.filter_text)
 
-    def on_key(self, event: events.Key) -> None:
-        """While the filter is typed, keys are text; otherwise escape clears it."""
-        edit = self.filter_edit
-        if edit is None:
-            if event.key == "escape" and self.filter_text:
-                event.stop()
-                self.set_filter("")
-                self.changed()
-            return
-        if event.key == "enter":
-            self.filter_edit = None
-        elif event.key == "escape":
-            self.filter_edit = None
-            self.set_filter("")
-        elif event.key in ("up", "down"):
+    @property
+    def line(self) -> LineEdit | None:
+        return self._filter_line
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        self._filter_line = line
+        if text != self.filter_text:
+            self.set_filter(text)
+
+    def take_key(self, key: str) -> bool:
+        """While the filter is typed, arrows move the cursor; otherwise escape clears it."""
+        if self.line is not None and key in ("up", "down"):
             with self.shell.one_paint():
-                self.move(-1 if event.key == "up" else 1)
-            event.stop()
-            return
-        elif (pressed := edit.press(event.key)) is not None:
-            self._filter_to(pressed)
-        elif event.character is not None and event.is_printable:
-            self._filter_to(edit.insert(event.character))
-        else:
-            return
-        event.stop()
-        self.changed()
-
-    def on_paste(self, event: events.Paste) -> None:
-        if self.filter_edit is not None:
-            self._filter_to(self.filter_edit.insert(event.text))
-            event.stop()
+                self.move(-1 if key == "up" else 1)
+            return True
+        if self.line is None and key == "escape" and self.filter_text:
+            self.set_filter("")
             self.changed()
-
-    def _filter_to(self, edit: LineEdit) -> None:
-        self.filter_edit = edit
-        self.set_filter(edit.text)
+            return True
+        return False

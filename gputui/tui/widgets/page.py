@@ -22,6 +22,7 @@ from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.moments import time_at, time_line
 from gputui.tui.layout.strips import notice_lines, warning_lines
 from gputui.tui.shell import Shell
+from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.pane import Pane
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 9
@@ -64,10 +65,12 @@ def bindings_for(scope: Scope) -> list[BindingType]:
 
 
 class ActionScreen(Screen[None]):
-    """A screen whose keys come from the table of actions; what an action does is its method ``do_<name>``, or the
-    app's."""
+    """A screen whose keys come from the table of actions; what an action does is a method ``do_<name>`` of it,
+    of one of its parts or of the app's."""
 
     SCOPE: ClassVar[Scope]
+    parts: tuple[object, ...] = ()
+    """What carries out actions beside the page itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,6 +167,49 @@ class ActionScreen(Screen[None]):
         if at is not None:
             event.stop()
             self.shell.look_back(Moment(at, direction=-1))
+
+    # --- a line that is typed on the page
+
+    @property
+    def line(self) -> LineEdit | None:
+        """The line that is typed, for example a filter; while there is one, keys are text."""
+        return None
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        """Take what was typed so far, or with ``line`` None the end of it: ``text`` is empty where it was given up."""
+        raise NotImplementedError
+
+    def take_key(self, key: str) -> bool:
+        """Take a key before it is text or an action; False where it is left to them."""
+        return False
+
+    def on_key(self, event: events.Key) -> None:
+        line = self.line
+        if not self.take_key(event.key):
+            if line is None:
+                return
+            if event.key in ("enter", "escape"):
+                self.type_line(None, line.text if event.key == "enter" else "")
+            elif (typed := line.typed(event.key, event.character)) is not None:
+                self.type_line(typed, typed.text)
+            else:
+                return
+            self.changed()
+        event.stop()
+        event.prevent_default()
+
+    def on_paste(self, event: events.Paste) -> None:
+        line = self.line
+        if line is not None:
+            pasted = line.insert(event.text)
+            self.type_line(pasted, pasted.text)
+            event.stop()
+            self.changed()
+
+    # --- actions of every page
+
+    def do_back(self) -> None:
+        self.app.pop_screen()
 
     def do_copy(self) -> None:
         found = self.copyable()

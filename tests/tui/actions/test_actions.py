@@ -15,11 +15,13 @@ from gputui.tui.app import GputuiApp
 from gputui.tui.commands import Commands
 from gputui.tui.navigation import Navigation
 from gputui.tui.pages.alerts.page import AlertsScreen
-from gputui.tui.pages.compare.page import CompareScreen
+from gputui.tui.pages.compare.page import CompareCharts, CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.processes.page import ProcessesScreen
+from gputui.tui.pages.run.chart_pane import RunCharts
+from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.time_travel import TimeTravel
 from gputui.tui.widgets.page import ActionScreen
@@ -34,6 +36,7 @@ SCREENS: dict[Scope, type[ActionScreen]] = {
     "compare": CompareScreen,
     "processes": ProcessesScreen,
 }
+PARTS: dict[Scope, tuple[type, ...]] = {"run": (RunCharts, RunLog), "compare": (CompareCharts,)}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
@@ -48,17 +51,19 @@ def test_every_key_is_printed_as_what_is_on_the_keyboard() -> None:
     assert [key for key, word in printed.items() if "_" in word] == []
 
 
-def test_names_are_unique() -> None:
-    assert len({action.name for action in ACTIONS}) == len(ACTIONS)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_names_are_unique_on_a_page(scope: Scope) -> None:
+    names = [name for action in actions_in(scope) for name in {action.name, action.former or action.name}]
+    assert len(names) == len(set(names))
     with pytest.raises(KeyError):
-        find("no such thing")
+        find("no such thing", scope)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_action_can_be_carried_out(scope: Scope) -> None:
     for action in actions_in(scope):
         method = f"do_{action.name}"
-        owners = (SCREENS[scope], GputuiApp, Navigation, Commands, TimeTravel)
+        owners = (SCREENS[scope], *PARTS.get(scope, ()), GputuiApp, Navigation, Commands, TimeTravel)
         assert any(hasattr(owner, method) for owner in owners), action.name
 
 
@@ -101,18 +106,18 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     filler.run("c-1", "stopping")
     running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
-    assert find("stop").why_not(here) == "There is no run to choose."
-    assert find("stop").why_not(replace(here, run=running)) is None
-    assert find("stop").why_not(replace(here, run=failed)) == "b-1 is failed already."
-    assert find("stop").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
-    assert find("resume").why_not(replace(here, run=failed)) is None
-    assert "only a run that is over" in str(find("resume").why_not(replace(here, run=running)))
-    assert "stop it first" in str(find("remove").why_not(replace(here, run=running)))
-    assert find("remove").why_not(replace(here, run=failed)) is None
-    assert find("restart").why_not(replace(here, run=running)) is None
-    assert "cannot begin again" in str(find("restart").why_not(replace(here, run=stopping)))
+    assert find("stop", "overview").why_not(here) == "There is no run to choose."
+    assert find("stop", "overview").why_not(replace(here, run=running)) is None
+    assert find("stop", "overview").why_not(replace(here, run=failed)) == "b-1 is failed already."
+    assert find("stop", "overview").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
+    assert find("resume", "overview").why_not(replace(here, run=failed)) is None
+    assert "only a run that is over" in str(find("resume", "overview").why_not(replace(here, run=running)))
+    assert "stop it first" in str(find("remove", "overview").why_not(replace(here, run=running)))
+    assert find("remove", "overview").why_not(replace(here, run=failed)) is None
+    assert find("restart", "overview").why_not(replace(here, run=running)) is None
+    assert "cannot begin again" in str(find("restart", "overview").why_not(replace(here, run=stopping)))
     for name in ("stop", "resume", "restart", "remove", "launch"):
-        assert find(name).why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+        assert find(name, "overview").why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -25,18 +25,20 @@ from gputui.tui.layout.alerts import (
     table_lines,
 )
 from gputui.tui.layout.strips import head_line
-from gputui.tui.widgets.list_page import FilterScreen
+from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
-class AlertsScreen(FilterScreen):
+class AlertsScreen(ListPage):
     """A table with a cursor, and below it what there is to say of the alert under the cursor."""
 
     SCOPE: ClassVar[Scope] = "alerts"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("alerts")
+
+    table: AlertsTable
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,36 +89,21 @@ class AlertsScreen(FilterScreen):
 
     def draw(self, width: int, height: int) -> None:
         app, snapshot = self.shell, self.snapshot
-        self._keep_cursor()
+        self.keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         left = height - 1 - self.draw_frame(width)
         detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
         detail = detail if left - len(detail) >= DETAIL_LEAST else []
         room = left - len(detail)
-        self._scroll(room)
+        self.page_rows = room_for_rows(room) - 1
+        self.scroll_to_cursor(room_for_rows(room))
         lines = table_lines(snapshot.alerts, self.table, snapshot.at, width, room)
         self.list.show(self.with_filter(lines, width), height=room)
         self.detail.show(detail, height=len(detail))
 
-    def _keep_cursor(self) -> None:
-        """The cursor stays on its alert; when that is gone, on the first."""
-        ids = [one.alert_id for one in self.shown]
-        if self.table.cursor not in ids:
-            self.table = replace(self.table, cursor=ids[0] if ids else None)
-
-    def _scroll(self, height: int) -> None:
-        ids = [one.alert_id for one in self.shown]
-        self._rows = room_for_rows(height)
-        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
-        top = min(self.table.top, place, max(0, len(ids) - self._rows))
-        self.table = replace(self.table, top=max(top, place - self._rows + 1))
-
-    def move(self, by: int) -> None:
-        ids = [one.alert_id for one in self.shown]
-        if ids:
-            place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
-            self.table = replace(self.table, cursor=ids[min(max(place + by, 0), len(ids) - 1)])
-            self.changed()
+    @property
+    def row_ids(self) -> list[int]:
+        return [one.alert_id for one in self.shown]
 
     def _at(self, y: int) -> AlertView | None:
         return row_of(self.snapshot.alerts, self.table, self.snapshot.at, y)
@@ -125,40 +112,14 @@ class AlertsScreen(FilterScreen):
         """A click chooses an alert, a second one opens its run."""
         chosen = self._at(event.y) if event.widget is self.list else None
         if chosen is not None:
-            self.table = replace(self.table, cursor=chosen.alert_id)
+            self.point_at(chosen.alert_id)
             self.changed()
             if event.chain == 2 and self.run_in_question is not None:
                 self.do_alert_run()
 
-    # --- moving
-
-    def do_alert_up(self) -> None:
-        self.move(-1)
-
-    def do_alert_down(self) -> None:
-        self.move(1)
-
-    def do_alerts_first(self) -> None:
-        self.move(-len(self.shown))
-
-    def do_alerts_last(self) -> None:
-        self.move(len(self.shown))
-
-    def do_alerts_page_up(self) -> None:
-        self.move(1 - self._rows)
-
-    def do_alerts_page_down(self) -> None:
-        self.move(self._rows - 1)
-
-    def do_scroll_up(self) -> None:
-        self.move(-1)
-
-    def do_scroll_down(self) -> None:
-        self.move(1)
-
     # --- actions
 
-    def do_alerts_back(self) -> None:
+    def do_back(self) -> None:
         if self.table.filter_text:
             self.set_filter("")
             self.changed()
@@ -196,15 +157,5 @@ class AlertsScreen(FilterScreen):
 
         self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
 
-    def do_alerts_order(self) -> None:
+    def do_sort(self) -> None:
         self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
-
-    def do_alerts_filter(self) -> None:
-        self.do_filter()
-
-    @property
-    def filter_text(self) -> str:
-        return self.table.filter_text
-
-    def set_filter(self, text: str) -> None:
-        self.table = replace(self.table, filter_text=text, top=0)

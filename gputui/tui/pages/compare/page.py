@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,17 +12,18 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
-from gputui.curves.model import ChartRequest
+from gputui.charts.envelope import Bin
+from gputui.charts.viewport import Extent
+from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.names import filter_names
 from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import Interest
 from gputui.tui.dialogs.sheet import SheetScreen
 from gputui.tui.layout.chart_settings import ChartSettings
-from gputui.tui.layout.charts import GUTTER
+from gputui.tui.layout.charts import GUTTER, extent_of
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.moments import right_end
-from gputui.tui.pages.compare.chart_keys import CompareChartKeys
 from gputui.tui.pages.compare.comparison import (
     MOST_CURVES,
     ComparedRun,
@@ -35,8 +36,9 @@ from gputui.tui.pages.compare.comparison import (
     param_texts,
 )
 from gputui.tui.pages.compare.view import CompareLook, compare_head, overlay_lines, run_at, table_lines
-from gputui.tui.widgets.cursor import moved
+from gputui.tui.widgets.chart_controller import ChartController
 from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import bindings_for
 from gputui.tui.widgets.pane import Pane
 from gputui.tui.widgets.slow_pane import SlowPane
@@ -45,21 +47,88 @@ LEAST_TABLE_ROWS = 4
 _USUAL = "loss"
 
 
-class CompareScreen(CompareChartKeys):
+class CompareCharts(ChartController):
+    """How the one chart of the comparison is looked at. ``compared`` holds what the feed has read of each run."""
+
+    def __init__(self, settings: ChartSettings) -> None:
+        super().__init__(settings, lambda _: None)
+        self.compared: Mapping[str, ChartData] = {}
+        self.comparison = Comparison.of(())
+        """What the page compares, as it was drawn last."""
+        self.names: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> Mapping[str, ChartData]:
+        """The answers that lie on the axis that was chosen; those to a new one take a moment."""
+        return {
+            run_id: self.compared[run_id]
+            for run_id in self.comparison.run_ids
+            if run_id in self.compared and self.compared[run_id].frame.axis == self.settings.axis
+        }
+
+    @property
+    def extent(self) -> Extent | None:
+        """The x axis of all runs together."""
+        extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
+        if not extents:
+            return None
+        whole = Extent(
+            min(extent.first for extent in extents),
+            max(extent.newest for extent in extents),
+            extents[0].resolution,
+        )
+        return whole.logarithmic() if self.settings.is_log_x else whole
+
+    @property
+    def has_epochs(self) -> bool:
+        return "epoch" in self.names
+
+    @property
+    def focused_key(self) -> str | None:
+        return self.comparison.metric
+
+    @property
+    def bins(self) -> Sequence[Bin]:
+        """The curve of the run under the table's cursor."""
+        data = self.data.get(self.comparison.cursor or "")
+        curve = data.curves.get(self.comparison.metric or "") if data is not None else None
+        return curve.bins if curve is not None else ()
+
+    def point_at(self, x: float) -> None:
+        """Put the crosshair at a place; it stays within the window."""
+        extent = self.extent
+        if extent is not None:
+            start, end = self.viewport.window(extent)
+            self.cursor = min(max(x, extent.first, start), extent.newest, end)
+
+
+class CompareScreen(ListPage):
     """Runs beside each other. There is one cursor: it stands on a run of the table, whose curve lies on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("compare")
 
     def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
-        super().__init__(Comparison.of(run_ids), settings or ChartSettings())
+        super().__init__()
+        self.charts = CompareCharts(settings or ChartSettings())
+        self.parts = (self.charts,)
+        self.comparison = Comparison.of(run_ids)
         self.head = Pane(id="head")
         self.chart = SlowPane(id="charts")
         self.runs = Pane(id="runs")
-        self.edit: LineEdit | None = None
+        self._metric_line: LineEdit | None = None
         self._shown: Sequence[ComparedRun] = ()
         self._groups: Sequence[Group] = ()
         self._place = 0
+
+    @property
+    def table(self) -> Comparison:
+        """The list's cursor is that of the comparison."""
+        return self.comparison
+
+    @table.setter
+    def table(self, comparison: Comparison) -> None:
+        self.comparison = comparison
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -71,11 +140,11 @@ class CompareScreen(CompareChartKeys):
         yield self.footer
 
     def interest(self) -> Interest:
-        extent = self.extent
-        window = self.viewport.window(extent) if self.viewport.span is not None and extent is not None else None
+        charts, settings = self.charts, self.charts.settings
+        extent, viewport = charts.extent, charts.viewport
+        window = viewport.window(extent) if viewport.span is not None and extent is not None else None
         names = (self.comparison.metric or _USUAL,)
-        settings = self.settings
-        request = ChartRequest(names, settings.axis, window, 2 * max(64, self._columns), settings.smoothing,
+        request = ChartRequest(names, settings.axis, window, 2 * max(64, charts.columns), settings.smoothing,
                                is_log=settings.is_log_x)  # fmt: skip
         return Interest(compared=self.comparison.run_ids, charts=request)
 
@@ -97,30 +166,33 @@ class CompareScreen(CompareChartKeys):
 
     def draw(self, width: int, height: int) -> None:
         body = max(0, height - 1 - self.draw_frame(width))
-        self._columns = max(20, width - GUTTER - 2)
-        data = self.data
-        self._names = metric_names(data) or self._names
-        if self.comparison.metric is None and self._names:
-            self.comparison = replace(self.comparison, metric=self._names[0])
+        charts, settings = self.charts, self.charts.settings
+        charts.columns = max(20, width - GUTTER - 2)
+        charts.compared, charts.comparison = self.snapshot.compared, self.comparison
+        data = charts.data
+        names = charts.names = metric_names(data) or charts.names
+        if self.comparison.metric is None and names:
+            self.comparison = replace(self.comparison, metric=names[0])
         groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
         self._groups = groups
         self._shown = in_order(groups)
-        self._keep_cursor()
-        extent = self.extent
-        window = None if extent is None else self.viewport.window(extent)
+        self.keep_cursor()
+        charts.comparison = self.comparison
+        extent = charts.extent
+        window = None if extent is None else charts.viewport.window(extent)
         look = CompareLook(
-            self.settings.axis, window, self.cursor, self.settings.smoothing,
-            (self.comparison.metric or "") in self.settings.logs, self.settings.is_log_x,
+            settings.axis, window, charts.cursor, settings.smoothing,
+            (self.comparison.metric or "") in settings.logs, settings.is_log_x,
         )  # fmt: skip
-        if self.edit is None:
+        if self._metric_line is None:
             past = self.snapshot.past
             end = right_end(self.snapshot.at, past) if past is not None else []
             room = width - sum(cell_width(text) for text, _ in end)
-            self.head.show([[*compare_head(self.comparison, look, len(self._names), room), *end]])
+            self.head.show([[*compare_head(self.comparison, look, len(names), room), *end]])
         else:
-            found = filter_names(self._names, self.edit.text)
+            found = filter_names(names, self._metric_line.text)
             note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
-            spans = self.edit.spans(max(8, width // 3))
+            spans = self._metric_line.spans(max(8, width // 3))
             self.head.show([fit_line([(" metric ", "title"), *spans, (note, "dim")], width)])
         rows = min(len(self._shown) + sum(group.value is not None for group in groups) + 2, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
@@ -136,39 +208,27 @@ class CompareScreen(CompareChartKeys):
 
     # --- keys
 
-    def _keep_cursor(self) -> None:
-        """The cursor stays on its run, wherever that moves; when it is gone, on the one that took its place."""
-        ids = [each.row.run.run_id for each in self._shown]
-        if self.comparison.cursor in ids:
-            self._place = ids.index(self.comparison.cursor)
-        else:
-            self._place = max(0, min(self._place, len(ids) - 1))
-            self.comparison = replace(self.comparison, cursor=ids[self._place] if ids else None)
+    @property
+    def row_ids(self) -> list[str]:
+        return [each.row.run.run_id for each in self._shown]
 
-    def _move(self, by: int) -> None:
-        ids = [each.row.run.run_id for each in self._shown]
-        self.comparison = replace(self.comparison, cursor=moved(ids, self.comparison.cursor, by))
+    def keep_cursor(self) -> None:
+        super().keep_cursor()
+        ids = self.row_ids
+        self._place = ids.index(self.comparison.cursor) if self.comparison.cursor in ids else 0
 
-    def do_up(self) -> None:
-        self._move(-1)
+    def replacement(self, ids: Sequence[str]) -> str:
+        """What took the place of the run that is gone."""
+        return ids[min(self._place, len(ids) - 1)]
 
-    def do_down(self) -> None:
-        self._move(1)
-
-    def do_first(self) -> None:
-        self._move(-len(self._shown))
-
-    def do_last(self) -> None:
-        self._move(len(self._shown))
-
-    def do_compare_open(self) -> None:
+    def do_open(self) -> None:
         run = self.run_in_question
         if run is not None:
             self.shell.open_run(run.run_id)
 
-    def do_compare_back(self) -> None:
-        if self.cursor is not None:
-            self.cursor = None
+    def do_back(self) -> None:
+        if self.charts.cursor is not None:
+            self.charts.cursor = None
         else:
             self.app.pop_screen()
 
@@ -186,7 +246,7 @@ class CompareScreen(CompareChartKeys):
         if run is not None and len(self.comparison.run_ids) > 1:
             self.comparison = self.comparison.without(run.run_id)
 
-    def do_order(self) -> None:
+    def do_sort(self) -> None:
         params = next((tuple(each.params) for each in self._shown), ())
         self.comparison = self.comparison.sorted_next(params)
 
@@ -211,23 +271,24 @@ class CompareScreen(CompareChartKeys):
         self._turn_metric(-1)
 
     def _turn_metric(self, by: int) -> None:
-        if self._names:
+        if names := self.charts.names:
             metric = self.comparison.metric
-            place = self._names.index(metric) if metric in self._names else -by
-            self._choose(self._names[(place + by) % len(self._names)])
+            place = names.index(metric) if metric in names else -by
+            self._choose(names[(place + by) % len(names)])
 
     def _choose(self, metric: str) -> None:
         self.comparison = replace(self.comparison, metric=metric)
-        self.cursor = None
+        self.charts.cursor = None
 
     # --- the mouse
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """Over the chart it zooms, over the table it moves the cursor."""
         if pane is self.chart:
-            (self.do_zoom_out if by > 0 else self.do_zoom_in)()
+            self.charts.zoom(-by)
         elif pane is self.runs:
-            self._move(by)
+            self.move(by)
+            return
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
@@ -236,42 +297,24 @@ class CompareScreen(CompareChartKeys):
             run_id = run_at(self._groups, self.comparison, self.runs.size.height, event.y)
             if run_id is None:
                 return
-            self.comparison = replace(self.comparison, cursor=run_id)
+            self.point_at(run_id)
             if event.chain == 2:
-                self.shell.perform("compare_open")
+                self.shell.perform("open")
         elif event.widget is self.chart:
-            self.point_at_column(event.x - GUTTER - 2)
+            self.charts.point_at_column(event.x - GUTTER - 2, self.charts.columns)
         self.changed()
 
     # --- choosing a metric by its name
 
     def do_metric_find(self) -> None:
-        self.edit = LineEdit()
+        self._metric_line = LineEdit()
 
-    def on_key(self, event: events.Key) -> None:
-        """While a name is typed, keys are text; Enter takes the first metric that matches."""
-        edit = self.edit
-        if edit is None:
-            return
-        if event.key == "enter":
-            found = filter_names(self._names, edit.text)
-            self.edit = None
-            if found.names and edit.text:
-                self._choose(found.names[0])
-        elif event.key == "escape":
-            self.edit = None
-        elif (pressed := edit.press(event.key)) is not None:
-            self.edit = pressed
-        elif event.character is not None and event.is_printable:
-            self.edit = edit.insert(event.character)
-        else:
-            return
-        event.stop()
-        event.prevent_default()
-        self.changed()
+    @property
+    def line(self) -> LineEdit | None:
+        return self._metric_line
 
-    def on_paste(self, event: events.Paste) -> None:
-        if self.edit is not None:
-            self.edit = self.edit.insert(event.text)
-            event.stop()
-            self.changed()
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        """Enter takes the first metric that matches."""
+        self._metric_line = line
+        if line is None and text and (found := filter_names(self.charts.names, text)).names:
+            self._choose(found.names[0])

@@ -131,9 +131,6 @@ class GpuScreen(ActionScreen):
 
     # --- actions
 
-    def do_gpu_back(self) -> None:
-        self.app.pop_screen()
-
     def do_open_run(self) -> None:
         run = self.run_in_question
         if run is not None:
@@ -168,16 +165,16 @@ class GpuScreen(ActionScreen):
         self.span_seconds = GPU_SPANS_SECONDS[min(max(place, 0), len(GPU_SPANS_SECONDS) - 1)]
         self.changed()
 
-    def do_body_up(self) -> None:
+    def do_up(self) -> None:
         self._scroll(-1)
 
-    def do_body_down(self) -> None:
+    def do_down(self) -> None:
         self._scroll(1)
 
-    def do_body_page_up(self) -> None:
+    def do_page_up(self) -> None:
         self._scroll(-max(1, self.body.size.height - 2))
 
-    def do_body_page_down(self) -> None:
+    def do_page_down(self) -> None:
         self._scroll(max(1, self.body.size.height - 2))
 
     def _scroll(self, by: int) -> None:

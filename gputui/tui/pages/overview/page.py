@@ -93,8 +93,8 @@ class OverviewScreen(OverviewCursor):
         )
         self._draw_cards(width, rows.cards)
         self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
-        self.scroll_runs(rows)
-        self.run_lines = rows.runs
+        self.scroll_to_cursor(rows.runs - 1)
+        self.page_rows = rows.runs - 2
         lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot), width, rows.runs)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
         lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._pointed_event)
@@ -140,7 +140,7 @@ class OverviewScreen(OverviewCursor):
             self.focus_at = replace(self.focus_at, section="gpus", gpu=snapshot.gpus[index].uuid)
         elif event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
             self.focus_at = replace(self.focus_at, section="runs")
-            self.table = replace(self.table, cursor=self.shown_rows[row].run.run_id)
+            self.point_at(self.shown_rows[row].run.run_id)
         elif event.widget is self.happened:
             shown = events_shown(snapshot.events, self.happened.size.height, self._pointed_event)
             if not 1 <= event.y <= len(shown):
@@ -186,10 +186,6 @@ class OverviewScreen(OverviewCursor):
         self.table = replace(self.table, order=next_order(self.table.order).name, top=0)
         self.shell.change(sort=self.table.order)
 
-    @property
-    def filter_text(self) -> str:
-        return self.table.filter_text
-
     def set_filter(self, text: str) -> None:
-        self.table = replace(self.table, filter_text=text, top=0)
+        super().set_filter(text)
         self.focus_at = replace(self.focus_at, section="runs")

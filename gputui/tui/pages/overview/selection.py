@@ -14,19 +14,19 @@ from gputui.tui.pages.overview.gpus import first_shown
 from gputui.tui.pages.overview.run_order import in_order, matching
 from gputui.tui.pages.overview.runs import RunsState
 from gputui.tui.widgets.cursor import Focus, Section, kept, moved, next_section
-from gputui.tui.widgets.list_page import FilterScreen
+from gputui.tui.widgets.list_page import ListPage
 
 
-class OverviewCursor(FilterScreen):
+class OverviewCursor(ListPage):
     """Keeps the cursor where it is however the snapshot changes, and moves it."""
+
+    table: RunsState
 
     def __init__(self) -> None:
         super().__init__()
         self.is_folded = False
         self.table = RunsState()
         self.focus_at = Focus()
-        self.run_lines = 0
-        """Lines of the runs on the screen."""
         self._awaited: str | None = None
         self._sorted: tuple[object, str, str, list[RunRow]] = (None, "", "", [])
 
@@ -38,6 +38,10 @@ class OverviewCursor(FilterScreen):
             found = in_order(matching(runs, table.filter_text), table.order)
             self._sorted = (runs, table.filter_text, table.order, found)
         return self._sorted[3]
+
+    @property
+    def row_ids(self) -> list[str]:
+        return [row.run.run_id for row in self.shown_rows]
 
     @property
     def marked_runs(self) -> tuple[str, ...]:
@@ -87,12 +91,10 @@ class OverviewCursor(FilterScreen):
 
     def keep_cursor(self) -> None:
         """The cursor stays on its run, wherever that moves; when it is gone, on the first. So with GPUs and events."""
-        ids = [row.run.run_id for row in self.shown_rows]
-        if self._awaited in ids:
-            self.table = replace(self.table, cursor=self._awaited)
+        if self._awaited in self.row_ids:
+            self.point_at(self._awaited)
             self._awaited = None
-        elif self.table.cursor not in ids:
-            self.table = replace(self.table, cursor=ids[0] if ids else None)
+        super().keep_cursor()
         snapshot, focus = self.snapshot, self.focus_at
         section = focus.section if focus.section in self._filled() else "runs"
         event = focus.event
@@ -112,18 +114,11 @@ class OverviewCursor(FilterScreen):
             filled.append("events")
         return filled
 
-    def point_at(self, run_id: str) -> None:
+    def select_run(self, run_id: str) -> None:
         """Put the cursor on a run as soon as it is there."""
         self._awaited = run_id
         self.focus_at = replace(self.focus_at, section="runs")
         self.changed()
-
-    def scroll_runs(self, rows: Rows) -> None:
-        ids = [row.run.run_id for row in self.shown_rows]
-        room = max(1, rows.runs - 1)
-        place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
-        top = min(self.table.top, place, max(0, len(ids) - room))
-        self.table = replace(self.table, top=max(top, place - room + 1))
 
     def scroll_gpus(self, rows: Rows, width: int) -> int:
         uuids = [gpu.uuid for gpu in self.snapshot.gpus]
@@ -140,30 +135,9 @@ class OverviewCursor(FilterScreen):
             ids = [event.event_id for event in snapshot.events]
             self.focus_at = replace(focus, event=moved(ids, focus.event, by, len(ids) - 1))
         else:
-            cursor = moved([row.run.run_id for row in self.shown_rows], self.table.cursor, by)
-            self.table = replace(self.table, cursor=cursor)
+            super().move(by)
+            return
         self.changed()
-
-    def do_up(self) -> None:
-        self.move(-1)
-
-    def do_down(self) -> None:
-        self.move(1)
-
-    def do_first(self) -> None:
-        self.move(-self._many())
-
-    def do_last(self) -> None:
-        self.move(self._many())
-
-    def do_page_above(self) -> None:
-        self.move(-max(1, self.run_lines - 2))
-
-    def do_page_below(self) -> None:
-        self.move(max(1, self.run_lines - 2))
-
-    def _many(self) -> int:
-        return len(self.snapshot.runs) + len(self.snapshot.gpus) + len(self.snapshot.events)
 
     def do_focus_next(self) -> None:
         self._focus(1)

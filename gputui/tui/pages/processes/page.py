@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from gputui.tui.pages.processes.rows import (
     GROUPINGS,
     ORDERS,
     Group,
+    Key,
     ProcessRow,
     TableState,
     arranged,
@@ -29,17 +31,18 @@ from gputui.tui.pages.processes.rows import (
     process_rows,
 )
 from gputui.tui.pages.processes.view import detail_texts, items_of, table_lines, total_line
-from gputui.tui.widgets.cursor import moved
-from gputui.tui.widgets.list_page import FilterScreen
+from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 
-class ProcessesScreen(FilterScreen):
+class ProcessesScreen(ListPage):
     """All processes on the GPUs and of our runs in one table; the cursor stands on one of them."""
 
     SCOPE: ClassVar[Scope] = "processes"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("processes")
+
+    table: TableState
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,12 +74,13 @@ class ProcessesScreen(FilterScreen):
 
     def draw(self, width: int, height: int) -> None:
         app, snapshot = self.shell, self.snapshot
-        self._keep_cursor()
+        self.keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         rows, groups = self._arrange()
         self.total.show([total_line(rows, snapshot, width)])
         room = height - 2 - self.draw_frame(width)
-        self._scroll(room - 2)
+        self.page_rows = room - 4
+        self.scroll_to_cursor(room - 2)
         lines = table_lines(snapshot, groups, self.table, width, room, listed=len(rows))
         self.body.show(self.with_filter(lines, width), height=room)
 
@@ -114,23 +118,28 @@ class ProcessesScreen(FilterScreen):
         row = self.row_in_question
         return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
 
-    def _keep_cursor(self) -> None:
-        """The cursor stays on its process; where that has ended, on the one that took its place."""
+    @property
+    def row_ids(self) -> list[Key]:
+        return [row.key for row in self.shown_rows]
+
+    def keep_cursor(self) -> None:
         rows = self.shown_rows
         if self._awaited_gpu is not None and rows:
             wanted = next((row for row in rows if self._awaited_gpu in row.gpus), None)
             self._awaited_gpu = None
             if wanted is not None:
-                self.table = replace(self.table, cursor=wanted.key)
+                self.point_at(wanted.key)
         if self.snapshot.processes is None and self.snapshot.past is None:
             # The page was come back to: what the host knows, and with it the keys, is read again.
             return
-        keys = [row.key for row in rows]
-        if self.table.cursor not in keys:
-            place = max(0, self.table.top)
-            self.table = replace(self.table, cursor=keys[min(place, len(keys) - 1)] if keys else None)
+        super().keep_cursor()
 
-    def _scroll(self, room: int) -> None:
+    def replacement(self, ids: Sequence[Key]) -> Key:
+        """What took the place of the process that has ended."""
+        return ids[min(max(0, self.table.top), len(ids) - 1)]
+
+    def scroll_to_cursor(self, room: int) -> None:
+        """The rows stand under headings."""
         items = items_of(self._arrange()[1])
         place = next(
             (n for n, item in enumerate(items) if not isinstance(item, str) and item.key == self.table.cursor), 0
@@ -142,29 +151,6 @@ class ProcessesScreen(FilterScreen):
             top -= 1  # the heading of its group stays in sight
         self.table = replace(self.table, top=max(0, top))
 
-    def move(self, by: int) -> None:
-        keys = [row.key for row in self.shown_rows]
-        self.table = replace(self.table, cursor=moved(keys, self.table.cursor, by))
-        self.changed()
-
-    def do_up(self) -> None:
-        self.move(-1)
-
-    def do_down(self) -> None:
-        self.move(1)
-
-    def do_first(self) -> None:
-        self.move(-len(self.shown_rows))
-
-    def do_last(self) -> None:
-        self.move(len(self.shown_rows))
-
-    def do_page_above(self) -> None:
-        self.move(-max(1, self.body.size.height - 4))
-
-    def do_page_below(self) -> None:
-        self.move(max(1, self.body.size.height - 4))
-
     def on_click(self, event: events.Click) -> None:
         """A click chooses a process, a second one opens what is known of it."""
         items = items_of(self._arrange()[1])
@@ -172,26 +158,19 @@ class ProcessesScreen(FilterScreen):
         if event.widget is self.body and event.y >= 2 and place < len(items):
             item = items[place]
             if not isinstance(item, str):
-                self.table = replace(self.table, cursor=item.key)
+                self.point_at(item.key)
                 if event.chain == 2:
                     self.do_process_detail()
                 self.changed()
 
     # --- what is shown
 
-    @property
-    def filter_text(self) -> str:
-        return self.table.filter_text
-
-    def set_filter(self, text: str) -> None:
-        self.table = replace(self.table, filter_text=text, top=0)
-
     def do_sort(self) -> None:
         place = ORDERS.index(order_named(self.table.order))
         self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
         self.changed()
 
-    def do_sort_reverse(self) -> None:
+    def do_reverse(self) -> None:
         self.table = replace(self.table, is_reversed=not self.table.is_reversed)
         self.changed()
 
@@ -205,9 +184,6 @@ class ProcessesScreen(FilterScreen):
         self.changed()
 
     # --- what is done
-
-    def do_processes_back(self) -> None:
-        self.app.pop_screen()
 
     def do_process_detail(self) -> None:
         row = self.row_in_question

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
-from gputui.charts.viewport import Extent, Viewport, stepped
+from gputui.charts.viewport import Extent, Viewport
 from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
@@ -18,6 +18,7 @@ from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
 from gputui.tui.pages.run.chart_files import ChartFile, chart_file
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
+from gputui.tui.widgets.chart_controller import ChartController
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.slow_pane import SlowPane
 
@@ -27,14 +28,12 @@ AT_CROSSHAIR: tuple[HardwareField, ...] = ("utilization", "power", "temperature"
 _BINS_STEP = 128
 
 
-class RunCharts:
-    """Holds how the charts are looked at, and their pane. ``request`` is what they need from the feed."""
+class RunCharts(ChartController):
+    """How the charts of a run are looked at, and their pane. ``request`` is what they need from the feed."""
 
-    def __init__(self, settings: ChartSettings) -> None:
+    def __init__(self, settings: ChartSettings, set_up: Callable[[ChartSettings], object]) -> None:
+        super().__init__(settings, set_up)
         self.pane = SlowPane(id="charts")
-        self.settings = settings
-        self.viewport = Viewport()
-        self.cursor: float | None = None
         self.edit: LineEdit | None = None
         self.is_maximised = False
         self.request = ChartRequest(names=USUAL, axis=settings.axis, smoothing=settings.smoothing,
@@ -102,6 +101,10 @@ class RunCharts:
         first = at // at_once * at_once
         self._places = places(min(at_once, len(shown) - first), width, height, layout)
         self._visible = shown[first : first + len(self._places)]
+        place = next(
+            (place for panel, place in zip(self._visible, self._places, strict=True) if panel.key == self._focus), None
+        )
+        self.columns = max(8, (place.width if place else 80) - GUTTER - 2)
         extent = self._extent
         viewport = self.viewport if self._is_on_axis else Viewport()
         self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
@@ -144,6 +147,18 @@ class RunCharts:
         return self._data is not None and self._data.frame.axis == self.settings.axis
 
     @property
+    def extent(self) -> Extent | None:
+        return self._extent if self._is_on_axis else None
+
+    @property
+    def has_epochs(self) -> bool:
+        return self._data is None or "epoch" in self._data.names
+
+    @property
+    def focused_key(self) -> str | None:
+        return None if self.focus is None else self.focus.key
+
+    @property
     def _extent(self) -> Extent | None:
         return None if self._data is None else extent_of(self._data, is_log=self.settings.is_log_x)
 
@@ -176,25 +191,9 @@ class RunCharts:
 
     # --- the crosshair
 
-    def move_cursor(self, by: int) -> None:
-        """To the next place where something was measured, at least a column further."""
-        extent = self._extent
-        if extent is None or not self._is_on_axis or self._data is None:
-            return
-        start, end = self._window
-        if self.cursor is None:
-            self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
-            return
-        place = next((place for panel, place in zip(self._visible, self._places, strict=False)
-                      if panel.key == self._focus), None)  # fmt: skip
-        columns = max(8, (place.width if place else 80) - GUTTER - 2)
-        beside = extent.beside(self.cursor, self._window, by / columns)
-        bins = self._focus_bins()
-        self.point_at(stepped(bins, self.cursor, by, abs(beside - self.cursor)) if bins else beside)
-
     def point_at(self, x: float) -> None:
         """Put the crosshair at a place; a window that does not hold it moves there."""
-        extent = self._extent
+        extent = self.extent
         if extent is None:
             return
         self.cursor = min(max(x, extent.first), extent.newest)
@@ -207,7 +206,13 @@ class RunCharts:
             return None
         return self._data.frame.moment_at(self.cursor)
 
-    def move_to_marker(self, by: int) -> None:
+    def do_marker_previous(self) -> None:
+        self._move_to_marker(-1)
+
+    def do_marker_next(self) -> None:
+        self._move_to_marker(1)
+
+    def _move_to_marker(self, by: int) -> None:
         """Put the crosshair on what happened next, or before with -1."""
         if self._data is not None and self._is_on_axis:
             found = next_marker(self._data.markers, self.cursor, by)
@@ -216,51 +221,31 @@ class RunCharts:
 
     def move_to_end(self, *, of_data: bool) -> None:
         """The crosshair away, the newest values again; or to the first place with ``of_data`` off."""
-        extent = self._extent
+        extent = self.extent
         if of_data or extent is None:
             self.cursor = None
             self.viewport = replace(self.viewport, end=None)
         else:
             self.point_at(extent.first)
 
-    def _focus_bins(self) -> Sequence[Bin]:
-        assert self._data is not None
+    @property
+    def bins(self) -> Sequence[Bin]:
+        """The curve of the chart in focus, or where it has none the first one."""
+        if self._data is None:
+            return ()
         curve = self._data.curves.get(self._focus or "")
         if curve is not None and curve.bins:
             return curve.bins
         return next((each.bins for each in self._data.curves.values() if each.bins), ())
 
-    # --- the window
-
-    def zoom(self, by: int) -> None:
-        """Closer with 1, further away with -1, everything with 0; around the crosshair where there is one."""
-        extent = self._extent
-        if by == 0:
-            self.viewport = Viewport()
-        elif extent is not None and self._is_on_axis:
-            move = self.viewport.zoomed_in if by > 0 else self.viewport.zoomed_out
-            self.viewport = move(extent, self.cursor)
-
-    def pan(self, by: int) -> None:
-        extent = self._extent
-        if extent is not None:
-            self.viewport = self.viewport.panned(extent, by)
-
     # --- the settings
 
-    def turn_axis(self) -> None:
-        """The next axis that the run's metrics know; the window and the crosshair belong to the old one."""
-        self.settings = self.settings.with_next_axis()
-        if self.settings.axis == "epoch" and self._data is not None and "epoch" not in self._data.names:
-            self.settings = self.settings.with_next_axis()
-        self.viewport, self.cursor = Viewport(), None
+    def do_layout(self) -> None:
+        self.change(self.settings.with_next_layout())
 
-    def turn_log_x(self) -> None:
-        """A logarithmic x axis, or a linear one; the window belongs to the old one, the crosshair stays."""
-        self.settings = self.settings.with_log_x()
-        self.viewport = Viewport()
-        if self.cursor is not None:
-            self.point_at(self.cursor)
+    def do_pin(self) -> None:
+        if (key := self.focused_key) is not None:
+            self.change(self.settings.with_pin(key))
 
     def move_focus(self, by: int) -> None:
         keys = [panel.key for panel in self._panels.shown]
@@ -272,7 +257,7 @@ class RunCharts:
 
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         self.edit = edit
-        self.settings = replace(self.settings, filter_text=text)
+        self.change(replace(self.settings, filter_text=text))
 
     def file(self, folder: Path, run_id: str) -> ChartFile | None:
         """The chart in focus, to be written; None where there is none."""
@@ -287,10 +272,7 @@ class RunCharts:
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
                 self._focus = panel.key
-                extent = self._extent
-                if column >= 0 and self._is_on_axis and extent is not None:
-                    share = (column + 0.5) / max(1, place.width - GUTTER - 2)
-                    self.point_at(extent.between(self._window, share))
+                self.point_at_column(column, max(1, place.width - GUTTER - 2))
 
 
 def _bins_for(width: int) -> int:

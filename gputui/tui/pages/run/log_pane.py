@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gputui.tui.data.snapshot import LogTail
 from gputui.tui.pages.run.log import log_lines
 from gputui.tui.pages.run.log_view import LogView
@@ -10,9 +12,11 @@ from gputui.tui.widgets.pane import Pane
 
 
 class RunLog:
-    """Holds how the log is looked at, and its pane. ``label`` and ``is_deep`` are what it needs from the feed."""
+    """Holds how the log is looked at, and its pane. ``label`` and ``is_deep`` are what it needs from the feed; ``warn``
+    shows a sentence."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self._warn = warn
         self.pane = Pane(id="log")
         self.view = LogView()
         self.label: str | None = None
@@ -28,15 +32,21 @@ class RunLog:
         lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
         self.pane.show(lines, height=height)
 
-    def choose(self, by: int) -> bool:
-        """The log of the next rank, stream or attempt before; False where there is no other."""
+    def do_log_next(self) -> None:
+        self._choose(1)
+
+    def do_log_previous(self) -> None:
+        self._choose(-1)
+
+    def _choose(self, by: int) -> None:
+        """The log of the next rank, stream or attempt before."""
         labels = self.view.tail.labels
         here = self.view.tail.label
         if all(each == here for each in labels):
-            return False
+            self._warn("No other log holds anything yet.")
+            return
         place = labels.index(here) if here in labels else -by
         self.show(labels[(place + by) % len(labels)])
-        return True
 
     def show(self, label: str) -> None:
         """The log of this label."""
@@ -65,6 +75,20 @@ class RunLog:
             self.is_deep = True
         if text != self.view.search.text:
             self.view.look_for(text)
+
+    def do_hit_next(self) -> None:
+        self._go_to_hit(1)
+
+    def do_hit_previous(self) -> None:
+        self._go_to_hit(-1)
+
+    def _go_to_hit(self, by: int) -> None:
+        if not self.view.search.text:
+            self._warn("Nothing is searched for yet: go to the log with 3, then /.")
+        self.view.next_hit(by)
+
+    def do_grave_only(self) -> None:
+        self.view.only_grave()
 
     @property
     def text(self) -> str:

@@ -1,23 +1,40 @@
-"""A run's page: its curves, and beside them what explains them."""
+"""A run's page: its curves, and beside them what explains them. Keys act on the section in focus."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Literal, get_args
 
+from textual import events
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.widget import Widget
 
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.metrics.intake_words import intake_words
-from gputui.tui.data.snapshot import Interest, RunPage
-from gputui.tui.layout.chart_settings import ChartMemory
+from gputui.store.runs import Run
+from gputui.tui.actions import Context, Scope
+from gputui.tui.data.snapshot import Interest, Moment, RunPage
+from gputui.tui.layout.chart_settings import ChartMemory, ChartSettings
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.pages.run.chart_keys import SECTIONS, WIDE, Section
+from gputui.tui.pages.run import chart_files
+from gputui.tui.pages.run.chart_pane import RunCharts
 from gputui.tui.pages.run.head import run_head
-from gputui.tui.pages.run.keys import RunKeys, charts_width
-from gputui.tui.pages.run.sections import section_lines, side_heights
+from gputui.tui.pages.run.log_pane import RunLog
+from gputui.tui.pages.run.sections import Sections, section_lines, side_heights
+from gputui.tui.widgets.line_edit import LineEdit
+from gputui.tui.widgets.page import ActionScreen, Choice, Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
+
+WIDE = 120
+"""From this width on all sections stand side by side."""
+
+Section = Literal["charts", "ranks", "log", "story", "params"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 
 _NAMES: dict[Section, str] = {
     "charts": "charts",
@@ -28,16 +45,36 @@ _NAMES: dict[Section, str] = {
 }
 
 
-class RunScreen(RunKeys):
+class RunScreen(ActionScreen):
     """The page of one run. Narrow screens show one section at a time, wide ones all."""
 
+    SCOPE: ClassVar[Scope] = "run"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("run")
+
     def __init__(self, run_id: str, memory: ChartMemory) -> None:
-        super().__init__(run_id, memory)
+        super().__init__()
+        self.run_id = run_id
+        self.section: Section = "charts"
+        self.charts = RunCharts(memory.of(run_id), self._keep_charts)
+        self.log_part = RunLog(lambda text: self.shell.say(text, "warning"))
+        self.parts = (self.charts, self.log_part)
         self.head = Pane(id="head")
         self.tabs = Pane(id="tabs")
+        self.ranks = Pane(id="ranks")
+        self.story = Pane(id="story")
+        self.params = Pane(id="params")
         self.side = Vertical(self.params, self.ranks, self.story, id="side")
         self.middle = Horizontal(self.charts.pane, self.side, id="middle")
+        self.is_maximised = False
+        self.checkpoint_to_check: str | None = None
+        self._memory = memory
         self._was_read = False
+        self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
+        self._rooms: dict[Section, int] = {}
+
+    def _keep_charts(self, settings: ChartSettings) -> None:
+        self.section = "charts"
+        self._memory.keep(self.run_id, settings)
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -70,6 +107,22 @@ class RunScreen(RunKeys):
         known = self.page.intake if self.page is not None else None
         text = intake_words(known) if known is not None and not known.taken else None
         return [] if text is None else [text]
+
+    def context(self) -> Context:
+        return replace(super().context(), section=self.section)
+
+    @property
+    def page(self) -> RunPage | None:
+        """What is known of the run; None until it was read, or when it is gone."""
+        page = self.snapshot.page
+        return page if page is not None and page.run.run_id == self.run_id else None
+
+    @property
+    def run_in_question(self) -> Run | None:
+        return self.page.run if self.page else None
+
+    def _sections(self, page: RunPage) -> Sections:
+        return Sections(page, self.snapshot.gpus, self.snapshot.at, self.section, dict(self._scrolled))
 
     # --- drawing
 
@@ -153,6 +206,218 @@ class RunScreen(RunKeys):
             spans.append((f"{number} {_NAMES[section]}", "tab" if current else "dim"))
             spans.append(("   ", "text"))
         return fit_line(spans, width)
+
+    # --- typing
+
+    @property
+    def line(self) -> LineEdit | None:
+        """A filter of the charts or a search in the log."""
+        return self.charts.edit or self.log_part.edit
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        if self.charts.edit is not None:
+            self.charts.filter_to(line, text)
+        else:
+            self.log_part.search(line, text)
+
+    # --- the mouse
+
+    def _section_of(self, pane: Widget | None) -> Section | None:
+        panes: dict[Widget | None, Section] = {
+            self.charts.pane: "charts", self.log_part.pane: "log", self.ranks: "ranks", self.story: "story",
+            self.params: "params",
+        }  # fmt: skip
+        return panes.get(pane)
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """The section under the pointer scrolls, whichever is in focus; the charts zoom."""
+        section = self._section_of(pane)
+        if section == "charts":
+            self.charts.zoom(-by)
+        elif section is not None:
+            self._scroll(by, section)
+        self.changed()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses the section, in the charts the chart and the moment."""
+        section = self._section_of(event.widget)
+        if section is not None:
+            self.section = section
+            if section == "charts":
+                self.charts.click(event.x, event.y)
+            self.changed()
+
+    def copyable(self) -> Sequence[Copyable]:
+        own: list[Copyable] = []
+        if self.section == "log" and self.log_part.text:
+            own.append(Copyable("the log", self.log_part.text))
+        elif self.section == "charts" and self.charts.cursor is not None:
+            own.append(Copyable("what is at the crosshair", self.charts.head_text))
+        return [*own, *super().copyable()]
+
+    def choices(self) -> Sequence[Choice]:
+        page = self.page
+        if page is None:
+            return []
+        charts = [Choice(f"Chart {name}", "metric", partial(self._show_metric, name)) for name in page.metric_names]
+        return [*charts, *(Choice(f"Log {name}", "log", partial(self._show_log, name)) for name in page.log.labels)]
+
+    def _show_log(self, label: str) -> None:
+        self.section = "log"
+        self.log_part.show(label)
+        self.changed()
+
+    def _show_metric(self, name: str) -> None:
+        self.section = "charts"
+        self.charts.filter_to(None, name)
+        self.changed()
+
+    # --- actions: the page
+
+    def do_back(self) -> None:
+        """What was opened last goes first: the whole-page view, the crosshair, a search, a filter; then the page."""
+        if self.is_maximised:
+            self.is_maximised = False
+        elif self.section == "charts" and self.charts.cursor is not None:
+            self.charts.cursor = None
+        elif self.section == "log" and self.log_part.view.search.text:
+            self.log_part.search(None, "")
+        elif self.section == "charts" and self.charts.settings.filter_text:
+            self.charts.filter_to(None, "")
+        else:
+            self.app.pop_screen()
+
+    def do_section_next(self) -> None:
+        self.section = SECTIONS[(SECTIONS.index(self.section) + 1) % len(SECTIONS)]
+
+    def do_section_previous(self) -> None:
+        self.section = SECTIONS[(SECTIONS.index(self.section) - 1) % len(SECTIONS)]
+
+    def do_section_charts(self) -> None:
+        self.section = "charts"
+
+    def do_section_ranks(self) -> None:
+        self.section = "ranks"
+
+    def do_section_log(self) -> None:
+        self.section = "log"
+
+    def do_section_story(self) -> None:
+        self.section = "story"
+
+    def do_section_params(self) -> None:
+        self.section = "params"
+
+    def do_maximise(self) -> None:
+        self.is_maximised = not self.is_maximised
+
+    def do_find(self) -> None:
+        if self.section == "log":
+            self.log_part.edit = LineEdit.at_end(self.log_part.view.search.text)
+        else:
+            self.section = "charts"
+            self.charts.edit = LineEdit.at_end(self.charts.settings.filter_text)
+
+    def do_up(self) -> None:
+        self._scroll(-1)
+
+    def do_down(self) -> None:
+        self._scroll(1)
+
+    def do_page_up(self) -> None:
+        self._scroll_page(-1)
+
+    def do_page_down(self) -> None:
+        self._scroll_page(1)
+
+    def _scroll(self, by: int, section: Section | None = None) -> None:
+        """The section in focus, or another, by so many lines."""
+        section = section or self.section
+        if section == "charts":
+            self.charts.move_focus(by)
+        elif section == "log":
+            self.log_part.scroll(by)
+        elif self.page is not None:
+            most = self._sections(self.page).most_offset(section, self._inner_width, self._rooms.get(section, 1))
+            # The timeline is read from its end.
+            moved = self._scrolled[section] + (-by if section == "story" else by)
+            self._scrolled[section] = min(max(0, moved), most)
+
+    @property
+    def _inner_width(self) -> int:
+        width = self.app.size.width
+        return width - charts_width(width) - 3 if width >= WIDE and not self.is_maximised else width
+
+    def _scroll_page(self, by: int) -> None:
+        if self.section == "charts":
+            self.charts.turn_page(by)
+        elif self.section == "log":
+            self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
+        else:
+            self._scroll(by * max(1, self._rooms.get(self.section, 1) - 2))
+
+    def do_beginning(self) -> None:
+        if self.section == "charts":
+            self.charts.move_to_end(of_data=False)
+        elif self.section == "log":
+            self.log_part.to_top()
+        else:
+            self._scroll(-(1 << 20))
+
+    def do_follow(self) -> None:
+        if self.section == "charts":
+            self.charts.move_to_end(of_data=True)
+        elif self.section == "log":
+            self.log_part.view.follow()
+        else:
+            self._scroll(1 << 20)
+
+    # --- actions: charts, the log and the checkpoints
+
+    def do_cursor_left(self) -> None:
+        if self.section == "log":
+            self.log_part.sideways(-1)
+        else:
+            self.charts.do_cursor_left()
+
+    def do_cursor_right(self) -> None:
+        if self.section == "log":
+            self.log_part.sideways(1)
+        else:
+            self.charts.do_cursor_right()
+
+    def do_by_rank(self) -> None:
+        why_not = self.charts.why_not_by_rank(len(self.page.progress.ranks) if self.page else 0)
+        if why_not is not None:
+            self.shell.say(why_not)
+        elif (focus := self.charts.focus) is not None:
+            self.charts.change(self.charts.settings.with_ranks(focus.key))
+
+    def do_time_type(self) -> None:
+        """With the crosshair on, its moment is the one that is meant."""
+        at = self.charts.cursor_at
+        if at is None:
+            self.shell.type_moment()
+        else:
+            self.shell.look_back(Moment(at))
+
+    def do_export(self) -> None:
+        file = self.charts.file(self.shell.workspace.run_dir(self.run_id), self.run_id)
+        if file is None:
+            self.shell.say("There is no chart to write yet.", "warning")
+        else:
+            self.shell.work(partial(chart_files.write, file), "The chart cannot be written")
+
+    def do_check(self) -> None:
+        page = self.page
+        if page is not None and page.checkpoints is not None and page.checkpoints.newest:
+            self.checkpoint_to_check = page.checkpoints.newest[0].name
+            self.section = "params"
+
+
+def charts_width(width: int) -> int:
+    """Cells of the charts in a screen of this width; beside them one stays free."""
+    return width if width < WIDE else width - min(96, width * 2 // 5) - 1
 
 
 def _beside(lines: list[Line], height: int) -> list[Line]:

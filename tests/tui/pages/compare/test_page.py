@@ -64,9 +64,9 @@ async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: Gput
 
 async def test_marked_runs_only(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
-        overview(app).point_at("sweep-1")
+        overview(app).select_run("sweep-1")
         await pilot.press("space")
-        overview(app).point_at("sweep-3")
+        overview(app).select_run("sweep-3")
         await pilot.press("space")
         page = await opened(app, pilot)
         assert set(page.comparison.run_ids) == {"sweep-1", "sweep-3"}
@@ -125,14 +125,14 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.press("enter")
         assert page.comparison.metric == "val/accuracy"
         await pilot.press("left")
-        assert page.cursor is not None and " at step " in text(app, "charts").splitlines()[0]
-        before = page.cursor
+        assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[0]
+        before = page.charts.cursor
         await pilot.press("left")
-        assert page.cursor < before
+        assert page.charts.cursor < before
         await pilot.press("plus")
-        assert page.viewport.span is not None
+        assert page.charts.viewport.span is not None
         await pilot.press("shift+left", "shift+right", "minus", "0", "escape")
-        assert page.cursor is None and page.viewport.span is None
+        assert page.charts.cursor is None and page.charts.viewport.span is None
         await pilot.press("x")
         await pilot.pause()
         assert "by time" in text(app, "head")
@@ -224,7 +224,11 @@ async def test_the_x_axis_is_logarithmic_for_all_runs(app: GputuiApp) -> None:
         assert app.feed.interest.charts is not None and app.feed.interest.charts.is_log
         page = compared(app)
         await pilot.press("right", "plus")
-        assert page.cursor == 1.0 and page.extent is not None and page.viewport.window(page.extent)[0] == 1.0
+        assert (
+            page.charts.cursor == 1.0
+            and page.charts.extent is not None
+            and page.charts.viewport.window(page.charts.extent)[0] == 1.0
+        )
 
 
 async def test_what_the_runs_differ_in_is_a_key_away_on_a_narrow_screen(app: GputuiApp) -> None:

@@ -63,7 +63,7 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, prof
 
 async def test_a_run_like_an_earlier_one(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
     async with app.run_test(size=(120, 36)) as pilot:
-        overview(app).point_at("tiny-1")
+        overview(app).select_run("tiny-1")
         await pilot.press("N")
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.text("steps") == "42"
