@@ -223,7 +223,7 @@ async def test_in_the_comparison_a_click_chooses_and_a_second_one_opens(app: Gpu
         assert page.charts.viewport.span is not None
         await pilot.click("#charts", offset=(60, 4))
         await pilot.pause()
-        assert page.cursor is not None
+        assert page.charts.cursor is not None
         await pilot.click("#runs", offset=(6, 3), times=2)
         await pilot.pause()
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == chosen.run_id
