@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -11,9 +12,10 @@ from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import load_data
 from trainer.data.feed import Feed, HeldOut
-from trainer.models import build
+from trainer.models import Built, build
+from trainer.models.deferred import DeferredInit, Initial
 from trainer.optim import Ema, WarmupSchedule
-from trainer.parallel.build import build_strategy
+from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_objective
 from trainer.tasks import build_objective
 from trainer.world import World
@@ -43,15 +45,20 @@ class Session:
         self.precision = Precision(settings, world.device)
         self.data = load_data(settings)
         seed_everything(settings.seed)  # the same initial weights on every rank
-        self.built = build(settings, self.data)
+        self.built, initial = self._build()
         objective = build_objective(settings, self.data, self.built.model, world)
-        self.precision.place(objective)
+        if shards_weights(settings, world):
+            # The model goes there shard by shard.
+            for own in (child for child in objective.children() if child is not objective.model):
+                self.precision.place(own)
+        else:
+            self.precision.place(objective)
         self.objective = objective
         self.parameters = sum(parameter.numel() for parameter in objective.parameters())
         # Asked on the GPU only, where it can be compared with a known peak; counting takes up to a second.
         self.flops_per_sample = objective.flops_per_sample() if world.device.type == "cuda" else None
         compile_objective(objective, settings)
-        self.strategy = build_strategy(settings, objective, world)
+        self.strategy = build_strategy(settings, objective, world, initial)
         self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
         self.ema = Ema(self.strategy.own_parameters(), settings.ema) if settings.ema else None
         place = {"rank": self.strategy.data_rank, "ranks": self.strategy.data_ranks}
@@ -63,6 +70,18 @@ class Session:
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
         seed_everything(self._rank_seed())
+
+    def _build(self) -> tuple[Built, Initial | None]:
+        """The model, the same on every rank; where its weights are sharded without any, if that can be."""
+        settings = self.settings
+        if shards_weights(settings, self.world) and settings.tensor_parallel == 1 and settings.weights is None:
+            deferred = DeferredInit()
+            with contextlib.suppress(Exception), deferred:
+                # Whatever cannot be deferred, such as a person's own initialisation, is made whole in host memory.
+                built = build(settings, self.data)
+                return built, deferred.initial(built.model)
+            seed_everything(settings.seed)
+        return build(settings, self.data), None
 
     def __enter__(self) -> Session:
         return self

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
+from trainer.models.deferred import Initial
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
 
-def build_strategy(settings: Settings, objective: Objective, world: World) -> Strategy:
+def build_strategy(settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> Strategy:
     """The strategy around an objective that lies on the world's device (collective).
 
-    The objective belongs to it from then on: for another strategy build another one. Raises SettingsError for
+    Where `shards_weights`, its model may be on the CPU, or on the meta device with `initial` values. The objective
+    belongs to it from then on: for another strategy build another one. Raises SettingsError for
     combinations that do not work.
     """
     # What settings forbid each other whatever the ranks, they have already checked themselves.
@@ -33,7 +35,7 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
 
         if not all(weight.is_contiguous() for weight in objective.parameters()):
             raise SettingsError("--channels-last needs --parallel ddp or zero1: FSDP2 takes no weights in that order")
-        return Fsdp(settings, objective, world)
+        return Fsdp(settings, objective, world, initial)
     if world.size == 1:
         from trainer.parallel.plain import Plain
 
@@ -49,6 +51,11 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     from trainer.parallel.ddp import Ddp
 
     return Ddp(settings, objective, world)
+
+
+def shards_weights(settings: Settings, world: World) -> bool:
+    """Whether no rank needs all weights on its device."""
+    return settings.parallel == "fsdp" and bool(world.backend)
 
 
 def check(settings: Settings, world: World) -> None:

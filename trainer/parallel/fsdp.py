@@ -19,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.models.blocks import transformer_blocks
+from trainer.models.deferred import Initial
 from trainer.optim import build_optimizer
 from trainer.parallel import collectives
 from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
@@ -30,14 +31,22 @@ from trainer.world import World
 class Fsdp(Strategy):
     """Whole state lies on the CPU of rank 0 and is empty elsewhere; it is put together one tensor at a time."""
 
-    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+    def __init__(self, settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> None:
+        """With `initial` the model's parameters are on the meta device, and each rank makes its shards of them.
+
+        Otherwise the model is on the CPU or the world's device, and rank 0's weights count.
+        """
         self.objective = objective
         self.world = world
         self.data_rank, self.data_ranks = world.rank, world.size
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
-        collectives.take_from_main(objective.model.state_dict().values(), world)
+        if initial is None:
+            collectives.take_from_main(objective.model.state_dict().values(), world)
+        # Each block goes to the device when it is sharded, and only its shard stays there.
         self._spread(settings)
+        if initial is not None:
+            self._initialise(initial, "cpu" if settings.cpu_offload else world.device)
         # FSDP swaps a module's parameters while it is gathered: these are the ones that stay.
         self._names = names_by_parameter(objective.model)
         self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
@@ -46,6 +55,17 @@ class Fsdp(Strategy):
         group = self.world.group or dist.group.WORLD
         assert group is not None
         shard(self.objective.model, DeviceMesh.from_group(group, self.world.device.type), settings)
+
+    @torch.no_grad()
+    def _initialise(self, initial: Initial, device: torch.device | str) -> None:
+        """Gives parameters on the meta device memory for their shards, and one after the other its values."""
+        model = self.objective.model
+        buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+        model.to_empty(device=device)
+        for module, name, buffer in buffers:
+            module._buffers[name] = None if buffer is None else buffer.to(self.world.device)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(collectives.part(initial[name](), parameter))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
