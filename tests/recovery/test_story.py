@@ -44,6 +44,15 @@ def run(state: str, **values: Any) -> Run:
     return Run(**fields | values)
 
 
+@pytest.mark.parametrize(("line", "is_quoted"), [("kernel: x", True), ("torchrun: x", True), ("the launcher: x", True),
+                                                 ("exit: x", False), ("rank 0 stderr: kernel: x", False)])  # fmt: skip
+def test_what_kernel_and_launcher_saw_is_quoted(line: str, is_quoted: bool) -> None:
+    told = tell(
+        run("failed"), [attempt(1, at=2.0)], [incident(1, 1, "cuda_oom", evidence=(line,))], [], [], now=NOW
+    )  # fmt: skip
+    assert any(f"Evidence: {line}." in paragraph for paragraph in told) is is_quoted
+
+
 def test_a_script_that_did_not_resume_is_not_said_to_have() -> None:
     told = tell(
         run("running", attempt=2),

@@ -42,6 +42,10 @@ SURVIVED_SECONDS = 120.0
 _NO_TRACEBACK = re.compile(r"^(?:Signal \d+ \(\S+\) received by PID \d+|To enable traceback see: \S+|<N/A>)$")
 
 
+REPORTERS = ("torchrun", "the launcher")
+"""Whose report it is: torchrun's, or that of another that starts ranks and names itself nowhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """One rank's entry. ``exit_code`` is negative for a signal; ``time`` is local and in whole seconds: that of the
@@ -83,7 +87,7 @@ class LauncherReport:
     forced: frozenset[int] = frozenset()
     got_signal: int | None = None
     rest: str = ""
-    launcher: str = "torchrun"
+    launcher: str = REPORTERS[0]
     ended_itself: bool = False
 
     @property
@@ -155,7 +159,7 @@ def _of_other_launcher(lines: list[str]) -> LauncherReport:
                 rank, code = int(named["rank"]), named.get("code")
                 number = int(code) if code else -_signal_number(named.get("signal"))
                 root = RankFailure(rank, rank, number or 1, int(named.get("pid") or 0), "", None, None)
-                return replace(report, root=root, launcher="the launcher", ended_itself=pattern is _LIGHTNING)
+                return replace(report, root=root, launcher=REPORTERS[1], ended_itself=pattern is _LIGHTNING)
     return report
 
 
