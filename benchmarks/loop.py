@@ -31,8 +31,7 @@ from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, database, queue
-from gputui.store.database import open_commander, open_reader, open_writer
-from gputui.store.room import room
+from gputui.store.database import open_commander, open_reader, open_writer, room
 
 AIM_TURN_SECONDS = 0.05
 AIM_HEARTBEAT_SECONDS = 1.5

@@ -13,8 +13,7 @@ from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 from gputui.store import json_shapes, metric_queries
 from gputui.store.agent import read_agent
-from gputui.store.hardware import GpuView, read_gpus, xid_counts
-from gputui.store.quarantine import Quarantined, quarantined
+from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.runs import find_run
 
 FIRST_SAMPLE_SECONDS = 10.0

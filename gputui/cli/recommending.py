@@ -16,8 +16,7 @@ from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import situation_of
 from gputui.profiles.sizes import parse_size
 from gputui.store.agent import read_agent
-from gputui.store.hardware import GpuView
-from gputui.store.quarantine import quarantined
+from gputui.store.hardware import GpuView, quarantined
 
 TOPOLOGY_SECONDS = 5.0
 

@@ -13,7 +13,7 @@ from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
 from gputui.runs.command import sinks_of
 from gputui.store import checkpoints, json_shapes, metric_intake
-from gputui.store.run_costs import RunCost, run_cost
+from gputui.store.costs import RunCost, run_cost
 from gputui.store.runs import read_attempts, read_decisions, read_incidents
 from gputui.store.step_times import StepTimes
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
 from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
-from gputui.store import hardware_spans
-from gputui.store.hardware_spans import Span
+from gputui.store.rollups import Span, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 from gputui.store.runs import Attempt
 
 SAMPLES_AT_ONCE = 200_000
@@ -120,10 +119,7 @@ class HardwareCurves:
                 begins.append(max(stay.begin, reach[0]))
                 ends.append(min(stay.end, reach[1]))
         sampled = [
-            hardware_spans.newest_host_sample(connection)
-            if uuid is None
-            else hardware_spans.newest_gpu_sample(connection, uuid)
-            for uuid in uuids
+            newest_host_sample(connection) if uuid is None else newest_gpu_sample(connection, uuid) for uuid in uuids
         ]
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
@@ -158,9 +154,9 @@ class HardwareCurves:
         last = math.floor(moments[1] / self._seconds)
         grid = (self._seconds, first, last, self._looked_at)
         if uuid is None:
-            found = hardware_spans.host_spans(connection, [_HOST[name] for name in fields], *grid)
+            found = host_spans(connection, [_HOST[name] for name in fields], *grid)
         else:
-            found = hardware_spans.gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)
+            found = gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)
         for span in found:
             device.spans[span.number] = span
 

@@ -17,8 +17,7 @@ from gputui.host.child import ChildError, run_child
 from gputui.runs.agent_process import read_identity
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
-from gputui.store.hardware import read_gpus
-from gputui.store.quarantine import quarantined
+from gputui.store.hardware import quarantined, read_gpus
 
 WRITE_BYTES = 64 * 2**20
 WRITE_DEADLINE_SECONDS = 10.0

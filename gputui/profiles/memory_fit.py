@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
-from gputui.store.past_peaks import PastPeak
+from gputui.store.costs import PastPeak
 
 MARGIN = 0.95
 """Of a GPU's memory more than this is not counted on: the CUDA context and fragmentation take their part."""

@@ -24,7 +24,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
-from gputui.store.past_peaks import PastPeak
+from gputui.store.costs import PastPeak
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"

@@ -10,8 +10,7 @@ from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.store.agent import AgentView
-from gputui.store.hardware import GpuView
-from gputui.store.quarantine import Quarantined
+from gputui.store.hardware import GpuView, Quarantined
 
 
 def situation_of(

@@ -1,6 +1,6 @@
-"""The store: one SQLite file that the agent writes and everybody reads.
+"""The one SQLite file between the agent, which alone writes history, and the views, which read it and insert commands.
 
-In: rows from the agent, questions from views. Out: frozen records; every reader answers for now or for a past moment.
-`database` opens and migrates, `migrations` define the tables (docs/schema.md); a module per kind of thing has
-its records and the questions about it. Read `runs` first.
+In: rows by the recorder, the supervisor and the metrics readers. Out: frozen values; readers of what has a past take
+``at``. Read first: `database` (opening, schema, migrations), then `runs` and `hardware`; `series` declares every value
+of GPUs and the host, `samples` and `rollups` read them over time.
 """

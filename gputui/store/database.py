@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -274,3 +275,36 @@ def _explain(error: sqlite3.Error, path: Path) -> StoreError:
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return StoreError(f"cannot write {path}: {error}; free some disk space")
     return StoreError(f"cannot open {path}: {error}; check permissions and free space")
+
+
+@contextmanager
+def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is read inside is from one moment: that of the transaction which the connection is in, or of one of its own.
+    Inside a new one nothing is to be written: it is rolled back. Raises sqlite3.Error."""
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a database takes: bytes of its file, and those of them in use."""
+
+    file_bytes: int
+    used_bytes: int
+
+
+def room(connection: sqlite3.Connection) -> Room:
+    """The room that the database takes. Raises sqlite3.Error."""
+    size, pages, free = (pragma(connection, name) for name in ("page_size", "page_count", "freelist_count"))
+    return Room(size * pages, size * (pages - free))
+
+
+def pragma(connection: sqlite3.Connection, name: str) -> int:
+    """A pragma that is one number."""
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import orjson
 
+from gputui.store.database import one_moment
 from gputui.store.metric_queries import StoredLine
-from gputui.store.moment import one_moment
 
 Place = tuple[int, int]
 """Generation and byte offset in a metrics file."""

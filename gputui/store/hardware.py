@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from gputui.store import json_columns, rollups, sample_means, samples, series
+from gputui.store import json_columns, rollups, samples, series
 from gputui.store.rollups import Bounds, GpuHistory, HostHistory
+from gputui.store.samples import sample_means
 
 Json = Any
 
@@ -377,7 +378,7 @@ def gpu_history(
     found: dict[str, GpuHistory] = {}
     # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
     for gpu_id, name in known:
-        table = sample_means.means(connection, series.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
+        table = sample_means(connection, series.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
         table = rollups.completed(connection, table, rollups.GPU_MEANS, since, until, gpu_id)
         if any(value is not None for series in table for value in series):
             found[name] = GpuHistory(*(tuple(series) for series in table))
@@ -392,7 +393,7 @@ def memory_temperature_history(
     if row is None:
         return (None,) * buckets
     columns = ("memory_temperature_celsius",)
-    table = sample_means.means(connection, series.SLOW, row[0], columns, since, until, buckets)
+    table = sample_means(connection, series.SLOW, row[0], columns, since, until, buckets)
     return tuple(rollups.completed(connection, table, columns, since, until, row[0])[0])
 
 
@@ -414,7 +415,7 @@ def host_history(connection: sqlite3.Connection, since: float, until: float, buc
         "cpu_percent", "memory_used_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second",
         "network_received_bytes_per_second", "network_sent_bytes_per_second",
     )  # fmt: skip
-    table = sample_means.means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets)
+    table = sample_means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets)
     table = rollups.completed(connection, table, columns, since, until)
     return HostHistory(*(tuple(series) for series in table))
 
@@ -432,3 +433,35 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
         for entry in json_columns.items(text)
         if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One such GPU. ``since`` is UTC unix seconds; ``run_id`` and ``attempt`` are those it failed under."""
+
+    uuid: str
+    since: float
+    run_id: str | None
+    attempt: int | None
+    reason: str
+
+
+def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
+    """All of them by UUID."""
+    rows = connection.execute("SELECT gpu_uuid, since, run_id, attempt, reason FROM gpu_quarantine").fetchall()
+    return {row[0]: Quarantined(*row) for row in rows}
+
+
+def quarantine(
+    connection: sqlite3.Connection, uuids: Sequence[str], *, run_id: str, attempt: int, reason: str, now: float
+) -> None:
+    """Add GPUs; one that is there already keeps its reason. Works inside the caller's transaction."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO gpu_quarantine (gpu_uuid, since, run_id, attempt, reason) VALUES (?, ?, ?, ?, ?)",
+        [(uuid, now, run_id, attempt, reason) for uuid in uuids],
+    )
+
+
+def clear(connection: sqlite3.Connection, uuid: str) -> bool:
+    """Let runs have a GPU again; False where it was not in quarantine."""
+    return connection.execute("DELETE FROM gpu_quarantine WHERE gpu_uuid = ?", (uuid,)).rowcount > 0

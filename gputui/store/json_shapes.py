@@ -8,9 +8,8 @@ from typing import Any
 
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
-from gputui.store.hardware import GpuView
-from gputui.store.quarantine import Quarantined
-from gputui.store.run_costs import AttemptCost, RunCost
+from gputui.store.costs import AttemptCost, RunCost
+from gputui.store.hardware import GpuView, Quarantined
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
 from gputui.store.series import SLOW
 

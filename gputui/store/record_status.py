@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gputui.store.database import room
 from gputui.store.json_shapes import iso
 from gputui.store.retention import Retention, age_words
 from gputui.store.rollups import bounds, first_sample
-from gputui.store.room import room
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,20 @@
-"""What is left of samples that were deleted: minutes, after those hours, and days. Times are UTC unix seconds."""
+"""Samples rolled up: minutes, hours and days, what is kept of a span, and what charts and reports read of them.
+
+Times are UTC unix seconds.
+"""
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gputui.store import samples
-from gputui.store.series import HOST, HOST_ID
-from gputui.store.summaries import DAY, HOUR, MINUTE
+from gputui.store.database import one_moment
+from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
 """The columns of `GpuHistory`, in its order."""
@@ -189,3 +194,295 @@ def _after(connection: sqlite3.Connection, limits: Bounds, at: float, sampled: f
 def first_sample(connection: sqlite3.Connection) -> float | None:
     """When the host was sampled first, as far as that is still known."""
     return sampled_around(connection, float("-inf"))[1]
+
+
+MINUTE = 60
+HOUR = 3600
+DAY = 86_400
+
+
+class Kept(NamedTuple):
+    """A column of samples, and what is kept of it. ``digits`` is to how many decimals a mean is rounded."""
+
+    column: str
+    parts: tuple[str, ...]
+    digits: int
+
+
+_ALL = ("mean", "min", "max", "p95")
+_NO_PERCENTILE = ("mean", "min", "max")
+
+GPU_KEPT = (
+    Kept("utilization_percent", _ALL, 2),
+    Kept("memory_used_bytes", _NO_PERCENTILE, 0),
+    Kept("temperature_celsius", _ALL, 2),
+    Kept("power_watts", _ALL, 2),
+    Kept("sm_clock_mhz", _NO_PERCENTILE, 1),
+)
+MEMORY_TEMPERATURE = Kept("memory_temperature_celsius", _NO_PERCENTILE, 2)
+"""Of a GPU too, but among its slow samples."""
+
+HOST_KEPT = (
+    Kept("cpu_percent", _ALL, 2),
+    Kept("memory_used_bytes", _NO_PERCENTILE, 0),
+    Kept("disk_used_bytes", ("mean",), 0),
+    Kept("disk_read_bytes_per_second", ("mean",), 0),
+    Kept("disk_write_bytes_per_second", ("mean",), 0),
+    Kept("network_received_bytes_per_second", ("mean",), 0),
+    Kept("network_sent_bytes_per_second", ("mean",), 0),
+)
+
+
+def names(kept: Sequence[Kept]) -> list[str]:
+    """The columns of a summary, in the order of `Gathered.summary`."""
+    return [f"{one.column}_{part}" for one in kept for part in one.parts]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The samples of one span, added some at a time: ``samples`` of them, ``answered`` those in which a GPU did."""
+
+    kept: Sequence[Kept]
+    samples: int = 0
+    answered: int = 0
+    _columns: list[list[float]] = field(default_factory=list)
+    _told: int = 0
+    _throttled: int = 0
+
+    def add(
+        self,
+        columns: Sequence[Sequence[float | None]],
+        states: Sequence[str] = (),
+        reasons: Sequence[str | None] = (),
+    ) -> None:
+        """One sequence for each column kept; ``reasons`` are throttle reasons as JSON lists."""
+        if not self._columns:
+            self._columns = [[] for _ in self.kept]
+        self.samples += len(columns[0])
+        self.answered += states.count("ok")
+        told = [given for given in reasons if given is not None]
+        self._told += len(told)
+        self._throttled += len(told) - told.count("[]")
+        for own, column in zip(self._columns, columns, strict=True):
+            # Sorted runs are sorted together in a fraction of the time.
+            own += sorted(value for value in column if value is not None)
+
+    def summary(self) -> list[float | int | None]:
+        """The values under `names`; None where no sample knew it."""
+        found: list[float | int | None] = []
+        for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
+            values.sort()
+            parts = _parts(values, one.digits) if values else {}
+            found += [parts.get(part) for part in one.parts]
+        return found
+
+    @property
+    def throttled_fraction(self) -> float | None:
+        """The share of samples that name a reason for lower clocks; None where none was told."""
+        return None if not self._told else round(self._throttled / self._told, 4)
+
+
+def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
+    mean = math.fsum(values) / len(values)
+    return {
+        "mean": round(mean, digits) if digits else round(mean),
+        "min": values[0],
+        "max": values[-1],
+        "p95": values[math.ceil(0.95 * len(values)) - 1],
+    }
+
+
+Values = tuple[int, float | None, float | None, float | None]
+
+
+class Span(NamedTuple):
+    """What samples said in one span. ``number`` counts spans; times are UTC unix seconds. ``count``, ``low``, ``high``
+    and ``mean`` have a value for each column asked for: how many samples knew it, its extremes and its mean."""
+
+    number: int
+    first_at: float
+    last_at: float
+    samples: int
+    values: Sequence[Values]
+
+
+GPU_COLUMNS = frozenset(
+    {"utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius", "sm_clock_mhz"}
+)
+HOST_COLUMNS = frozenset({"cpu_percent", "memory_used_bytes"})
+
+
+def gpu_spans(
+    connection: sqlite3.Connection,
+    uuid: str,
+    columns: Sequence[str],
+    seconds: float,
+    first: int,
+    last: int,
+    looked_at: float,
+) -> Iterator[Span]:
+    """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins ``n · seconds`` after 1970.
+
+    Of each span the first ``looked_at`` seconds are read: with less than all of it, what lies between is not known.
+    Columns are of GPU_COLUMNS. Spans without a sample are left out. Raises sqlite3.Error.
+    """
+    assert GPU_COLUMNS.issuperset(columns)
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    if row is None:
+        return iter(())
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)))
+
+
+def host_spans(
+    connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
+) -> Iterator[Span]:
+    """The same of the host; columns are of HOST_COLUMNS."""
+    assert HOST_COLUMNS.issuperset(columns)
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
+
+
+def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
+    """When a GPU was sampled last, in UTC unix seconds."""
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    found = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
+    return None if found is None else float(found[0])
+
+
+def newest_host_sample(connection: sqlite3.Connection) -> float | None:
+    """When the host was sampled last."""
+    found = samples.newest(connection, HOST, HOST_ID, (), math.inf)
+    return None if found is None else float(found[0])
+
+
+def _all_spans(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    seconds: float,
+    first: int,
+    last: int,
+    looked_at: float,
+) -> Iterator[Span]:
+    """From hours, minutes and samples, each where the finer ones are gone."""
+    limits = bounds(connection)
+    kind = "host" if series is HOST else "gpu"
+    for table, since, until in (
+        ("hours", float("-inf"), limits.minutes_since),
+        ("minutes", limits.minutes_since, limits.raw_since),
+        ("samples", limits.raw_since, float("inf")),
+    ):
+        begin = first if since == float("-inf") else max(first, math.ceil(since / seconds))
+        end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
+        if begin > end:
+            continue
+        # A span of minutes or hours has few rows; all of them are read.
+        read = looked_at if table == "samples" else seconds
+        values = _OF_SAMPLES if table == "samples" else _OF_ROLLUPS
+        named = {"first": begin, "last": end, "seconds": seconds, "looked_at": read, "gpu_id": gpu_id}
+        yield from _spans(connection, f"{kind}_{table}", values, columns, named)
+
+
+# How many samples there are, and then how often a column was known, its extremes and its sum.
+_OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
+_OF_ROLLUPS = (
+    "sum(sample_count)",
+    "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
+    "total({0}_mean * sample_count)",
+)
+_SPANS = "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last)"
+
+
+def _spans(
+    connection: sqlite3.Connection,
+    table: str,
+    values: tuple[str, str],
+    columns: Sequence[str],
+    named: Mapping[str, float],
+) -> Iterator[Span]:
+    asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
+    rows = connection.execute(
+        f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
+        f"ON {_of_source(table)} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
+        named,
+    )
+    for number, first_at, last_at, samples_there, *rest in rows:
+        found = []
+        for i in range(0, len(rest), 4):
+            count, low, high, total = rest[i : i + 4]
+            found.append((int(count), low, high, total / count if count else None))
+        yield Span(number, first_at, last_at, int(samples_there), found)
+
+
+def _of_source(table: str) -> str:
+    return "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A GPU that was held from ``begin`` to ``end``, UTC unix seconds."""
+
+    uuid: str
+    begin: float
+    end: float
+
+
+@dataclass(slots=True)
+class GpuCounts:
+    """How often each value was sampled, in whole percent and whole watts; of what was put together into minutes and
+    hours, their means count as often as they had samples. ``memory_used_bytes_most`` is the most that was in use."""
+
+    utilization_percent: Counter[float] = field(default_factory=Counter)
+    power_watts: Counter[float] = field(default_factory=Counter)
+    memory_used_bytes_most: int | None = None
+
+
+def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
+    """All stays together, each sample once. Raises sqlite3.Error."""
+    with one_moment(connection):
+        return _counts(connection, stays)
+
+
+def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
+    found = GpuCounts()
+    limits = bounds(connection)
+    for stay in stays:
+        row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
+        if row is None:
+            continue
+        begin = max(stay.begin, limits.raw_since)
+        _count(connection, found, "gpu_samples", ("", "1"), row[0], begin, stay.end)
+        means = ("_mean", "sample_count")
+        until = min(stay.end, limits.raw_since)
+        _count(connection, found, "gpu_minutes", means, row[0], max(stay.begin, limits.minutes_since), until)
+        _count(connection, found, "gpu_hours", means, row[0], stay.begin, min(stay.end, limits.minutes_since))
+    return found
+
+
+def _count(
+    connection: sqlite3.Connection,
+    found: GpuCounts,
+    table: str,
+    columns: tuple[str, str],
+    gpu_id: int,
+    begin: float,
+    end: float,
+) -> None:
+    if end <= begin:
+        return
+    suffix, weight = columns
+    where = f"FROM {table} WHERE gpu_id = ? AND at >= ? AND at < ?"
+    for name, counts in (("utilization_percent", found.utilization_percent), ("power_watts", found.power_watts)):
+        column = f"{name}{suffix}"
+        rows = connection.execute(
+            f"SELECT round({column}) AS value, sum({weight}) {where} AND {column} NOTNULL GROUP BY value",
+            (gpu_id, begin, end),
+        )
+        for value, number in rows:
+            counts[value] += number
+    most = "memory_used_bytes_max" if suffix else "memory_used_bytes"
+    (used,) = connection.execute(f"SELECT max({most}) {where}", (gpu_id, begin, end)).fetchone()
+    if used is not None:
+        found.memory_used_bytes_most = max(used, found.memory_used_bytes_most or 0)

@@ -1,11 +1,13 @@
-"""Samples as they were taken. Times are UTC unix seconds. Every function raises sqlite3.Error."""
+"""Samples as they were taken, and their means. Times are UTC unix seconds. Every function raises sqlite3.Error."""
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from gputui.store import series
 from gputui.store.series import Series
 
 Row = tuple[Any, ...]
@@ -68,3 +70,61 @@ def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at:
         (*key, at, limit),
     )
     return [row[0] for row in rows]
+
+
+def sample_means(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    since: float,
+    until: float,
+    buckets: int,
+) -> list[list[float | None]]:
+    """The mean of each column in each of ``buckets`` equal parts of [since, until), UTC unix seconds; None where no
+    sample knew it. Raises sqlite3.Error."""
+    where, key = series.key(gpu_id)
+    per_second = buckets / (until - since)
+    sums = ", ".join(f"total({column}), count({column})" for column in columns)
+    rows = connection.execute(
+        f"SELECT CAST((at - ?) * ? AS INTEGER) AS bucket, {sums} FROM {series.table} "  # noqa: S608
+        f"WHERE {where} AND at >= ? AND at < ? GROUP BY bucket",
+        (since, per_second, *key, since, until),
+    )
+    totals = [[0.0] * buckets for _ in columns]
+    counts = [[0] * buckets for _ in columns]
+    for bucket, *values in rows:
+        # Rounding can push a sample at the very end of the span one bucket too far.
+        place = min(bucket, buckets - 1)
+        for number in range(len(columns)):
+            totals[number][place] += values[2 * number]
+            counts[number][place] += values[2 * number + 1]
+    return [
+        [total / count if count else None for total, count in zip(*both, strict=True)]
+        for both in zip(totals, counts, strict=True)
+    ]
+
+
+WINDOW_COLUMNS = (
+    "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "throttle_reasons",
+)  # fmt: skip
+
+
+def samples_between(
+    connection: sqlite3.Connection, uuids: Sequence[str], since: float, until: float, limit: int
+) -> list[tuple[object, ...]]:
+    """Rows of WINDOW_COLUMNS from ``since`` to ``until`` (UTC unix seconds), oldest first; of more than ``limit`` the
+    newest.
+
+    ``gpu`` is the GPU's index. Raises sqlite3.Error.
+    """
+    found: list[tuple[object, ...]] = []
+    for uuid in uuids:
+        row = connection.execute("SELECT gpu_id, position FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+        if row is not None:
+            after = math.nextafter(until, math.inf)
+            for at, *values in between(connection, series.GPU, row[0], WINDOW_COLUMNS[3:], since, after):
+                found.append((at, row[1], uuid, *values))
+    found.sort(key=lambda one: one[:2])
+    return found[-limit:]

@@ -9,8 +9,7 @@ import pytest
 
 from gputui.cli.gpus import shapes
 from gputui.config import locate
-from gputui.store.hardware import read_gpus
-from gputui.store.quarantine import quarantined
+from gputui.store.hardware import quarantined, read_gpus
 from tests.tui.filling import NOW, Filler
 
 

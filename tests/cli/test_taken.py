@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputui.cli.show import taken_words
-from gputui.store.run_costs import RunCost
+from gputui.store.costs import RunCost
 
 
 @pytest.mark.parametrize(

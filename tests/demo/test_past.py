@@ -15,8 +15,7 @@ from gputui.demo.past import STORIES, DemoPast
 from gputui.gpu.simulated import SimulatedSource
 from gputui.store import checkpoints
 from gputui.store.database import open_reader
-from gputui.store.hardware import gpu_history
-from gputui.store.quarantine import quarantined
+from gputui.store.hardware import gpu_history, quarantined
 from gputui.store.runs import find_run, read_attempts, read_incidents, read_runs
 
 NOW = 1_795_230_764.0

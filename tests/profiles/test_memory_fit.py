@@ -9,7 +9,7 @@ import pytest
 
 from gputui.profiles.memory_fit import Expectation, check_memory, expect
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.store.past_peaks import PastPeak
+from gputui.store.costs import PastPeak
 
 GIB = 2**30
 SPEC = RunSpec(

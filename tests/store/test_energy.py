@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.store.energy import WRAP_JOULES, consumed_joules, energy_between
+from gputui.store.costs import WRAP_JOULES, consumed_joules, energy_between
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.config import Workspace
-from gputui.store.past_peaks import past_peaks
+from gputui.store.costs import past_peaks
 from tests.tui.filling import Filler
 
 

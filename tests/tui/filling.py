@@ -21,7 +21,8 @@ from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.storing import store_batch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
-from gputui.store import quarantine, queue
+from gputui.store import queue
+from gputui.store.hardware import quarantine
 from tests.stores import open_store
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
@@ -126,9 +127,7 @@ class Filler:
         )
 
     def quarantine(self, index: int, reason: str, *, run_id: str = "vit-b16-1", seconds_ago: float = 700.0) -> None:
-        quarantine.quarantine(
-            self.connection, [uuid(index)], run_id=run_id, attempt=2, reason=reason, now=self.now - seconds_ago
-        )
+        quarantine(self.connection, [uuid(index)], run_id=run_id, attempt=2, reason=reason, now=self.now - seconds_ago)
 
     def xid(self, index: int, code: int, text: str, *, seconds_ago: float = 100.0) -> None:
         self.connection.execute(

@@ -39,10 +39,11 @@ from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import alerts, commands, quarantine
+from gputui.store import alerts, commands
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
+from gputui.store.hardware import clear
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +312,7 @@ def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
     """Let runs have a GPU again that failed."""
     uuid = str(command.args.get("uuid") or "")
     with transaction(supervisor.context.connection) as connection:
-        if not quarantine.clear(connection, uuid):
+        if not clear(connection, uuid):
             raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
         now = supervisor.context.now()
         add_event(connection, "gpu_cleared", f"{uuid} was cleared by {command.actor}", now=now, key=uuid)

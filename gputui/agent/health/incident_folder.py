@@ -27,8 +27,8 @@ from gputui.recovery.evidence import Evidence, EvidenceLog
 from gputui.recovery.policy import RecoveryPlan
 from gputui.redaction import redact_params, redact_text
 from gputui.store.database import StoreError, open_reader
-from gputui.store.gpu_window import COLUMNS, samples_between
 from gputui.store.json_shapes import iso
+from gputui.store.samples import WINDOW_COLUMNS, samples_between
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def write_gpus(keepsake: Keepsake, folder: Path) -> None:
         rows = samples_between(connection, keepsake.gpus, since, until, GPU_ROWS)
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
+    table.writerow(WINDOW_COLUMNS)
     table.writerows(rows)
     write_text(folder / "gpus.csv", text.getvalue())
 

@@ -24,7 +24,7 @@ from gputui.runs.command import checkpoint_directory
 from gputui.runs.notices import Way
 from gputui.runs.repository import AttemptRecord, RunRecord
 from gputui.store.events import add_event
-from gputui.store.quarantine import quarantine
+from gputui.store.hardware import quarantine
 
 
 def seen_by_driver(

@@ -9,7 +9,7 @@ from gputui.agent.lifecycle.scheduler import FOREIGN_BUSY_BYTES, GpuStanding
 from gputui.agent.recording.recorder import Recorder
 from gputui.gpu.model import GpuProcess
 from gputui.runs import repository
-from gputui.store.quarantine import quarantined
+from gputui.store.hardware import quarantined
 
 
 def standings(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gputui.agent.slices import TURN_SECONDS, SliceSize
-from gputui.store.room import pragma
+from gputui.store.database import pragma
 
 # Free pages below this, or below a tenth of the file, are kept: an hour of eight GPUs at 10 Hz frees 6000 when it is
 # packed, and the next one takes them.

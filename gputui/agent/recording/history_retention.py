@@ -15,9 +15,9 @@ from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
 from gputui.charts.units import bytes_text
+from gputui.store.database import room
 from gputui.store.events import add_event
 from gputui.store.retention import Retention
-from gputui.store.room import room
 
 log = logging.getLogger(__name__)
 

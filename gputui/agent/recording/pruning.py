@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputui.runs.repository import transaction
+from gputui.store.database import room
 from gputui.store.retention import Retention
-from gputui.store.room import room
+from gputui.store.rollups import DAY, HOUR
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
-from gputui.store.summaries import DAY, HOUR
 
 # So many of one source make a slice, about 10 ms with eight GPUs.
 TICKS_AT_ONCE = 600

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gputui.runs.repository import transaction
 from gputui.store import samples
-from gputui.store.energy import consumed_joules
+from gputui.store.costs import consumed_joules
 from gputui.store.series import SLOW
 
 # Readings further apart do not tell how much of what lies between belongs to the attempt that began or ended there.

@@ -17,10 +17,10 @@ from gputui.agent.recording import day_rollups
 from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
 from gputui.store import samples
-from gputui.store.energy import energy_between
+from gputui.store.costs import energy_between
+from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
-from gputui.store.summaries import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
 
 # One such slice takes about 3 ms; a longer backlog waits for the next turn.
 ROWS_AT_ONCE = 1000

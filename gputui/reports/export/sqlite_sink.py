@@ -17,8 +17,8 @@ from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.parquet_file import whole
 from gputui.reports.export.sink import Begun, Position, cleaned
 from gputui.reports.export.subject import Subject
+from gputui.store.database import one_moment
 from gputui.store.export_queries import Item
-from gputui.store.moment import one_moment
 
 Row = Sequence[Any]
 

@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputui.store import alerts, metric_queries, quarantine
+from gputui.store import alerts, metric_queries
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.alerts import AlertView
-from gputui.store.hardware import GpuView, HostView, read_gpus, read_host
+from gputui.store.hardware import GpuView, HostView, quarantined, read_gpus, read_host
 from gputui.store.metric_queries import RankLine
 from gputui.store.runs import Run, read_runs
 
@@ -57,7 +57,7 @@ def read_moment(connection: sqlite3.Connection, now: float) -> ScrapeMoment:
             ranks={run.run_id: tuple(metric_queries.ranks(connection, run.run_id, run.attempt)) for run in runs},
             incidents={(run_id, kind): number for run_id, kind, number in incidents},
             xids={(uuid, code): number for uuid, code, number in xids},
-            quarantined=frozenset(quarantine.quarantined(connection)),
+            quarantined=frozenset(quarantined(connection)),
             alerts=tuple(alerts.lasting(connection)),
             run_counts=dict(connection.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall()),
         )

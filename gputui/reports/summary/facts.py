@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from gputui.charts.picture import Drawing
-from gputui.store.run_costs import RunCost
+from gputui.store.costs import RunCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, s
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import metric_queries
-from gputui.store.gpu_stays import Stay, gpu_counts
-from gputui.store.run_costs import run_cost
+from gputui.store.costs import run_cost
+from gputui.store.rollups import Stay, gpu_counts
 from gputui.store.runs import Attempt, Run, read_attempts, read_runs
 
 PICTURE_BINS = 600

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gputui.recovery.cost import Cost, costs, total
-from gputui.store import quarantine, queue
-from gputui.store.hardware import gpu_events, gpu_history, leased_since, memory_temperature_history, xid_counts
+from gputui.store import queue
+from gputui.store.hardware import (
+    gpu_events,
+    gpu_history,
+    leased_since,
+    memory_temperature_history,
+    quarantined,
+    xid_counts,
+)
 from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents
 from gputui.store.step_times import StepTimes
@@ -28,14 +35,12 @@ COSTS_PER_READ = 4
 def machine_state(connection: sqlite3.Connection, now: float, at: float | None = None) -> MachineState:
     """The machine now, or ``at`` a past moment as far as it is known: of a quarantine or a pause that has ended since,
     nothing is kept. Raises sqlite3.Error."""
-    quarantined, pause = quarantine.quarantined(connection), queue.pause(connection)
+    failed, pause = quarantined(connection), queue.pause(connection)
     if at is not None:
-        quarantined = {uuid: found for uuid, found in quarantined.items() if found.since <= at}
+        failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
         pause = pause if pause is not None and pause.at <= at else None
     seen = now if at is None else at
-    return MachineState(
-        quarantined=quarantined, queue_pause=pause, xids=xid_counts(connection, seen - XID_SECONDS, seen)
-    )
+    return MachineState(quarantined=failed, queue_pause=pause, xids=xid_counts(connection, seen - XID_SECONDS, seen))
 
 
 class GpuPageReader:

@@ -11,8 +11,7 @@ from gputui.recovery.cost import Cost
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.events import EventView
-from gputui.store.hardware import GpuEventView, GpuView, HostView
-from gputui.store.quarantine import Quarantined
+from gputui.store.hardware import GpuEventView, GpuView, HostView, Quarantined
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run

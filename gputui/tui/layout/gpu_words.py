@@ -8,8 +8,7 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, age, byte_rate
-from gputui.store.hardware import GpuView, ProcessView
-from gputui.store.quarantine import Quarantined
+from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.tui.data.snapshot import RankRow, Snapshot
 from gputui.tui.layout.words import clock, is_alarming
 

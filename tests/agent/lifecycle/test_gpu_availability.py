@@ -13,7 +13,7 @@ from gputui.agent.lifecycle.gpu_availability import standings
 from gputui.agent.lifecycle.scheduler import GpuStanding
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
-from gputui.store.quarantine import quarantine
+from gputui.store.hardware import quarantine
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0

@@ -15,11 +15,12 @@ from gputui.agent.recording.history_retention import RecordKeeping
 from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
-from gputui.store import hardware_spans, samples, timeline
+from gputui.store import samples, timeline
+from gputui.store.database import room
 from gputui.store.events import read_events
 from gputui.store.hardware import gpu_history, host_history, memory_temperature_history, read_gpus, read_host
 from gputui.store.retention import Retention
-from gputui.store.room import room
+from gputui.store.rollups import gpu_spans
 from gputui.store.series import HostSample
 from tests.stores import open_store
 
@@ -267,7 +268,7 @@ def test_a_year(year: Machine) -> None:
     assert [gpu.utilization_percent for gpu in then] == [30.0] * 8
     assert timeline.gap_at(year.connection, START + 200 * DAY + 60.0) is None
     number = int((START + 50 * DAY) // (10 * DAY))
-    (span,) = hardware_spans.gpu_spans(year.connection, "GPU-1", ["power_watts"], 10 * DAY, number, number, DAY)
+    (span,) = gpu_spans(year.connection, "GPU-1", ["power_watts"], 10 * DAY, number, number, DAY)
     assert span.values[0][1:] == (301.0, 301.0, 301.0)
     host = read_host(year.connection, START + 30 * DAY + 8 * HOUR + 60.0)
     assert host is not None and (host.cpu_percent, host.load_1m) == (10.0, None)

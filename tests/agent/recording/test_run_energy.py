@@ -10,7 +10,7 @@ import pytest
 
 from gputui.agent.recording.run_energy import settle
 from gputui.config import Workspace
-from gputui.store.run_costs import run_cost
+from gputui.store.costs import run_cost
 from tests.stores import open_store
 
 START = 1_790_000_000.0

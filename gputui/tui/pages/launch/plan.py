@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.runs.spec import RunSpec
+from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
-from gputui.store.past_peaks import PastPeak, past_peaks
 from gputui.store.runs import Run
 from gputui.tui.data.run_details import launched_params
 from gputui.tui.data.snapshot import Snapshot

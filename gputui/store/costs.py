@@ -1,0 +1,164 @@
+"""What runs took of the machine: GPU-hours, energy by the GPUs' own counters, and GPU memory of earlier attempts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# A counter of 32 bits in millijoules, as nvmlDeviceGetTotalEnergyConsumption counts, begins again here.
+WRAP_JOULES = 2**32 / 1000
+# No GPU of today draws as much; with less than this, a counter that fell has wrapped, and with more it was reset.
+MOST_WATTS = 3000.0
+
+Reading = tuple[float, float]
+"""When the counter was read (UTC unix seconds), and what it stood at in joules."""
+
+
+def consumed_joules(earlier: Reading, later: Reading) -> float:
+    """Between two readings of one counter. Where the driver was loaded anew in between, the counter began at 0, and
+    what it stands at is the least that was consumed."""
+    (began, before), (ended, after) = earlier, later
+    if after >= before:
+        return after - before
+    wrapped = after + WRAP_JOULES - before
+    if 0 <= wrapped <= MOST_WATTS * max(1.0, ended - began):
+        return wrapped
+    return after
+
+
+def energy_between(readings: Iterable[Reading], begin: float, end: float, longest_seconds: float) -> float | None:
+    """Joules consumed from ``begin`` to ``end``; None where no two neighbouring readings tell of any of it.
+
+    Readings are in the order of their times. Between two readings the GPU is taken to draw evenly, and two more than
+    ``longest_seconds`` apart say nothing of what lay between.
+    """
+    total: float | None = None
+    for earlier, later in itertools.pairwise(readings):
+        apart = later[0] - earlier[0]
+        inside = min(later[0], end) - max(earlier[0], begin)
+        if 0 < apart <= longest_seconds and inside > 0:
+            total = (total or 0.0) + consumed_joules(earlier, later) * inside / apart
+    return total
+
+
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCost:
+    """What one attempt took so far. ``seconds`` and ``gpu_hours`` are None while it has not begun; ``energy_joules`` is
+    the sum over those ``measured_gpus`` of its ``gpu_count`` GPUs whose counter told something, None where none did.
+    ``is_final``: the attempt is over and its energy read to the end."""
+
+    attempt: int
+    gpu_count: int
+    seconds: float | None
+    gpu_hours: float | None
+    energy_joules: float | None
+    measured_gpus: int
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """The sum over a run's attempts. ``energy_is_partial``: a GPU of an attempt told nothing, so that it is at least so
+    much. A run without GPUs costs 0 GPU-hours, and its energy is None."""
+
+    gpu_hours: float | None
+    energy_joules: float | None
+    energy_is_partial: bool
+    attempts: tuple[AttemptCost, ...]
+
+    @property
+    def energy_kwh(self) -> float | None:
+        return None if self.energy_joules is None else self.energy_joules / JOULES_PER_KWH
+
+
+def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost:
+    """What a run took up to ``now`` (UTC unix seconds). Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT a.number, json_array_length(a.gpus), a.started_at, a.ended_at, sum(e.energy_joules), "
+        "count(e.energy_joules), coalesce(sum(e.settled), 0) FROM attempts AS a "
+        "LEFT JOIN attempt_energy AS e ON e.run_id = a.run_id AND e.attempt = a.number "
+        "WHERE a.run_id = ? GROUP BY a.number ORDER BY a.number",
+        (run_id,),
+    )
+    return total([_attempt_cost(now, *row) for row in rows])
+
+
+def total(attempts: Sequence[AttemptCost]) -> RunCost:
+    """Attempts together."""
+    begun = [one for one in attempts if one.gpu_hours is not None]
+    hours = [one.gpu_hours for one in begun if one.gpu_hours is not None]
+    energies = [one.energy_joules for one in begun if one.energy_joules is not None]
+    return RunCost(
+        sum(hours) if hours else None,
+        sum(energies) if energies else None,
+        any(one.measured_gpus < one.gpu_count for one in begun),
+        tuple(attempts),
+    )
+
+
+def _attempt_cost(
+    now: float,
+    number: int,
+    gpu_count: int,
+    started_at: float | None,
+    ended_at: float | None,
+    joules: float | None,
+    measured: int,
+    settled: int,
+) -> AttemptCost:
+    seconds = None if started_at is None else max(0.0, (now if ended_at is None else ended_at) - started_at)
+    hours = None if seconds is None else gpu_count * seconds / SECONDS_PER_HOUR
+    is_final = ended_at is not None and settled >= gpu_count
+    return AttemptCost(number, gpu_count, seconds, hours, joules, measured, is_final)
+
+
+PEAK_METRIC = "gpu_mem_peak"
+"""Bytes that a rank's process held at most on its GPU (docs/metrics.md)."""
+
+RUNS_LOOKED_AT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class PastPeak:
+    """One attempt: its parameters, how many GPUs it had, the largest peak of its ranks in bytes (None where none told
+    any), and whether GPU memory ran out in it."""
+
+    run_id: str
+    attempt: int
+    params: Mapping[str, Any]
+    gpu_count: int
+    peak_bytes: int | None
+    ran_out: bool
+
+
+def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
+    """Attempts of the newest runs of a profile that had GPUs, newest first. Raises sqlite3.Error."""
+    attempts = connection.execute(
+        "SELECT a.run_id, a.number, a.params, json_array_length(a.gpus), EXISTS (SELECT 1 FROM incidents AS i "
+        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') "
+        "FROM attempts AS a JOIN runs AS r USING (run_id) "
+        "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
+        "ORDER BY r.sequence DESC, a.number DESC",
+        (profile, RUNS_LOOKED_AT),
+    ).fetchall()
+    found = []
+    for run_id, number, params, gpu_count, ran_out in attempts:
+        if not gpu_count:
+            continue
+        (peak,) = connection.execute(
+            "SELECT MAX(n.data ->> ?) FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
+            "WHERE s.run_id = ? AND n.attempt = ?",
+            (f'$."{PEAK_METRIC}"', run_id, number),
+        ).fetchone()
+        peak_bytes = int(peak) if isinstance(peak, (int, float)) and peak > 0 else None
+        if peak_bytes is not None or ran_out:
+            found.append(PastPeak(run_id, number, json.loads(params), gpu_count, peak_bytes, bool(ran_out)))
+    return found
