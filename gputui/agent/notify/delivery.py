@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.recovery.policies import NoticeTarget
-from gputui.runs.identity import open_pidfd
 
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 LAST_WORDS = 200
-# So often is looked for the end of a command where the kernel does not report it.
-BLIND_LOOK_SECONDS = 0.05
+# What it left in the background may hold its standard error open, so that only looking tells the end of a command.
+LOOK_SECONDS = 0.05
 PIECE_BYTES = 1 << 16
 
 
@@ -57,28 +56,23 @@ def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -
     """Wait for a process to end, and keep the end of what it says. Raises subprocess.TimeoutExpired."""
     deadline = time.monotonic() + seconds
     words = b""
-    ended = open_pidfd(process.pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            if ended is not None:
-                selector.register(ended, selectors.EVENT_READ)
-            selector.register(errors, selectors.EVENT_READ)
-            while True:
-                left = deadline - time.monotonic()
-                at_most = left if ended is not None else min(left, BLIND_LOOK_SECONDS)
-                ready = {key.fd for key, _ in selector.select(max(0.0, at_most))}
-                if errors in ready:
-                    piece = os.read(errors, PIECE_BYTES)
-                    words = (words + piece)[-PIECE_BYTES:]
-                    if not piece:
-                        selector.unregister(errors)
-                if ended in ready or (ended is None and process.poll() is not None):
+    with selectors.DefaultSelector() as selector:
+        selector.register(errors, selectors.EVENT_READ)
+        while True:
+            # Asked first: what it said before its end is then there to be read.
+            has_ended = process.poll() is not None
+            left = deadline - time.monotonic()
+            if selector.select(0.0 if has_ended else max(0.0, min(left, LOOK_SECONDS))):
+                piece = os.read(errors, PIECE_BYTES)
+                words = (words + piece)[-PIECE_BYTES:]
+                if not piece:
+                    selector.unregister(errors)
+            elif has_ended:
+                return words
+            if left <= 0:
+                if has_ended:
                     return words
-                if left <= 0:
-                    raise subprocess.TimeoutExpired(process.args, seconds)
-    finally:
-        if ended is not None:
-            os.close(ended)
+                raise subprocess.TimeoutExpired(process.args, seconds)
 
 
 def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
