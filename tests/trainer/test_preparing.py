@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from pyarrow import parquet
 
 from tests.conftest import wait_until
 from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
-from tests.trainer.running import ROOT
+from tests.trainer.running import ROOT, events, start_torchrun, step_lines, torchrun
 from trainer.__main__ import main
 from trainer.preparing import Plan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, cut, packed
@@ -225,6 +226,55 @@ def _alive(session: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_stop_while_a_run_prepares_ends_it_well_and_the_next_start_goes_on(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(40):
+        write_chats(tmp_path / "in" / f"{number:02d}.jsonl", 300)
+    words = [
+        "-m",
+        "trainer",
+        "--task",
+        "lm",
+        "--data",
+        "documents",
+        "--data-dir",
+        str(tmp_path / "in"),
+        "--width",
+        "32",
+    ]
+    words += [
+        "--tokenizer",
+        str(folder),
+        "--context",
+        "64",
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--validate-samples",
+        "4",
+    ]
+    words += ["--output-dir", str(tmp_path / "out")]
+    journal = tmp_path / "out" / "tokens" / "journal.jsonl"
+    process = start_torchrun(*words)
+    try:
+        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 2, 90, "a few slices")
+        for rank in psutil.Process(process.pid).children():
+            rank.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert [line["reason"] for line in events(tmp_path / "out", "stop")] == ["SIGTERM"]
+    assert not step_lines(tmp_path / "out") and not (journal.parent / "meta.json").exists()
+    before = journal.read_text().count("\n")
+    code, output = torchrun(*words)
+    assert code == 0, output
+    assert [line["step"] for line in step_lines(tmp_path / "out")] == [1, 2]
+    assert journal.read_text().count("\n") == 41 > before
+    assert events(tmp_path / "out", "prepared")[-1]["documents"] == 12_000
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

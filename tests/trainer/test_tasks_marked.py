@@ -170,10 +170,13 @@ def test_a_step_counts_every_token_alike_in_whichever_micro_batch_and_on_whichev
     norm = torch.stack([p.grad.norm() for p in task.model.parameters() if p.grad is not None]).norm()
     assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
-    two_ranks.run(train_on, tmp_path / "two", *words, "--batch-size", "1")
-    two = load(tmp_path / "two" / "checkpoints" / "step_00000001.pt")
-    assert all(torch.allclose(two["model"][name], tensor, atol=2e-6) for name, tensor in one["model"].items())
-    assert step_lines(tmp_path / "two")[0]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+    for way in ("ddp", "zero1", "fsdp"):
+        two_ranks.run(train_on, tmp_path / way, *words, "--batch-size", "1", "--parallel", way)
+        two = load(tmp_path / way / "checkpoints" / "step_00000001.pt")
+        assert all(torch.allclose(two["model"][name], tensor, atol=2e-6) for name, tensor in one["model"].items()), way
+        (other,) = step_lines(tmp_path / way)
+        assert other["loss"] == pytest.approx(line["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-4)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
