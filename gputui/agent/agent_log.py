@@ -1,9 +1,12 @@
-"""The agent's own log: bounded in size, the newest parts kept."""
+"""The agent's own log: bounded in size, the newest parts kept, without secrets."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
+
+from gputui.redaction import Redactor, secrets_in
 
 LIMIT_BYTES = 4 << 20
 KEPT = 3
@@ -37,3 +40,14 @@ def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
                 break
     temporary.replace(path.with_name(f"{path.name}.1"))
     return True
+
+
+class HidingFormatter(logging.Formatter):
+    """Lines of the agent's log without the secrets of its environment, tracebacks included."""
+
+    def __init__(self, pattern: str, date_pattern: str) -> None:
+        super().__init__(pattern, date_pattern)
+        self._redactor = Redactor(secrets_in(os.environ, {}))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor.text(super().format(record))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from gputui.agent.hiding import redactor_of
 from gputui.agent.jobs import Jobs
+from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from gputui.agent.agent_log import HidingFormatter
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
-from gputui.agent.hiding import HidingFormatter
 from gputui.agent.housekeeping import Upkeep
 from gputui.agent.lifecycle.postmortem import note_first_steps
 from gputui.agent.lifecycle.rebuild import rebuild

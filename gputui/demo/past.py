@@ -16,7 +16,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
 from gputui.agent.lifecycle.examination import examine
 from gputui.agent.lifecycle.postmortem import Ending, evidence_to_read, has_read_rest
-from gputui.agent.lifecycle.run_files import open_metrics
+from gputui.agent.lifecycle.run_files import open_metrics, resolved_run
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.demo.training import CHECKPOINT_STEPS, lines, save
 from gputui.gpu.model import GpuEvent, GpuFacts, Occupant
@@ -232,8 +232,11 @@ class DemoPast:
             "code": act.code, "signal": None, "started_at": began_at, "ended_at": self._clock.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
-        task = evidence_to_read(context, fresh, record, ())
-        Ending(context).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
+        run = repository.get_run(self._connection, run_id)
+        assert run is not None
+        resolved = resolved_run(context.workspace, run)
+        task = evidence_to_read(context, resolved, fresh, record, ())
+        Ending(context, resolved).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
         run = repository.get_run(self._connection, run_id)
         assert run is not None
         if run.state.is_over:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
-from gputui.agent.agent_log import rotate
+import pytest
+
+from gputui.agent.agent_log import HidingFormatter, rotate
+from gputui.redaction import REDACTED
+
+INHERITED, OWN = "inherited-secret", "of-the-run-alone"
+
+
+@pytest.fixture
+def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", INHERITED)
 
 
 def test_three_files_are_kept_and_every_line_is_in_one_of_them(tmp_path: Path) -> None:
@@ -29,3 +40,16 @@ def test_three_files_are_kept_and_every_line_is_in_one_of_them(tmp_path: Path) -
 
 def test_no_log_is_no_trouble(tmp_path: Path) -> None:
     assert not rotate(tmp_path / "agent.log")
+
+
+@pytest.mark.usefixtures("inherited")
+def test_the_log_hides_them_in_tracebacks_too() -> None:
+    formatter = HidingFormatter("%(levelname)s %(message)s", "%H")
+    try:
+        raise ValueError(f"password={OWN} and {INHERITED}")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "x", logging.ERROR, "p", 1, "got %s", (INHERITED,), (ValueError, error, error.__traceback__)
+        )
+    text = formatter.format(record)
+    assert text.startswith(f"ERROR got {REDACTED}\nTraceback") and OWN not in text and INHERITED not in text

@@ -118,6 +118,8 @@ class Sinks:
         ).fetchone()
         if row is None or row[0] == 0 or not (names := json.loads(row[1] or "{}")):
             return
+        if all((run_id, name) in self.sinks for name in names):
+            return
         run_dir = self.context.workspace.run_dir(run_id)
         try:
             spec = read_spec(run_dir / SPEC_FILE)

@@ -13,10 +13,8 @@ from gputui.agent.lifecycle.active_run import GpuProgress, LiveAttempt
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
-from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
-from gputui.runs.spec import SpecError
 from gputui.store import samples, series
 from gputui.store.events import add_event
 
@@ -112,18 +110,11 @@ class GpuTrouble:
             if gone is not None:
                 course.is_ending = True
                 quiet = f"{gone.text}; no step was made for {QUIET_SECONDS:.0f} s"
-                may_end = self._may_end(record.run_id)
+                # Whether the run's policy does anything at all.
+                may_end = attempt.resolved is None or attempt.resolved.policy.enabled
                 self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet)
                 if may_end:
                     attempt.executor.ask_to_end(at_once=True)
-
-    def _may_end(self, run_id: str) -> bool:
-        """Whether the run's policy does anything at all."""
-        run = repository.get_run(self.context.connection, run_id)
-        try:
-            return run is not None and parse_policy(run.spec.recovery).enabled
-        except (PolicyError, SpecError):
-            return True
 
     def _gone(self, record: AttemptRecord) -> Observation | None:
         """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""

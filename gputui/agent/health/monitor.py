@@ -17,10 +17,9 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, ProcessSnapshot, Watched, look_at
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
-from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
-from gputui.agent.lifecycle.postmortem import policy_of
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuSample
@@ -28,10 +27,12 @@ from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import EARLY_LINES, silence
+from gputui.redaction import BY_LOOK
 from gputui.runs import repository
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.store.events import add_event
 from gputui.store.watch_queries import newest_lines, observations
@@ -98,7 +99,8 @@ class Watching:
     def _look(self, attempt: LiveAttempt) -> None:
         record = attempt.record
         run = repository.get_run(self.context.connection, record.run_id)
-        if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
+        resolved = attempt.resolved
+        if run is None or resolved is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
         one = attempt.watched
         if one is None:
@@ -107,7 +109,7 @@ class Watching:
             self._remember(attempt, one)
         if one.ending is not None:
             return
-        policy = policy_of(run)
+        policy = resolved.policy
         lines, one.cursor = newest_lines(self.context.connection, record.run_id, one.cursor, LINES_PER_LOOK)
         before = one.progress_at
         found, one.pending = [*one.pending, *one.take(lines, self.context.monotonic(), self.context.now())], []
@@ -117,11 +119,11 @@ class Watching:
             one.note_power(self._gpus())
         if one.ending is None:
             self._look_for_hang(attempt, one, policy)
-        self._look_for_metrics(one, run)
+        self._look_for_metrics(one, resolved.spec)
         # Until steps are made, data may be read into memory and caches be filled.
-        settled = not run.spec.metrics or one.course.lines >= EARLY_LINES
+        settled = not resolved.spec.metrics or one.course.lines >= EARLY_LINES
         if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
-            self._look_for_leak(attempt, one, run, policy)
+            self._look_for_leak(attempt, one, resolved)
 
     def _remember(self, attempt: LiveAttempt, one: Watched) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
@@ -146,9 +148,9 @@ class Watching:
         elif verdict is not None and is_certain:
             self._found(attempt, one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
-    def _look_for_metrics(self, one: Watched, run: RunRecord) -> None:
+    def _look_for_metrics(self, one: Watched, spec: RunSpec) -> None:
         """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
-        if one.had_lines or not run.spec.metrics or "no_metrics" in one.told:
+        if one.had_lines or not spec.metrics or "no_metrics" in one.told:
             return
         if one.metrics_search is not None:
             if one.metrics_search.is_over:
@@ -164,7 +166,7 @@ class Watching:
             one.metrics_searched_at = self.context.monotonic()
             record = one.record
             trace = trace_of(
-                run.spec,
+                spec,
                 self.context.workspace.run_dir(record.run_id),
                 record.number,
                 record.started_at or record.created_at,
@@ -172,7 +174,7 @@ class Watching:
             name = f"looking for what {record.run_id} prints and saves"
             one.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
-    def _look_for_leak(self, attempt: LiveAttempt, one: Watched, run: RunRecord, policy: Policy) -> None:
+    def _look_for_leak(self, attempt: LiveAttempt, one: Watched, resolved: ResolvedRun) -> None:
         one.memory_at = self.context.monotonic()
         available = available_bytes()
         look = look_at(self._processes(one), self.context.monotonic())
@@ -183,9 +185,9 @@ class Watching:
             return
         grows = units.bytes_text(leak.bytes_per_second * 3600)
         text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
-        checkpoints = run.spec.checkpoints
+        checkpoints = resolved.spec.checkpoints
         if leak.is_near and checkpoints is not None and checkpoints.resume:
-            self._found(attempt, one, Finding("memory_leak", text, one.course.step), policy)
+            self._found(attempt, one, Finding("memory_leak", text, one.course.step), resolved.policy)
         else:
             # One that would begin anew had better use the memory that is left.
             self._tell(one, "memory_leak", None, one.course.step, text)
@@ -244,11 +246,12 @@ class Watching:
         record = one.record
         if one.ending in ("hang", "rank_left_early"):
             workspace = self.context.workspace
+            redactor = BY_LOOK if attempt.resolved is None else attempt.resolved.redactor
             dump = StackDump(
                 self._processes(one),
                 attempt_launch.attempt_dir(workspace, record.run_id, record.number),
                 incident_folder(workspace.run_dir(record.run_id), record.number, one.ending),
-                redactor_of(workspace, record.run_id),
+                redactor,
             )
             name = f"reading the stacks of {record.run_id}"
             one.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)

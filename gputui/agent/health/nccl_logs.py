@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.hiding import redactor_of
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
+from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.logs import RankLog, rank_logs, read_window
 from gputui.runs.repository import AttemptRecord

@@ -14,6 +14,7 @@ from pathlib import Path
 from gputui.agent.health.attempt_state import Watched
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.examination import Findings, Task
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.recovery.checkpoint_ledger import Rows
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs.executors.process import ExecutorProcess
@@ -56,12 +57,14 @@ class LiveAttempt:
     """One attempt of which processes may exist. ``executor`` serves it; ``baseline_bytes`` is the memory in use on each
     of its GPUs before it began, ``served_since`` (monotonic)
     when this executor was started. ``watched`` is what its health is judged by; after something unexpected it is not
-    looked at before ``unwatched_until`` (monotonic)."""
+    looked at before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this
+    gputui cannot understand it."""
 
     record: AttemptRecord
     executor: ExecutorProcess
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     served_since: float = float("-inf")
+    resolved: ResolvedRun | None = None
     watched: Watched | None = None
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None

@@ -13,9 +13,8 @@ from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.apply_plan import owe_notices
 from gputui.agent.lifecycle.gpu_availability import standings
-from gputui.agent.lifecycle.postmortem import policy_of
 from gputui.agent.lifecycle.release import Draining
-from gputui.agent.lifecycle.run_files import notice_of
+from gputui.agent.lifecycle.run_files import notice_of, policy_of
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuStanding, Start, Wait, gpus_wanted, schedule
 from gputui.config import Workspace
 from gputui.recovery.action_results import SkippedAction, apply_changes

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gputui.agent.health.gpu_faults import hardware_evidence
-from gputui.agent.lifecycle.run_files import notice_of
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuStanding
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
@@ -43,15 +43,12 @@ def seen_by_driver(
 
 
 def surroundings(
-    workspace: Workspace, connection: sqlite3.Connection, attempt: AttemptRecord, gpus: Sequence[GpuStanding]
+    workspace: Workspace, resolved: ResolvedRun, attempt: AttemptRecord, gpus: Sequence[GpuStanding]
 ) -> MachineContext:
     """What a decision needs to know of the machine."""
-    run = repository.get_run(connection, attempt.run_id)
-    if run is None:
-        return MachineContext(attempt.gpus)
-    run_dir = workspace.run_dir(run.run_id)
-    folder = checkpoint_directory(run.spec, run_dir)
-    needed = run.spec.gpus.memory_bytes
+    spec, run_dir = resolved.spec, workspace.run_dir(attempt.run_id)
+    folder = checkpoint_directory(spec, run_dir)
+    needed = spec.gpus.memory_bytes
     spares = [
         gpu.uuid
         for gpu in gpus
@@ -63,8 +60,8 @@ def surroundings(
     return MachineContext(
         gpus=attempt.gpus,
         # A profile that names its GPUs means those.
-        spares=() if run.spec.gpus.uuids else tuple(spares),
-        notifies=notice_of(workspace, run.run_id) is not None,
+        spares=() if spec.gpus.uuids else tuple(spares),
+        notifies=resolved.notice is not None,
         no_pruning=None
         if folder is None or folder.is_relative_to(run_dir)
         else "the checkpoints lie outside the run's folder, and may be another's",

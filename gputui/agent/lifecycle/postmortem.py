@@ -12,14 +12,13 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import Keepsake, keep
-from gputui.agent.hiding import redactor_of
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, Sweeping
 from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, surroundings, take_effect
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.examination import Findings, Task, examine
-from gputui.agent.lifecycle.run_files import notice_of
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuStanding
 from gputui.charts import units
 from gputui.metrics.report import IngestReport
@@ -29,7 +28,7 @@ from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.evidence import Observation
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import MachineContext
-from gputui.recovery.policy import Policy, PolicyError, RecoveryPlan, decide, parse_policy
+from gputui.recovery.policy import RecoveryPlan, decide
 from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
@@ -57,7 +56,11 @@ def has_read_rest(context: AgentContext, attempt: AttemptRecord, budget_seconds:
 
 
 def evidence_to_read(
-    context: AgentContext, attempt: AttemptRecord, exit_record: Mapping[str, Any] | None, survivors: Sequence[int]
+    context: AgentContext,
+    resolved: ResolvedRun,
+    attempt: AttemptRecord,
+    exit_record: Mapping[str, Any] | None,
+    survivors: Sequence[int],
 ) -> Task:
     """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
     kill. Raises SpecError and sqlite3.Error."""
@@ -70,12 +73,12 @@ def evidence_to_read(
         attempt=fresh,
         exit_record=exit_record,
         survivors=tuple(survivors),
-        launcher=run.spec.launcher,
+        launcher=resolved.spec.launcher,
         rebooted=is_of_former_boot(fresh.executor, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
-        checkpoints_wanted=policy_of(run).checkpoints_wanted,
-        redactor=redactor_of(workspace, run.run_id),
+        checkpoints_wanted=resolved.policy.checkpoints_wanted,
+        redactor=resolved.redactor,
         observed=(
             *observed_in(connection, run.run_id, attempt.number),
             *seen_by_driver(connection, run, fresh, exit_record, context.now()),
@@ -111,8 +114,10 @@ def step(
     except Exception:
         run.phase = phase.swept
         raise
-    around = surroundings(context.workspace, context.connection, task.attempt, gpus() or ())
-    Ending(context).attempt_ended(task, findings, around)
+    assert run.attempt is not None and run.attempt.resolved is not None
+    resolved = run.attempt.resolved
+    around = surroundings(context.workspace, resolved, task.attempt, gpus() or ())
+    Ending(context, resolved).attempt_ended(task, findings, around)
     return None
 
 
@@ -146,8 +151,9 @@ def _current(connection: sqlite3.Connection, attempt: AttemptRecord) -> tuple[Ru
 class Ending:
     """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
 
-    def __init__(self, context: AgentContext) -> None:
+    def __init__(self, context: AgentContext, resolved: ResolvedRun) -> None:
         self.context = context
+        self.resolved = resolved
 
     def attempt_ended(self, task: Task, findings: Findings, around: MachineContext | None = None) -> None:
         """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
@@ -231,7 +237,7 @@ class Ending:
         incident = findings.incident
         plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
         is_owed = plan.effect.notify or plan.verdict == "stop"
-        notice = notice_of(self.context.workspace, run.run_id) if is_owed else None
+        notice = self.resolved.notice if is_owed else None
         now = self.context.now()
         with transaction(self.context.connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
@@ -323,7 +329,7 @@ class Ending:
             progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
             run.spec,
             run.params,
-            policy_of(run),
+            self.resolved.policy,
             [] if checkpoints is None else checkpoints.infos,
             run_id=run.run_id,
             attempt=attempt.number,
@@ -436,12 +442,3 @@ def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tu
         for row in watch_queries.observations(connection, run_id, attempt)
         if row.ends
     )
-
-
-def policy_of(run: RunRecord) -> Policy:
-    """The run's policy; the standard one where its specification holds none that this gputui understands."""
-    try:
-        return parse_policy(run.spec.recovery)
-    except PolicyError as error:
-        log.warning("%s: %s; the standard policy is used", run.run_id, error)
-        return parse_policy({"policy": "standard"})

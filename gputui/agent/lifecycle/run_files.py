@@ -1,18 +1,26 @@
-"""The metrics file of a run, and what only a run's folder says."""
+"""What a run's specification says, parsed once, and the run's metrics files."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.policies import NoticeTarget, Policy
 from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.redaction import Redactor, secrets_in
 from gputui.runs.command import in_run
+from gputui.runs.redaction import secrets_of
+from gputui.runs.repository import RunRecord
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
+
+log = logging.getLogger(__name__)
 
 
 def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
@@ -33,9 +41,45 @@ def metrics_bytes(spec: RunSpec, run_dir: Path) -> dict[str, int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """What the agent needs of a run's specification, parsed when its attempt is launched or adopted. ``spec`` is the
+    stored one, without secrets; ``notice`` (who is told, None for nobody) and ``redactor`` (of its secrets) are from
+    the run's own file."""
+
+    spec: RunSpec
+    policy: Policy
+    notice: NoticeTarget | None
+    redactor: Redactor
+
+
+def resolved_run(workspace: Workspace, run: RunRecord) -> ResolvedRun:
+    """Raises SpecError where the run's row cannot be understood."""
+    return ResolvedRun(run.spec, policy_of(run), notice_of(workspace, run.run_id), redactor_of(workspace, run.run_id))
+
+
+def policy_of(run: RunRecord) -> Policy:
+    """The run's policy; the standard one where its specification holds none that this gputui understands. Raises
+    SpecError."""
+    try:
+        return parse_policy(run.spec.recovery)
+    except PolicyError as error:
+        log.warning("%s: %s; the standard policy is used", run.run_id, error)
+        return parse_policy({"policy": "standard"})
+
+
 def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
     """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
     try:
         return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
     except (SpecError, PolicyError):
         return None
+
+
+def redactor_of(workspace: Workspace, run_id: str) -> Redactor:
+    """Knows the secrets of one run: its script may print them wherever it likes. Of a run whose specification cannot be
+    read, those of the environment are known."""
+    known = secrets_in(os.environ, {})
+    with contextlib.suppress(SpecError):
+        known |= secrets_of(read_spec(workspace.run_dir(run_id) / SPEC_FILE))
+    return Redactor(known)

@@ -6,6 +6,7 @@ that was killed at any line is followed by one that carries on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -37,6 +38,7 @@ from gputui.agent.lifecycle.preconditions import Gates
 from gputui.agent.lifecycle.release import LOOK_SECONDS, Draining
 from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.resume_check import ResumeChecks
+from gputui.agent.lifecycle.run_files import resolved_run
 from gputui.agent.lifecycle.waiting import Waits
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
@@ -346,4 +348,7 @@ class Supervisor:
 
     def _watch(self, attempt: LiveAttempt) -> None:
         attempt.executor.watch(self.selector)
+        run = repository.get_run(self.context.connection, attempt.record.run_id)
+        with contextlib.suppress(SpecError):
+            attempt.resolved = None if run is None else resolved_run(self.context.workspace, run)
         self.runs.of(attempt.record.run_id).begin(attempt)

@@ -7,6 +7,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import LiveAttempt, Postmortem, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read, has_read_rest
+from gputui.agent.lifecycle.run_files import resolved_run
 from gputui.runs import repository
 
 # The sampler reads once a second unless told otherwise, and needs some to begin.
@@ -33,7 +34,11 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
         return phase
     if not _has_read_rest(attempt, phase, context, read_until):
         return phase
-    task = evidence_to_read(context, record, exit_record, [process.pid for process in left])
+    if attempt.resolved is None:
+        run = repository.get_run(context.connection, record.run_id)
+        assert run is not None
+        attempt.resolved = resolved_run(context.workspace, run)
+    task = evidence_to_read(context, attempt.resolved, record, exit_record, [process.pid for process in left])
     return begin_postmortem(phase, task, context)
 
 

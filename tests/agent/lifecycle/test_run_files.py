@@ -1,12 +1,10 @@
-"""What the agent knows of secrets, and keeps out of its own log."""
+"""What the agent takes from a run's specification."""
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from gputui.agent.hiding import HidingFormatter, redactor_of
+from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.config import Workspace
 from gputui.redaction import REDACTED
 from gputui.runs.spec import RunSpec
@@ -27,15 +25,3 @@ def test_a_run_has_its_own_secrets_and_those_that_it_inherits(workspace: Workspa
     said = f"{INHERITED} and {OWN} at 0.123456"
     assert redactor_of(workspace, "r-1").text(said) == f"{REDACTED} and {REDACTED} at 0.123456"
     assert redactor_of(workspace, "gone-1").text(said) == f"{REDACTED} and {OWN} at 0.123456"
-
-
-def test_the_log_hides_them_in_tracebacks_too() -> None:
-    formatter = HidingFormatter("%(levelname)s %(message)s", "%H")
-    try:
-        raise ValueError(f"password={OWN} and {INHERITED}")
-    except ValueError as error:
-        record = logging.LogRecord(
-            "x", logging.ERROR, "p", 1, "got %s", (INHERITED,), (ValueError, error, error.__traceback__)
-        )
-    text = formatter.format(record)
-    assert text.startswith(f"ERROR got {REDACTED}\nTraceback") and OWN not in text and INHERITED not in text
