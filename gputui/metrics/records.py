@@ -8,28 +8,33 @@ of these is imported.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
 from gputui.metrics.contract import ParsedLine, Rejected, parse_values
 from gputui.metrics.files import FollowedFile
 from gputui.metrics.tracker_files import (
-    MAX_RECORD_BYTES,
+    LARGEST_READ_BYTES,
     DamagedRecordError,
     RecordFrame,
+    event_end,
     event_frames,
     event_scalars,
+    wandb_end,
     wandb_frames,
     wandb_scalars,
 )
 from gputui.redaction import BY_LOOK, Redactor
 
-# Kind of a source → what its files are called below the folder that a profile names, how they are cut into records, and
-# what a record says.
+# Kind of a source → what its files are called below the folder that a profile names, how they are cut into records,
+# where one ends that is too large to be read, and what a record says.
 TRACKERS = {
-    "tensorboard": ("events.out.tfevents.*", event_frames, event_scalars),
-    "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_scalars),
+    "tensorboard": ("events.out.tfevents.*", event_frames, event_end, event_scalars),
+    "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_end, wandb_scalars),
 }
+# Of one batch: how much work its records are is not known from their bytes.
+READ_SECONDS = 0.02
 
 
 class RecordReader:
@@ -37,7 +42,7 @@ class RecordReader:
 
     def __init__(self, source_id: int, path: str, kind: str, redactor: Redactor = BY_LOOK) -> None:
         self.is_busy = False
-        name, self._frames, self._scalars = TRACKERS[kind]
+        name, self._frames, self._end, self._scalars = TRACKERS[kind]
         self._source_id = source_id
         self._redactor = redactor
         self._file = FollowedFile(f"{path}/{name}")
@@ -91,19 +96,21 @@ class RecordReader:
         if attempt is None or offset >= size:
             return None
         batch = Batch(state, attempt, self._redactor)
-        limit = min(budget_bytes, BATCH_BYTES)
+        until = time.monotonic() + READ_SECONDS
         end: int | None = None
         try:
-            while end is None:
+            for limit in (min(budget_bytes, BATCH_BYTES), LARGEST_READ_BYTES):
                 data = os.pread(descriptor, min(limit, size - offset), offset)
                 for number, frame in enumerate(self._frames(data, offset)):
-                    if number >= BATCH_LINES:
+                    if number >= BATCH_LINES or (number and time.monotonic() >= until):
                         break
                     self._take(batch, state.generation, offset, frame)
                     end = offset + frame.end
-                if end is None and (offset + len(data) >= size or limit > MAX_RECORD_BYTES):
+                if end is not None or offset + len(data) >= size:
                     break
-                limit *= 8
+            else:
+                behind = self._end(lambda length, place: os.pread(descriptor, length, place), offset)
+                end = behind if behind is not None and behind <= size else None
         except DamagedRecordError as error:
             # Where the next record begins cannot be known; what is appended after this may be in step again.
             batch.reject(state.generation, offset if end is None else end, b"", Rejected(str(error)))
@@ -118,9 +125,17 @@ class RecordReader:
         return batch
 
     def _take(self, batch: Batch, generation: int, offset: int, frame: RecordFrame) -> None:
-        values = self._scalars(frame.content)
-        parsed = None if values is None else parse_values(values)
+        parsed: ParsedLine | Rejected | None
+        if frame.content is None:
+            parsed = Rejected("its checksum is wrong")
+        else:
+            try:
+                values = self._scalars(frame.content)
+                parsed = None if values is None else parse_values(values)
+            except DamagedRecordError as error:
+                # The frame is whole, so that the next record is where it should be.
+                parsed = Rejected(str(error))
         if isinstance(parsed, ParsedLine):
             batch.take(self._source_id, generation, offset + frame.start, parsed)
         elif parsed is not None:
-            batch.reject(generation, offset + frame.start, frame.content[:200], parsed)
+            batch.reject(generation, offset + frame.start, (frame.content or b"")[:200], parsed)

@@ -237,7 +237,11 @@ def _of_command(evidence: Evidence, report: LauncherReport, of_ranks: Sequence[F
     found = [finding for finding in _of_process(process, evidence) if finding.text not in texts]
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
         return [replace(one, tier=Tier.CONSEQUENCE) for one in found if one.specific and one.kind not in _OUR_DOING]
-    return [one for one in found if not (of_ranks and one.kind == "nonzero_exit")]
+    said = {one.kind for one in of_ranks}
+    # NCCL's watchdog writes with its rank's prefix, and aborts its own process.
+    is_watchdog = code == -signal.SIGABRT and bool(said & {"nccl_timeout", "nccl_error"})
+    void = {"nonzero_exit"} if said else set()
+    return [one for one in found if one.kind not in void and not (is_watchdog and one.kind == "segfault")]
 
 
 def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:

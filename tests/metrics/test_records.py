@@ -9,6 +9,7 @@ import pytest
 
 from gputui.metrics.batch import Boundary, SourceState
 from gputui.metrics.records import RecordReader
+from gputui.metrics.tracker_files import LARGEST_READ_BYTES
 
 from .conftest import Bench
 from .test_tracker_files import chunked, framed
@@ -120,3 +121,45 @@ def test_nothing_is_read_before_an_attempt(tmp_path: Path) -> None:
     batch = reader.read(SourceState(), [Boundary(0, 0, 1)])
     assert batch is not None and len(batch.rows) == 1
     reader.close()
+
+
+def test_a_record_too_large_to_be_read_is_passed_over_when_it_is_whole(bench: Bench, tmp_path: Path) -> None:
+    file = events_of(tmp_path / "logs/version_0")
+    picture = framed(bytes(LARGEST_READ_BYTES + 1))
+    bench.begin()
+    bench.pump()
+    append(file, event(1, loss=0.5) + picture[:-1])
+    bench.pump()
+    bench.pump()
+    assert bench.stored() == [(1, 1)]
+    append(file, picture[-1:] + event(2, loss=0.25))
+    bench.pump()
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 2)] and bench.rejected() == []
+
+
+def test_a_large_record_of_wandb_is_passed_over_too(tmp_path: Path) -> None:
+    reader = RecordReader(1, str(tmp_path), "wandb")
+    file = tmp_path / "offline-run-x" / "run-x.wandb"
+    file.parent.mkdir()
+    file.write_bytes(chunked([history(1, 0.5), bytes(LARGEST_READ_BYTES * 2), history(2, 0.25)]))
+    state, steps = SourceState(None, 0), []
+    while (batch := reader.read(state, [Boundary(0, 0, 1)])) is not None:
+        state, steps = batch.state, [*steps, *(row[5] for row in batch.rows)]
+    assert (state.byte_offset, steps) == (file.stat().st_size, [1, 2])
+    reader.close()
+
+
+def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp_path: Path) -> None:
+    """One of millions of fields costs no more than others."""
+    file = events_of(tmp_path / "logs/version_0")
+    wrong = bytearray(event(2, loss=0.5))
+    wrong[-6] ^= 1
+    bench.begin()
+    bench.pump()
+    append(
+        file,
+        event(1, loss=1.0) + bytes(wrong) + framed(b"\x10\x00" * 20_000) + framed(b"\x2a\x7f") + event(3, loss=0.5),
+    )
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 3)] and len(bench.rejected()) == 3

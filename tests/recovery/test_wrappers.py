@@ -8,6 +8,7 @@ import pytest
 
 from gputui.recovery.classify import classify
 from gputui.recovery.wrappers import without_commands, wrapped_code
+from tests.faults.drills import WATCHDOG
 from tests.recovery.attempts import lay_out, process_ended, report, traceback
 from tests.recovery.test_classify import error_file
 
@@ -116,3 +117,12 @@ def test_the_innermost_wrapper_says_how_it_ended() -> None:
     assert wrapped_code("step 1\n") is None
     assert without_commands(DIED) == "subprocess.CalledProcessError: python ended by signal 9"
     assert without_commands("CUDA out of memory") == "CUDA out of memory"
+
+
+@pytest.mark.parametrize("launcher", ["python", "command"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_watchdog_that_aborts_its_process_is_no_crash(tmp_path: Path, launcher: str, rank: int) -> None:
+    """Its words have the prefix of its rank, its end is that of the command."""
+    text = WATCHDOG.replace("rank1", f"rank{rank}")
+    assert classify(process_ended(tmp_path, text, {"signal": 6}, launcher=launcher)).kind == "nccl_timeout"
+    assert classify(process_ended(tmp_path, text, {"signal": 11}, launcher=launcher)).kind == "segfault"
