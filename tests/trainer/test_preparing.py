@@ -228,6 +228,7 @@ def _alive(session: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_stop_while_a_run_prepares_ends_it_well_and_the_next_start_goes_on(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(40):
