@@ -223,6 +223,12 @@ class Run:
                 f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
                 f"{session.first_step + settings.steps - 1}"
             )
+        if settings.oom_retries and not session.strategy.can_settle:
+            self.telemetry.say(
+                f"--oom-retries {settings.oom_retries} has no effect in this phase: with {_what_waits(session)} a rank"
+                " that runs out of memory leaves the others waiting inside a step, so the run ends",
+                error=True,
+            )
         weights = session.built.weights
         if weights and weights.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(weights.fresh)}")
@@ -277,6 +283,16 @@ class Run:
         number, _, _ = phase_at(self.phases, state["step"] + 1)
         check_fits(state, self.phases[number], choice.path)
         return state
+
+
+def _what_waits(session: Session) -> str:
+    """Why steps cannot be given up by one rank, in the words of the settings."""
+    settings = session.settings
+    if settings.parallel == "fsdp":
+        return "--parallel fsdp"
+    if session.objective.exchanges:
+        return f"--task {settings.task} on several ranks"
+    return "--static-graph" if settings.static_graph else "--sync-batchnorm"
 
 
 class StopNote:

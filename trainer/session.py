@@ -10,8 +10,9 @@ from typing import Any
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
 from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
-from trainer.data import load_data
+from trainer.data import Data, load_data
 from trainer.data.feed import Feed, HeldOut
+from trainer.errors import TrainerError
 from trainer.models import Built, build
 from trainer.models.deferred import DeferredInit, Initial
 from trainer.optim import Ema, WarmupSchedule
@@ -43,7 +44,7 @@ class Session:
         self.first_step = first_step
         self.progress = progress
         self.precision = Precision(settings, world.device)
-        self.data = load_data(settings)
+        self.data = self._load_data()
         seed_everything(settings.seed)  # the same initial weights on every rank
         self.built, initial = self._build()
         objective = build_objective(settings, self.data, self.built.model, world)
@@ -70,6 +71,20 @@ class Session:
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
         seed_everything(self._rank_seed())
+
+    def _load_data(self) -> Data:
+        """Rank 0 is first, and keeps what it had to count beside the files for the others."""
+        if not self.world.backend:
+            return load_data(self.settings)
+        data, problem = None, None
+        if self.world.is_main:
+            try:
+                data = load_data(self.settings)
+            except TrainerError as error:
+                problem = error
+        if problem := self.world.from_main(problem):
+            raise problem
+        return data or load_data(self.settings)
 
     def _build(self) -> tuple[Built, Initial | None]:
         """The model, the same on every rank; where its weights are sharded without any, if that can be."""

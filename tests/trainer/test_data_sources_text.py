@@ -13,10 +13,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tests.trainer.ranks import Ranks
 from tests.trainer.test_data_sources import everything, text
-from trainer.data import BrokenSample, Split
+from trainer.config import Settings
+from trainer.data import BrokenSample, Split, Text, load_data
+from trainer.data import tokens as tokens_module
 from trainer.data.disk import name_hashes
 from trainer.errors import TrainerError
+from trainer.session import Progress, Session
+from trainer.world import World
 
 CONTEXT = 8
 
@@ -224,3 +229,44 @@ def test_a_text_file_that_changes_during_the_run_breaks_samples(tmp_path: Path, 
     says = "No such file" if change == "gone" else "shorter than the 90 bytes"
     with pytest.raises(BrokenSample, match=rf"sample 12 \({path}\) cannot be read: .*{says}"):
         split.read(np.array([0, 12]))
+
+
+def vocabulary(settings: Settings) -> int:
+    data = load_data(settings)
+    assert isinstance(data, Text)
+    return data.vocabulary
+
+
+def test_the_largest_token_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[str] = []
+    largest = tokens_module._largest
+    monkeypatch.setattr(tokens_module, "_largest", lambda file: (scanned.append(file.path.name), largest(file))[1])
+    for name in ("train", "val"):
+        (np.arange(200) % 50).astype("<u2").tofile(tmp_path / f"{name}.bin")
+    settings = Settings(task="lm", data="tokens", data_dir=tmp_path, context=16)
+    for _ in range(2):
+        assert vocabulary(settings) == 50
+        assert scanned == ["train.bin", "val.bin"]
+    (np.arange(300) % 70).astype("<u2").tofile(tmp_path / "val.bin")
+    assert vocabulary(settings) == 70
+    assert scanned == ["train.bin", "val.bin", "val.bin"]
+
+
+def scans(world: World, folder: Path) -> list[str]:
+    """The files that a rank reads whole to find their largest token."""
+    scanned: list[str] = []
+    largest = tokens_module._largest
+    tokens_module._largest = lambda file: (scanned.append(file.path.name), largest(file))[1]
+    try:
+        settings = Settings(task="lm", data="tokens", data_dir=folder, context=16, device="cpu")
+        with Session(settings, world, 1, Progress()) as session:
+            assert isinstance(session.data, Text) and session.data.vocabulary == 50
+    finally:
+        tokens_module._largest = largest
+    return scanned
+
+
+def test_rank_0_alone_counts(two_ranks: Ranks, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (np.arange(200) % 50).astype("<u2").tofile(tmp_path / f"{name}.bin")
+    assert two_ranks.run(scans, tmp_path) == [["train.bin", "val.bin"], []]

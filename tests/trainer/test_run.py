@@ -245,3 +245,20 @@ def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, *flags, "--steps", "100", "--validate-every", "0")
     # 65536 is halved until the loss itself would vanish.
     assert 35 <= step_lines(tmp_path)[-1]["step"] <= 45
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--parallel", "fsdp"), "--parallel fsdp"),
+        (("--static-graph",), "--static-graph"),
+        (("--task", "contrastive"), "--task contrastive on several ranks"),
+        ((), ""),
+    ],
+)
+def test_retries_that_would_have_no_effect_are_announced(
+    flags: tuple[str, ...], why: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    two_ranks.run(train_on, tmp_path, *flags, "--oom-retries", "2", "--steps", "1", "--text-log")
+    log = (tmp_path / "logs" / "trainer.log").read_text()
+    assert (f"--oom-retries 2 has no effect in this phase: with {why} a rank" in log) == bool(why)

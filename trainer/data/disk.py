@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import zlib
@@ -16,6 +17,11 @@ import numpy.typing as npt
 from trainer.config import Settings
 from trainer.data.contract import Indices
 from trainer.errors import SettingsError, TrainerError
+
+# Beside token files and Parquet files: how many tokens there are, so that they are counted once.
+COUNTS_FILE = ".token_counts.json"
+
+Counts = tuple[int, int]  # tokens, and the largest of them
 
 # Folders and file names that hold what is held out from training, the first one found.
 HELD_OUT_NAMES = ("val", "validation", "test")
@@ -135,3 +141,22 @@ def out_of_range(tokens: npt.NDArray[np.int64], vocabulary: int) -> int | None:
 def windows_in(tokens: int, context: int) -> int:
     """Windows of context + 1 tokens, each beginning with the last token of the one before: stride `context`."""
     return max(0, (tokens - 1) // context)
+
+
+def kept_counts(path: Path) -> dict[str, Counts]:
+    """Counts that were kept at an earlier start."""
+    try:
+        written = json.loads(path.read_bytes())
+        return {str(key): (int(tokens), int(largest)) for key, (tokens, largest) in written.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # none yet, or not what was written: all is counted again
+
+
+def keep_counts(path: Path, counts: dict[str, Counts]) -> None:
+    """Writes them where that is allowed; several ranks may do so at once, each with the same counts."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        new.write_text(json.dumps(counts))
+        new.replace(path)
+    except OSError:  # a folder that cannot be written to: counting again at the next start is all that is lost
+        new.unlink(missing_ok=True)

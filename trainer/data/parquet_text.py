@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,15 +14,12 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import Parts, out_of_range, windows_in
+from trainer.data.disk import COUNTS_FILE, Counts, Parts, keep_counts, kept_counts, out_of_range, windows_in
 from trainer.data.parquet import DamagedError, RowGroups, Span, layout, read_rows, unreadable
 from trainer.data.text import VOCABULARY as BYTES
 from trainer.errors import TrainerError
 
-COUNTS_FILE = ".token_counts.json"
 _COUNTING_THREADS = 4
-
-Counts = tuple[int, int]  # tokens, and the largest of them
 
 
 @dataclass(frozen=True)
@@ -156,14 +151,14 @@ def _counts(folder: Path, spans: Sequence[Span], column: TokenColumn) -> list[Co
             raise unreadable(span, error) from error
         return len(tokens), int(tokens.max(initial=0))
 
-    kept = _kept_counts(folder / COUNTS_FILE)
+    kept = kept_counts(folder / COUNTS_FILE)
     keys = [_key(folder, span, column) for span in spans]
     missing = [(key, span) for key, span in zip(keys, spans, strict=True) if key not in kept]
     if missing:
         with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
             counted = threads.map(count, [span for _, span in missing])
             kept |= {key: found for (key, _), found in zip(missing, counted, strict=True)}
-        _keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
+        keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
     return [kept[key] for key in keys]
 
 
@@ -172,21 +167,3 @@ def _key(folder: Path, span: Span, column: TokenColumn) -> str:
     file = span.path.stat()
     place = f"{span.path.relative_to(folder).as_posix()}:{file.st_size}:{file.st_mtime_ns}"
     return f"{column.name}:{place}:{span.group}:{span.start}:{span.stop}"
-
-
-def _kept_counts(path: Path) -> dict[str, Counts]:
-    try:
-        written = json.loads(path.read_bytes())
-        return {str(key): (int(tokens), int(largest)) for key, (tokens, largest) in written.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # none yet, or not what was written: all is counted again
-
-
-def _keep_counts(path: Path, counts: dict[str, Counts]) -> None:
-    """Writes them where that is allowed; several ranks may do so at once, each with the same counts."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        new.write_text(json.dumps(counts))
-        new.replace(path)
-    except OSError:  # a folder that cannot be written to: counting again at the next start is all that is lost
-        new.unlink(missing_ok=True)

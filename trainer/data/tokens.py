@@ -13,7 +13,17 @@ from pydantic import BaseModel, Field
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import MappedArray, Parts, data_place, out_of_range, why, windows_in
+from trainer.data.disk import (
+    COUNTS_FILE,
+    MappedArray,
+    Parts,
+    data_place,
+    keep_counts,
+    kept_counts,
+    out_of_range,
+    why,
+    windows_in,
+)
 from trainer.errors import SettingsError, TrainerError
 from trainer.preparing.packing import BEGIN, LEARN
 from trainer.preparing.prepare import JOURNAL, META
@@ -72,7 +82,8 @@ def tokens(settings: Settings) -> Text:
     """The files of --data-dir with train in their names, and, held out, those with val, as .bin or .npy.
 
     Numbers in .bin files are uint16 unless meta.json says otherwise: ``{"dtype": "uint32", "vocabulary": 128256}``.
-    Without a vocabulary there, all files are read once to find their largest token. Where it has a ``row``, the files
+    Without a vocabulary there, all files are read once to find their largest token, which is kept in .token_counts.json
+    beside them; a file that changes is read again. Where meta.json has a ``row``, the files
     were written by `trainer.preparing`.
     """
     return _tokens_in(data_place(settings, "train.bin and val.bin (or .npy)"), settings)
@@ -103,7 +114,7 @@ def _tokens_in(folder: Path, settings: Settings) -> Text:
             )
     vocabulary = meta.vocabulary
     if vocabulary is None:
-        vocabulary = 1 + max(_largest(file) for file in (*train, *held_out))
+        vocabulary = 1 + _largest_of(folder, (*train, *held_out))
     splits = [
         TokenFiles(files, settings.context, vocabulary, [] if meta.row is None else _marks(files))
         for files in (train, held_out)
@@ -163,6 +174,23 @@ def _files(folder: Path, name: str, kind: str) -> list[MappedArray]:
         except (OSError, ValueError, EOFError) as error:
             raise TrainerError(f"{path} cannot be used: {error}") from error
     return files
+
+
+def _largest_of(folder: Path, files: Sequence[MappedArray]) -> int:
+    """The largest token of all files, from what was kept of those that have not changed since."""
+    kept = kept_counts(folder / COUNTS_FILE)
+    keys = [f"{file.path.name}:{file.array().dtype}:{_version(file.path)}" for file in files]
+    missing = {key: file for key, file in zip(keys, files, strict=True) if key not in kept}
+    if missing:
+        kept |= {key: (len(file), _largest(file)) for key, file in missing.items()}
+        keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
+    return max(kept[key][1] for key in keys)
+
+
+def _version(path: Path) -> str:
+    """What is another one as soon as somebody writes to the file."""
+    status = path.stat()
+    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def _largest(file: MappedArray) -> int:
