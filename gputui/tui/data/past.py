@@ -68,14 +68,15 @@ def past_page(
     reader: RunPageReader,
     curves: PastCurves,
     run: Run,
+    progress: tuple[Progress, tuple[str, ...]],
     interest: Interest,
     now: float,
     at: float,
 ) -> RunPage:
-    """The page of ``run``, which is as it was at ``at`` (UTC unix seconds). Raises sqlite3.Error."""
+    """The page of ``run``, which is as it was at ``at`` (UTC unix seconds), and so its `past_progress`. Raises
+    sqlite3.Error."""
     where = standing(connection, run.run_id, at)
-    progress, names = past_progress(connection, run, at)
-    page = reader.read(connection, run, progress, names, interest, at)
+    page = reader.read(connection, run, *progress, interest, at)
     charts = interest.charts
     return replace(
         page,

@@ -81,6 +81,8 @@ class SnapshotReader:
         self.is_behind = False
         """Whether the last snapshot left something out that the next one will hold."""
         self._resolved: tuple[Moment, float] | None = None
+        self._then: dict[str, tuple[Progress, tuple[str, ...]]] = {}
+        """How far runs had come at the past moment that is being read, and the names of their metrics."""
         self._curves = CurveReader()
         self._run_page: RunPageReader | None = None
         self._past_curves: PastCurves | None = None
@@ -94,6 +96,7 @@ class SnapshotReader:
         connection.execute("BEGIN")
         self.is_behind = False
         try:
+            self._then.clear()
             at, past = (None, None) if interest.moment is None else self._past_of(connection, interest.moment, now)
             seen = now if at is None else at
             runs = self._runs(connection, at)
@@ -222,7 +225,8 @@ class SnapshotReader:
         from gputui.tui.data.past import past_progress
 
         if run.ended_at is None:
-            return past_progress(connection, run, at)[0]
+            self._then[run.run_id] = past_progress(connection, run, at)
+            return self._then[run.run_id][0]
         found = self._over.get(run.run_id)
         is_same = found is not None and found.ended_at == run.ended_at
         return found.progress if found is not None and is_same else Progress(step=run.attempt_last_step)
@@ -242,10 +246,11 @@ class SnapshotReader:
         if at is None:
             progress = self._progress(connection, run)
             return reader.read(connection, run, progress, self._trackers[run.run_id].names, interest)
-        from gputui.tui.data.past import past_page
+        from gputui.tui.data.past import past_page, past_progress
 
         assert self._past_curves is not None
-        return past_page(connection, reader, self._past_curves, run, interest, now, at)
+        then = self._then.get(run.run_id) or past_progress(connection, run, at)
+        return past_page(connection, reader, self._past_curves, run, then, interest, now, at)
 
     def _read_gpu_page(
         self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, seen: float, at: float | None
