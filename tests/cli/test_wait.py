@@ -43,7 +43,7 @@ def test_the_line_at_the_bottom(changes: dict[str, Any], progress: dict[str, Any
 
 @pytest.mark.parametrize(("severity", "mark"), [("error", "✗"), ("warning", "▲"), ("info", " ")])
 def test_an_event_is_a_line_with_its_time(severity: str, mark: str) -> None:
-    event = EventView(1, NOW, severity, None, "demo-1", 1, "rank 0 failed")
+    event = EventView(1, NOW, severity, None, "demo-1", 1, "attempt_failed", None, "rank 0 failed")
     assert re.fullmatch(rf"\d\d:\d\d:\d\d {mark} rank 0 failed", event_line(event))
 
 
