@@ -145,6 +145,9 @@ def _cost(
     steps = None
     if attempt.last_step is not None and kept is not None:
         steps = max(0, attempt.last_step - kept)
+    if not steps and attempt.first_step is not None and clock.repeats(attempt.number, attempt.first_step):
+        # The last step of an epoch does not tell how many were done.
+        steps = None
     begin = _begin(attempt, kept, clock, had_predecessor)
     end = _end(following, clock)
     if begin is None or end is None:

@@ -84,6 +84,14 @@ def test_where_lines_come_only_with_checkpoints_there_is_at_least_so_much() -> N
     assert whole is not None and whole.is_at_least and whole.to_json()["lost_steps_is_at_least"] is True
 
 
+def test_where_steps_start_again_each_epoch_the_loss_is_unknown() -> None:
+    clock = Clock(TIMES)
+    clock.folding = {1}
+    cost = one([FIRST, second(resumed_from="/c/step_1800.pt", resumed_step=1800)], clock)
+    assert cost.lost_steps is None and cost.lost_seconds is not None
+    assert "step" not in in_words(cost)
+
+
 def test_steps_that_are_counted_from_zero() -> None:
     first = attempt(1, at=0.0, last=38, first_step=0, ended_at=52.0)
     cost = one([first, second(first_step=30, gpus=())], Clock(line(1, 0, 38, 11.0) | line(2, 30, 98, 70.0)))
