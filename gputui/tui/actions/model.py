@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
@@ -47,8 +47,7 @@ class Context:
 WhyNot = Callable[[Context], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One thing to do. ``why_not`` answers with a sentence when it is not possible now. ``shown`` puts it into the
     footer, on a run's page only while one of ``sections`` is in focus, where there are any; the help and the palette
     hold all. ``former`` is a name that a settings file may still have for it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ class CheckpointReader:
         fact = wish.facts.get(one.path)
         if fact is None:
             return found
-        return replace(found, step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
+        return found._replace(step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
 
     def _show(self, wish: _Wish, listed: list[Checkpoint], count: int) -> None:
         # One assignment: the feed's thread reads it at any time.

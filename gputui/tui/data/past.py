@@ -111,10 +111,10 @@ def past_tail(tail: LogTail, at: float, ended_at: float | None) -> LogTail:
         return tail
     count = lines_by(tail.lines, at)
     if count is None:
-        return replace(tail, past_note=TIMELESS)
+        return tail._replace(past_note=TIMELESS)
     if not count and not tail.is_whole:
-        return replace(tail, lines=(), levels=b"", problem=TOO_LONG_AGO)
-    return replace(tail, lines=tail.lines[:count], levels=tail.levels[:count], past_note=UP_TO_THEN)
+        return tail._replace(lines=(), levels=b"", problem=TOO_LONG_AGO)
+    return tail._replace(lines=tail.lines[:count], levels=tail.levels[:count], past_note=UP_TO_THEN)
 
 
 def past_progress(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:

@@ -7,7 +7,6 @@ import sqlite3
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from gputui.charts.safe_text import clean
 from gputui.curves.following import RunCurves
@@ -123,7 +122,7 @@ def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:
     median = statistics.median(own.values()) if len(own) > 1 else 0.0
     if median <= 0:
         return rows
-    return {rank: replace(row, slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
+    return {rank: row._replace(slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
 
 
 def _rank_row(line: RankLine) -> RankRow:

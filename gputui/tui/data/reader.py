@@ -134,7 +134,7 @@ class SnapshotReader:
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The same snapshot a moment later: the log moves on without the store, and the clock too."""
         if snapshot.past is not None:
-            return replace(snapshot, past=replace(snapshot.past, now=now), trouble=None)
+            return replace(snapshot, past=snapshot.past._replace(now=now), trouble=None)
         stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
         moved = replace(
             snapshot,
@@ -158,7 +158,7 @@ class SnapshotReader:
         is_known = self._resolved is not None and self._resolved[0] == moment
         at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
         self._resolved = (moment, at)
-        return at, replace(past, asked=moment)
+        return at, past._replace(asked=moment)
 
     def _histories(
         self, connection: sqlite3.Connection, now: float, at: float | None
@@ -261,7 +261,7 @@ class SnapshotReader:
         if at is None:
             return page
         held = next((run for run in runs if interest.gpu_uuid in run.gpus), None)
-        return replace(page, leased_since=held.attempt_started_at if held is not None else None)
+        return page._replace(leased_since=held.attempt_started_at if held is not None else None)
 
     def _page_reader(self) -> RunPageReader:
         """Only those who open the page of a run load what that needs."""

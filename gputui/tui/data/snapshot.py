@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.recovery.cost import Cost
@@ -32,8 +32,7 @@ GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
 """How far the charts of a GPU's page may reach back."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(NamedTuple):
     """How one rank does, from its newest metrics lines. ``slowdown`` is its own time in a step over the median of all
     ranks' own times."""
 
@@ -104,8 +103,7 @@ class MachineState:
     xids: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AlertsState:
+class AlertsState(NamedTuple):
     """Alerts, the severest first: those that ``last``, and, while their page is open, the newest of those that are
     ``over``."""
 
@@ -113,8 +111,7 @@ class AlertsState:
     over: tuple[AlertView, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPage:
+class GpuPage(NamedTuple):
     """What the page of one GPU shows beyond its row. ``history`` and ``memory_temperatures`` cover the last
     ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
 
@@ -126,15 +123,13 @@ class GpuPage:
     leased_since: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSet:
+class ProcessSet(NamedTuple):
     """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs."""
 
     hosts: Mapping[int, HostProcess]
 
 
-@dataclass(frozen=True, slots=True)
-class LogTail:
+class LogTail(NamedTuple):
     """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
     when this one cannot be read.
 
@@ -154,8 +149,7 @@ class LogTail:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """One checkpoint, harmless text. ``is_valid`` is None while its content was not checked; ``why`` says what was
     checked, or what is wrong with it. ``modified_at`` is UTC unix seconds. ``attempt`` wrote it, None is unknown;
     ``refused`` says why the run will not go on from it."""
@@ -239,8 +233,7 @@ class Interest:
     moment: Moment | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(NamedTuple):
     """That the snapshot is not of the present. ``now`` is, in UTC unix seconds; ``asked`` is what led here."""
 
     asked: Moment

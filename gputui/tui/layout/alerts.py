@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -32,8 +32,7 @@ class AlertsTable:
     order: Order = "severity"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(NamedTuple):
     alert: AlertView
     now: float
     is_current: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
@@ -47,8 +48,7 @@ class Surroundings:
     is_past: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(NamedTuple):
     row: RunRow
     around: Surroundings
     state: RunsState
