@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from textual import events
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
+from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
-from gputui.tui.layout.boxes import box
+from gputui.tui.layout.columns import fit_line
 from gputui.tui.shell import Shell
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.pane import Pane
@@ -118,3 +120,14 @@ class Dialog(ModalScreen[Answer | None]):
         shown = box(content.title, content.lines, width, content.note)
         self.pane.styles.width = width
         self.pane.show(shown, height=len(shown))
+
+
+def box(title: str, lines: Sequence[Line], width: int, note: str = "") -> list[Line]:
+    """``lines`` in a frame of ``width`` cells with a title above and a note below."""
+    inner = width - 2
+    head = clip(f" {title} ", inner)
+    foot = clip(f" {note} ", inner) if note else ""
+    top: Line = [("╭", "rule"), (head, "title"), ("─" * (inner - cell_width(head)) + "╮", "rule")]
+    bottom: Line = [("╰" + "─" * (inner - cell_width(foot)), "rule"), (foot, "dim"), ("╯", "rule")]
+    body: list[Line] = [[("│ ", "rule"), *fit_line(line, inner - 2), (" │", "rule")] for line in lines]
+    return [top, *body, bottom]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from gputui.tui.data.past import TIMELESS, TOO_LONG_AGO, UP_TO_THEN, past_tail
@@ -25,11 +24,11 @@ def test_the_log_of_an_attempt_that_was_over_is_whole() -> None:
 
 def test_a_log_that_tells_no_time_says_so() -> None:
     timeless = LogTail("rank 0", ("rank 0",), ("a", "b"), levels=b"\0\0")
-    assert past_tail(timeless, AT, None) == replace(timeless, past_note=TIMELESS)
+    assert past_tail(timeless, AT, None) == timeless._replace(past_note=TIMELESS)
     assert past_tail(LogTail(), AT, None) == LogTail()
 
 
 def test_a_moment_before_what_is_loaded() -> None:
     assert past_tail(TIMED, AT - 3600, None).lines == ()
-    found = past_tail(replace(TIMED, is_whole=False), AT - 3600, None)
+    found = past_tail(TIMED._replace(is_whole=False), AT - 3600, None)
     assert (found.lines, found.problem) == ((), TOO_LONG_AGO)
