@@ -4,15 +4,18 @@ months, orphans, and what a logout would do."""
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gputui.agent import agent_log
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_bounds import LogBounds, Place
+from gputui.agent.health.log_quota import LogBounds, Place
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.charts.units import duration
 from gputui.host.logout import what_a_logout_does
+from gputui.runs.identity import boot_id
 from gputui.store.events import add_event, has_event
 
 log = logging.getLogger(__name__)
@@ -67,3 +70,20 @@ class Upkeep:
             if not self.log_is_stuck:
                 log.warning("%s cannot be begun anew: %s", self.context.workspace.agent_log, error)
             self.log_is_stuck = True
+
+
+def note_predecessor(connection: sqlite3.Connection, now: float) -> None:
+    """An event where the agent before this one did not leave by itself: what happened meanwhile was not recorded.
+
+    ``now`` is UTC unix seconds. Raises sqlite3.Error.
+    """
+    row = connection.execute("SELECT pid, boot_id, heartbeat_at FROM agent WHERE ended_at IS NULL").fetchone()
+    if row is None:
+        return
+    pid, boot, heartbeat_at = row
+    lost = duration(max(0.0, now - heartbeat_at))
+    if boot == boot_id():
+        words = f"the agent (pid {pid}) was killed or crashed and another took over; GPUs and host were not recorded"
+    else:
+        words = "the machine went down while the agent ran; GPUs and host were not recorded"
+    add_event(connection, "recording_interrupted", f"{words} for {lost}", now=now, severity="warning")

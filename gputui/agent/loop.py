@@ -22,12 +22,11 @@ from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
-from gputui.agent.housekeeping import Upkeep
+from gputui.agent.housekeeping import Upkeep, note_predecessor
 from gputui.agent.lifecycle.postmortem import note_first_steps
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lock import AgentLock
-from gputui.agent.predecessor import note_predecessor
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
 from gputui.agent.recording.write_ahead_log import WriteAheadLog

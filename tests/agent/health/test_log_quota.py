@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_bounds import LOOK_SECONDS, LogBounds
-from gputui.agent.health.log_quota import Quota, gap, trim, trim_all
+from gputui.agent.health.log_quota import LOOK_SECONDS, LogBounds, Quota, gap, trim, trim_all
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest

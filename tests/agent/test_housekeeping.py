@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputui.agent.predecessor import note_predecessor
+from gputui.agent.housekeeping import note_predecessor
 from gputui.config import Workspace
 from gputui.runs.identity import boot_id
 from gputui.store.database import open_writer
