@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
-from gputui.agent.health.attempt_state import LOOK_SECONDS, Watched
+from gputui.agent.health.attempt_state import LOOK_SECONDS, AttemptState
 from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
@@ -59,7 +59,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         uuids = tuple(f"GPU-{rank}" for rank in range(self.run.ranks)) if self.run.gpus else ()
-        self.watched = Watched(_record(uuids), Course(StepPace()), 0.0)
+        self.watched = AttemptState(_record(uuids), Course(StepPace()), 0.0)
         self.watched.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
         self.seen = Seen(random.Random(self.run.chance.random()), self.run.ranks, self.run.gpus)
         self.next_look = LOOK_SECONDS * self.run.chance.random()

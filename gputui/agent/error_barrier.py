@@ -33,7 +33,7 @@ _OF_ONE_ROW = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 
 
 @dataclass(slots=True)
-class Guard:
+class ErrorBarrier:
     """Isolates unexpected errors: the run, or the part of a turn, that met one is left alone for a while, then tried
     again."""
 
@@ -104,7 +104,7 @@ class Parts:
     are those of the longest turn of this agent; ``unwritable`` is why something could not be written in this turn, and
     ``is_one_resting`` that a part was left alone in it."""
 
-    guard: Guard
+    guard: ErrorBarrier
     unwritable: str | None = None
     is_one_resting: bool = False
     longest_seconds: float = 0.0

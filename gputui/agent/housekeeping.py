@@ -24,7 +24,7 @@ LOG_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Upkeep:
+class Housekeeping:
     """The upkeep of one state directory."""
 
     context: AgentContext

@@ -22,7 +22,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
-from gputui.agent.housekeeping import Upkeep, note_predecessor
+from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.postmortem import note_first_steps
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
@@ -102,7 +102,7 @@ class Agent:
         self.supervisor = Supervisor(context, self.selector)
         self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
         self.supervisor.outbox.alerts_by = self.alerting.told_by
-        self.upkeep = Upkeep(context, options.interval_seconds)
+        self.upkeep = Housekeeping(context, options.interval_seconds)
         self.free_pages = FreePages(connection, context.monotonic)
         self.log = WriteAheadLog(connection, workspace.database, context.jobs, context.monotonic)
         self.sinks = Sinks(context)

@@ -47,7 +47,7 @@ class ProcessSnapshot:
 
 
 @dataclass(slots=True)
-class Watched:
+class AttemptState:
     """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
     found it stuck; ``worked``: a look since then found it at work;
     ``together_at``: the last look that found several ranks at work; ``was_open``: a look of this silence found a
@@ -80,7 +80,7 @@ class Watched:
     metrics_searched_at: float = -math.inf
 
     @classmethod
-    def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> Watched:
+    def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> AttemptState:
         """Start from what the store knows, so that an agent that follows a killed one need not learn anew."""
         pace = StepPace()
         for seconds in earlier_starts(connection, record.run_id, record.number):

@@ -80,7 +80,7 @@ def hardware_evidence(
 
 
 @dataclass(slots=True)
-class GpuTrouble:
+class GpuFaults:
     """The GPUs of all living attempts. Nothing is kept that a successor could not find out again."""
 
     context: AgentContext

@@ -52,7 +52,7 @@ gpus.csv        the run's GPUs from 5 minutes before the end to 5 minutes after 
 
 
 @dataclass(frozen=True, slots=True)
-class Keepsake:
+class IncidentArchive:
     """What is to be kept. ``at`` is the end of the attempt, in UTC unix seconds."""
 
     run_dir: Path
@@ -70,7 +70,7 @@ def incident_folder(run_dir: Path, attempt: int) -> Path:
     return run_dir / "incidents" / str(attempt)
 
 
-def keep(keepsake: Keepsake, jobs: Jobs) -> None:
+def keep(keepsake: IncidentArchive, jobs: Jobs) -> None:
     """Write it in a job; where the run had GPUs, their samples are completed when the time after it is over."""
     jobs.start(f"keeping the evidence of {keepsake.run_id}", partial(_keep, keepsake), deadline_seconds=KEEP_SECONDS)
     if keepsake.gpus:
@@ -79,7 +79,7 @@ def keep(keepsake: Keepsake, jobs: Jobs) -> None:
         later.start()
 
 
-def write(keepsake: Keepsake) -> None:
+def write(keepsake: IncidentArchive) -> None:
     """Write the folder. Raises OSError, StoreError or sqlite3.Error; what was written until then stays."""
     folder = incident_folder(keepsake.run_dir, keepsake.attempt)
     # The run's own folder is not made: where it is gone, the run was removed meanwhile.
@@ -98,7 +98,7 @@ def write(keepsake: Keepsake) -> None:
     _write_logs(keepsake.evidence.tails, folder / "logs")
 
 
-def write_gpus(keepsake: Keepsake, folder: Path) -> None:
+def write_gpus(keepsake: IncidentArchive, folder: Path) -> None:
     """The samples that there are by now. Raises as `write` does."""
     if not keepsake.gpus:
         return
@@ -112,7 +112,7 @@ def write_gpus(keepsake: Keepsake, folder: Path) -> None:
     write_text(folder / "gpus.csv", text.getvalue())
 
 
-def _keep(keepsake: Keepsake) -> None:
+def _keep(keepsake: IncidentArchive) -> None:
     try:
         write(keepsake)
     except (OSError, StoreError, sqlite3.Error) as error:
@@ -121,7 +121,7 @@ def _keep(keepsake: Keepsake) -> None:
         log.exception("%s: the evidence of attempt %d was not kept", keepsake.run_id, keepsake.attempt)
 
 
-def _complete(keepsake: Keepsake) -> None:
+def _complete(keepsake: IncidentArchive) -> None:
     try:
         write_gpus(keepsake, incident_folder(keepsake.run_dir, keepsake.attempt))
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def _write_logs(tails: tuple[EvidenceLog, ...], folder: Path) -> None:
             left -= len(text)
 
 
-def _decision(keepsake: Keepsake) -> dict[str, Any]:
+def _decision(keepsake: IncidentArchive) -> dict[str, Any]:
     plan = keepsake.plan
     return {
         "run": keepsake.run_id,

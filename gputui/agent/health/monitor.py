@@ -1,4 +1,4 @@
-"""Watching living attempts: hangs, numbers that go wrong, slow ranks, memory that grows.
+"""Monitor living attempts: hangs, numbers that go wrong, slow ranks, memory that grows.
 
 Nothing is looked for among the processes while lines arrive, but for their memory now and then; what is found is told
 once and, where the run's policy says so, ends the attempt: first the intent as a row, then what the processes can tell,
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, ProcessSnapshot, Watched, look_at
+from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, AttemptState, ProcessSnapshot, look_at
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
@@ -62,7 +62,7 @@ _HEADS = {
 
 
 @dataclass(slots=True)
-class Watching:
+class HealthMonitor:
     """All living attempts of one state directory."""
 
     context: AgentContext
@@ -105,7 +105,7 @@ class Watching:
         one = attempt.watched
         if one is None:
             context = self.context
-            one = attempt.watched = Watched.begin(context.connection, record, context.monotonic(), context.now())
+            one = attempt.watched = AttemptState.begin(context.connection, record, context.monotonic(), context.now())
             self._remember(attempt, one)
         if one.ending is not None:
             return
@@ -125,7 +125,7 @@ class Watching:
         if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
             self._look_for_leak(attempt, one, resolved)
 
-    def _remember(self, attempt: LiveAttempt, one: Watched) -> None:
+    def _remember(self, attempt: LiveAttempt, one: AttemptState) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
         for row in observations(self.context.connection, one.record.run_id, one.record.number):
             one.told.add(row.kind)
@@ -136,7 +136,7 @@ class Watching:
 
     # --- what is looked for ---------------------------------------------------------------------------------------
 
-    def _look_for_hang(self, attempt: LiveAttempt, one: Watched, policy: Policy) -> None:
+    def _look_for_hang(self, attempt: LiveAttempt, one: AttemptState, policy: Policy) -> None:
         quiet = silence(one.course, self.context.monotonic() - one.progress_at, policy.hang_after_seconds)
         if not quiet.is_worth_a_look:
             one.last, one.stuck_since = None, None
@@ -148,7 +148,7 @@ class Watching:
         elif verdict is not None and is_certain:
             self._found(attempt, one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
-    def _look_for_metrics(self, one: Watched, spec: RunSpec) -> None:
+    def _look_for_metrics(self, one: AttemptState, spec: RunSpec) -> None:
         """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
         if one.had_lines or not spec.metrics or "no_metrics" in one.told:
             return
@@ -174,7 +174,7 @@ class Watching:
             name = f"looking for what {record.run_id} prints and saves"
             one.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
-    def _look_for_leak(self, attempt: LiveAttempt, one: Watched, resolved: ResolvedRun) -> None:
+    def _look_for_leak(self, attempt: LiveAttempt, one: AttemptState, resolved: ResolvedRun) -> None:
         one.memory_at = self.context.monotonic()
         available = available_bytes()
         look = look_at(self._processes(one), self.context.monotonic())
@@ -196,7 +196,7 @@ class Watching:
         """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
         return {} if self.context.workspace.scenario.exists() else self.context.recorder.fast
 
-    def _processes(self, one: Watched) -> list[AttemptProcess]:
+    def _processes(self, one: AttemptState) -> list[AttemptProcess]:
         if self.scan is None:
             self.scan = self.context.scanner.scan()
         run_dir = self.context.workspace.run_dir(one.record.run_id)
@@ -204,7 +204,7 @@ class Watching:
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
-    def _found(self, attempt: LiveAttempt, one: Watched, finding: Finding, policy: Policy) -> None:
+    def _found(self, attempt: LiveAttempt, one: AttemptState, finding: Finding, policy: Policy) -> None:
         # The stuck kinds are one to a person who writes a policy.
         subject = "hang" if finding.kind == "rank_left_early" else finding.kind
         if one.ending is not None:
@@ -216,12 +216,14 @@ class Watching:
         one.ending = finding.kind
         self._begin_end(attempt, one)
 
-    def _tell(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str) -> None:
+    def _tell(self, one: AttemptState, kind: str, rank: int | None, step: int | None, text: str) -> None:
         if kind not in one.told:
             one.told.add(kind)
             self._write(one, kind, rank, step, text, ends=False)
 
-    def _write(self, one: Watched, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool) -> None:
+    def _write(
+        self, one: AttemptState, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool
+    ) -> None:
         now, record = self.context.now(), one.record
         who = "" if rank is None else f", rank {rank}"
         head = f"{_HEADS[kind]}{who}: {clean(text)}"
@@ -242,7 +244,7 @@ class Watching:
                 attempt=record.number,
             )
 
-    def _begin_end(self, attempt: LiveAttempt, one: Watched) -> None:
+    def _begin_end(self, attempt: LiveAttempt, one: AttemptState) -> None:
         record = one.record
         if one.ending in ("hang", "rank_left_early"):
             workspace = self.context.workspace

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.agent.health.attempt_state import Watched
+from gputui.agent.health.attempt_state import AttemptState
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.examination import Findings, Task
 from gputui.agent.lifecycle.run_files import ResolvedRun
@@ -65,7 +65,7 @@ class LiveAttempt:
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     served_since: float = float("-inf")
     resolved: ResolvedRun | None = None
-    watched: Watched | None = None
+    watched: AttemptState | None = None
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
     checkpoint_look: CheckpointLook | None = None

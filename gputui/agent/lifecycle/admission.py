@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Guard
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.apply_plan import owe_notices
 from gputui.agent.lifecycle.gpu_availability import standings
-from gputui.agent.lifecycle.release import Draining
+from gputui.agent.lifecycle.release import GpuRelease
 from gputui.agent.lifecycle.run_files import notice_of, policy_of
-from gputui.agent.lifecycle.scheduler import CpuRoom, GpuStanding, Start, Wait, gpus_wanted, schedule
+from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.config import Workspace
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.machine_actions import go_on_with_fewer
@@ -45,8 +45,8 @@ class Admission:
 
     context: AgentContext
     runs: ActiveRuns
-    guard: Guard
-    draining: Draining
+    guard: ErrorBarrier
+    draining: GpuRelease
     spawn: Callable[[AttemptRecord, Sequence[int], Mapping[str, int | None]], None]
     may_start: Callable[[RunRecord], bool]
     locks: GpuLocks = field(init=False)
@@ -54,7 +54,7 @@ class Admission:
     def __post_init__(self) -> None:
         self.locks = GpuLocks.of(self.context.workspace, os.environ)
 
-    def standings(self) -> list[GpuStanding] | None:
+    def standings(self) -> list[GpuAvailability] | None:
         """How each GPU stands for the scheduler, or None before the first inventory."""
         draining = self.draining
         return standings(self.context, draining.uuids(), self.locks.holder, draining.held())
@@ -136,7 +136,7 @@ class Admission:
         run, left = wait.run, wait.in_service or 0
         gone = [gpu for gpu in self.standings() or () if gpu.holder == run.run_id and gpu.out_of_service]
         names = ", ".join(gpu.name for gpu in gone)
-        why = f"{'; '.join(f'{gpu.name} {gpu.obstacle}' for gpu in gone)}, for {MISSING_SECONDS / 60:.0f} min"
+        why = f"{'; '.join(f'{gpu.name} {gpu.blocked_by}' for gpu in gone)}, for {MISSING_SECONDS / 60:.0f} min"
         ladder = policy_of(run).ladder("gpu_lost")
         if not any(action.name == "exclude_gpu" for rung in ladder for action in rung):
             give_up(self.context, run, f"{why}; its policy does not exclude GPUs")

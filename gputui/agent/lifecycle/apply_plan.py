@@ -10,7 +10,7 @@ from typing import Any
 
 from gputui.agent.health.gpu_faults import hardware_evidence
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.agent.lifecycle.scheduler import GpuStanding
+from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Observation
@@ -43,7 +43,7 @@ def seen_by_driver(
 
 
 def surroundings(
-    workspace: Workspace, resolved: ResolvedRun, attempt: AttemptRecord, gpus: Sequence[GpuStanding]
+    workspace: Workspace, resolved: ResolvedRun, attempt: AttemptRecord, gpus: Sequence[GpuAvailability]
 ) -> MachineContext:
     """What a decision needs to know of the machine."""
     spec, run_dir = resolved.spec, workspace.run_dir(attempt.run_id)
@@ -53,7 +53,7 @@ def surroundings(
         gpu.uuid
         for gpu in gpus
         if gpu.holder is None
-        and gpu.obstacle is None
+        and gpu.blocked_by is None
         and gpu.uuid not in attempt.gpus
         and (needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed)
     ]

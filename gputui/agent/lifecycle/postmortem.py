@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import Keepsake, keep
+from gputui.agent.health.incident_folder import IncidentArchive, keep
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, Sweeping
@@ -19,7 +19,7 @@ from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, surro
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.examination import Findings, Task, examine
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.agent.lifecycle.scheduler import GpuStanding
+from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.charts import units
 from gputui.metrics.report import IngestReport
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
@@ -93,7 +93,7 @@ def begin_postmortem(swept: Sweeping, task: Task, context: AgentContext) -> Post
 
 
 def step(
-    run: ActiveRun, phase: Postmortem, context: AgentContext, gpus: Callable[[], Sequence[GpuStanding] | None]
+    run: ActiveRun, phase: Postmortem, context: AgentContext, gpus: Callable[[], Sequence[GpuAvailability] | None]
 ) -> Postmortem | None:
     """None once it is written why the attempt ended and what follows. ``gpus`` gives how each GPU stands.
 
@@ -282,7 +282,7 @@ class Ending:
                 connection, notice, run, incident.kind, incident.summary, plan.reason, verdict=plan.verdict, now=now
             )
         keep(
-            Keepsake(
+            IncidentArchive(
                 run_dir=self.context.workspace.run_dir(run.run_id),
                 run_id=run.run_id,
                 attempt=attempt.number,

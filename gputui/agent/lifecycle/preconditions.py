@@ -42,7 +42,7 @@ class Closed:
 
 
 @dataclass(slots=True)
-class Gates:
+class Preconditions:
     """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
     system that does not answer."""
 

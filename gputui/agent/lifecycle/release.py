@@ -22,7 +22,7 @@ HELD_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Draining:
+class GpuRelease:
     """The GPUs of attempts that have ended. A run that is over gives its leases back when they are drained; one that
     recovers keeps them."""
 

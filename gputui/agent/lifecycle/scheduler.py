@@ -13,16 +13,16 @@ LEAST_CPU_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class GpuStanding:
+class GpuAvailability:
     """One GPU as the scheduler sees it: one that the driver lists, or one that it does not list although a run leases
-    it, which has no ``index``. ``obstacle`` says why nothing may start on it now, None when it may; ``out_of_service``
-    that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holder`` is the run that leases
-    it; ``free_bytes`` is None when the driver does not say."""
+    it, which has no ``index``. ``blocked_by`` says why nothing may start on it now, None when it may;
+    ``out_of_service`` that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holder`` is
+    the run that leases it; ``free_bytes`` is None when the driver does not say."""
 
     uuid: str
     index: int | None
     holder: str | None = None
-    obstacle: str | None = None
+    blocked_by: str | None = None
     free_bytes: int | None = None
     out_of_service: bool = False
     is_settling: bool = False
@@ -77,7 +77,7 @@ class CpuRoom:
 
 def schedule(
     queue: Sequence[RunRecord],
-    gpus: Sequence[GpuStanding] | None,
+    gpus: Sequence[GpuAvailability] | None,
     *,
     paused: bool = False,
     cpu: CpuRoom | None = None,
@@ -121,7 +121,7 @@ def schedule(
     return outcome if gpus is None else _without_deadlock(outcome, gpus)
 
 
-def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuStanding]) -> list[Start | Wait]:
+def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[Start | Wait]:
     """The same, but that one run of those that wait for each other starts where it can: with all GPUs that they lease
     and nobody else gets now."""
     stuck = _deadlocked(outcomes, gpus)
@@ -137,7 +137,7 @@ def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuStanding])
     return outcomes
 
 
-def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuStanding]) -> list[RunRecord]:
+def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[RunRecord]:
     """The runs that go on after an incident and would wait for ever, were each to keep what it leases: what is in
     service and not leased by them will be free one day, and is not enough."""
     runs = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and goes_on(outcome.run)]
@@ -159,7 +159,7 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuStanding]) -
         stuck = left
 
 
-def _place(run: RunRecord, gpus: Sequence[GpuStanding], taken: set[str]) -> Start | Wait:
+def _place(run: RunRecord, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start | Wait:
     """What becomes of one run; adds to ``taken`` what later ones cannot have."""
     request, wanted = run.spec.gpus, gpus_wanted(run)
     own = [gpu for gpu in gpus if gpu.holder == run.run_id]
@@ -186,23 +186,23 @@ def goes_on(run: RunRecord) -> bool:
     return run.not_before is not None
 
 
-def _fits(gpu: GpuStanding, run: RunRecord, taken: set[str]) -> bool:
-    if gpu.uuid in taken or gpu.obstacle is not None or gpu.holder not in (None, run.run_id):
+def _fits(gpu: GpuAvailability, run: RunRecord, taken: set[str]) -> bool:
+    if gpu.uuid in taken or gpu.blocked_by is not None or gpu.holder not in (None, run.run_id):
         return False
     needed = run.spec.gpus.memory_bytes
     return needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed
 
 
-def _why(candidates: Sequence[GpuStanding], fitting: Sequence[GpuStanding], wanted: int, run: RunRecord) -> str:
+def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: RunRecord) -> str:
     noun = "GPU" if wanted == 1 else "GPUs"
     obstacles = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in candidates if gpu not in fitting]
     detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
     return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
 
 
-def _obstacle(gpu: GpuStanding, run: RunRecord) -> str:
-    if gpu.obstacle is not None:
-        return gpu.obstacle
+def _obstacle(gpu: GpuAvailability, run: RunRecord) -> str:
+    if gpu.blocked_by is not None:
+        return gpu.blocked_by
     if gpu.holder not in (None, run.run_id):
         return f"is leased to {gpu.holder}"
     needed = run.spec.gpus.memory_bytes

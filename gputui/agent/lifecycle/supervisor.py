@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Guard, Parts
-from gputui.agent.health.gpu_faults import GpuTrouble
-from gputui.agent.health.monitor import Watching
+from gputui.agent.error_barrier import ErrorBarrier, Parts
+from gputui.agent.health.gpu_faults import GpuFaults
+from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle import attempt_launch, execution, postmortem, sweep
 from gputui.agent.lifecycle.active_run import (
@@ -34,12 +34,12 @@ from gputui.agent.lifecycle.active_run import (
 )
 from gputui.agent.lifecycle.admission import Admission, give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
-from gputui.agent.lifecycle.preconditions import Gates
-from gputui.agent.lifecycle.release import LOOK_SECONDS, Draining
+from gputui.agent.lifecycle.preconditions import Preconditions
+from gputui.agent.lifecycle.release import LOOK_SECONDS, GpuRelease
 from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.agent.lifecycle.waiting import Waits
+from gputui.agent.lifecycle.waiting import RecoveryWaits
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
@@ -73,13 +73,13 @@ class Supervisor:
     # How often what a command does could not be written, by the command's number.
     failed_writes: dict[int, int] = field(default_factory=dict)
     removal: Removal = field(init=False)
-    guard: Guard = field(init=False)
+    guard: ErrorBarrier = field(init=False)
     parts: Parts = field(init=False)
-    draining: Draining = field(init=False)
-    watching: Watching = field(init=False)
-    gpu_trouble: GpuTrouble = field(init=False)
+    draining: GpuRelease = field(init=False)
+    watching: HealthMonitor = field(init=False)
+    gpu_trouble: GpuFaults = field(init=False)
     starting: Admission = field(init=False)
-    waits: Waits = field(init=False)
+    waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
     resume_checks: ResumeChecks = field(init=False)
@@ -88,17 +88,17 @@ class Supervisor:
         context = self.context
         self.removal = Removal(context)
         self.surveys = CheckpointSurveys(context)
-        self.guard = Guard(context, self.runs)
+        self.guard = ErrorBarrier(context, self.runs)
         self.parts = Parts(self.guard)
-        self.draining = Draining(context, self.runs, GpuLocks.of(context.workspace, os.environ))
-        self.gpu_trouble = GpuTrouble(context)
+        self.draining = GpuRelease(context, self.runs, GpuLocks.of(context.workspace, os.environ))
+        self.gpu_trouble = GpuFaults(context)
         self.resume_checks = ResumeChecks(context, self.runs, self._give_up)
         self.starting = Admission(
             context, self.runs, self.guard, self.draining, self._spawn, self.resume_checks.may_start
         )
-        self.waits = Waits(context, self.runs, Gates(context), self.guard, self.starting.is_understood)
+        self.waits = RecoveryWaits(context, self.runs, Preconditions(context), self.guard, self.starting.is_understood)
         self.outbox = Outbox(context)
-        self.watching = Watching(context)
+        self.watching = HealthMonitor(context)
 
     # --- adoption -------------------------------------------------------------------------------------------------
 

@@ -6,24 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Guard
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.admission import give_up
-from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Gates
+from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Preconditions
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.states import RunState
 
 
 @dataclass(slots=True)
-class Waits:
+class RecoveryWaits:
     """The waits of all runs. ``is_understood`` fails a run
     whose row cannot be understood."""
 
     context: AgentContext
     runs: ActiveRuns
-    gates: Gates
-    guard: Guard
+    gates: Preconditions
+    guard: ErrorBarrier
     is_understood: Callable[[RunRecord], bool]
 
     def next_due(self) -> float | None:

@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.attempt_state import ProcessSnapshot, Watched
-from gputui.agent.health.monitor import Watching
+from gputui.agent.health.attempt_state import AttemptState, ProcessSnapshot
+from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery.watch.progress import ProgressSilence, silence
@@ -67,7 +67,7 @@ def write(connection: sqlite3.Connection, attempt: int, *lines: dict[str, object
 def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.Connection) -> None:
     write(connection, 1, *({"step": step, "time": NOW - 9000 + step * 40.0} for step in range(20)))
     write(connection, 2, {"step": 20, "time": NOW - 100.0})
-    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
     assert watched.progress_at == 5.0 - 100.0
     assert watched.course.pace.longest_gap == 40.0
     assert silence(watched.course, 100.0, 10.0).allowed_seconds == 120.0
@@ -75,24 +75,24 @@ def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.C
 
 def test_times_of_another_beginning_say_nothing_of_the_silence(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 1, "time": 12.5})
-    assert Watched.begin(connection, RECORD, clock=5.0, wall=NOW).progress_at == 5.0
+    assert AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW).progress_at == 5.0
 
 
 def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlite3.Connection) -> None:
     write(connection, 2, *({"step": step, "loss": "NaN"} for step in range(9)))
-    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
     assert [(one.kind, one.step) for one in watched.pending] == [("nan_loss", 0)]
 
 
 def test_lines_without_a_time_are_timed_by_their_arrival(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
     for step in range(20):
         watched.take([WatchedLine(2, None, step, None, None, {})], 5.0 + step * 30.0, NOW + step * 30.0)
     assert watched.course.pace.longest_gap == 30.0
 
 
 def test_a_clock_that_is_set_explains_no_silence(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     for step in range(40):
         wall = NOW + step * 10.0 + (3600.0 if step > 20 else 0.0)
         watched.take([WatchedLine(2, None, step, wall, None, {})], step * 10.0, wall)
@@ -102,7 +102,7 @@ def test_a_clock_that_is_set_explains_no_silence(connection: sqlite3.Connection)
 def test_lines_that_are_held_back_in_a_buffer_explain_the_silence_until_they_come(
     connection: sqlite3.Connection,
 ) -> None:
-    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     for block in range(4):
         lines = [WatchedLine(2, None, block * 80 + step, NOW + block * 80.0 + step, None, {}) for step in range(80)]
         watched.take(lines, (block + 1) * 80.0, NOW + (block + 1) * 80.0)
@@ -110,7 +110,7 @@ def test_lines_that_are_held_back_in_a_buffer_explain_the_silence_until_they_com
 
 
 def test_silence_counts_anew_when_nobody_could_have_seen_progress(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     watched.take([WatchedLine(2, None, 1, NOW, None, {})], 10.0, NOW)
     watched.begin_anew(5000.0)
     assert not silence(watched.course, 5010.0 - watched.progress_at, 60.0).is_overdue
@@ -130,7 +130,7 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
 
 
 def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=5.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
     before = watched.progress_at
     watched.take([WatchedLine(1, None, 9, NOW, None, {})], 50.0)
     assert watched.progress_at == before
@@ -138,7 +138,7 @@ def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection)
     assert watched.progress_at == 60.0
 
 
-def looks(watched: Watched, busy: Callable[[float], bool]) -> list[tuple[float, str, bool]]:
+def looks(watched: AttemptState, busy: Callable[[float], bool]) -> list[tuple[float, str, bool]]:
     """What is made of a look every two seconds from 100 to 200 s, in a silence that nothing explains."""
     found, cpu = [], 0.0
     for at in (100.0 + 2.0 * count for count in range(51)):
@@ -151,13 +151,13 @@ def looks(watched: Watched, busy: Callable[[float], bool]) -> list[tuple[float, 
 
 
 def test_a_hang_is_certain_after_ten_seconds(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     watched.had_lines = True
     assert next(at for at, kind, is_certain in looks(watched, lambda at: False) if is_certain) == 112.0
 
 
 def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Connection) -> None:
-    watched = Watched.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     watched.had_lines = True
     paused = looks(watched, lambda at: not 120.0 < at <= 140.0)
     assert not any(is_certain for _, _, is_certain in paused)
@@ -169,9 +169,9 @@ def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Co
 def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Connection, workspace: Workspace) -> None:
     now = [1000.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: now[0])
-    watching = Watching(context)
+    watching = HealthMonitor(context)
     watching.turn([])
-    watched = Watched.begin(connection, RECORD, clock=1000.0, wall=NOW)
+    watched = AttemptState.begin(connection, RECORD, clock=1000.0, wall=NOW)
     attempt = LiveAttempt(RECORD, ExecutorProcess(None), watched=watched)
     now[0] += 4.0
     watching.turn([attempt])

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, Keepsake, incident_folder, keep, write
+from gputui.agent.health.incident_folder import (
+    AROUND_SECONDS,
+    LOG_CHARACTERS,
+    IncidentArchive,
+    incident_folder,
+    keep,
+    write,
+)
 from gputui.agent.jobs import Jobs
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
@@ -25,7 +32,7 @@ TOKEN = "hf_" + "a1B2" * 8
 
 
 @pytest.fixture
-def keepsake(workspace: Workspace) -> Keepsake:
+def keepsake(workspace: Workspace) -> IncidentArchive:
     run_dir = workspace.run_dir("job-1")
     run_dir.mkdir()
     with closing(open_store(workspace.database)) as connection:
@@ -49,10 +56,10 @@ def keepsake(workspace: Workspace) -> Keepsake:
     )
     incident = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f", ("rank 1: CUDA out of memory",))
     plan = RecoveryPlan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
-    return Keepsake(run_dir, "job-1", 2, END, ("GPU-1",), evidence, incident, plan, workspace.database)
+    return IncidentArchive(run_dir, "job-1", 2, END, ("GPU-1",), evidence, incident, plan, workspace.database)
 
 
-def test_everything_is_there_and_no_secret(keepsake: Keepsake) -> None:
+def test_everything_is_there_and_no_secret(keepsake: IncidentArchive) -> None:
     write(keepsake)
     folder = incident_folder(keepsake.run_dir, 2)
     assert folder == keepsake.run_dir / "incidents" / "2"
@@ -77,7 +84,7 @@ def test_everything_is_there_and_no_secret(keepsake: Keepsake) -> None:
     assert (folder / "logs" / "rank1-stderr.txt").read_text().endswith("logged in with [redacted]\n")
 
 
-def test_the_gpus_of_the_run_around_its_end(keepsake: Keepsake) -> None:
+def test_the_gpus_of_the_run_around_its_end(keepsake: IncidentArchive) -> None:
     write(keepsake)
     with (incident_folder(keepsake.run_dir, 2) / "gpus.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -87,7 +94,7 @@ def test_the_gpus_of_the_run_around_its_end(keepsake: Keepsake) -> None:
     assert rows[0]["power_watts"] == "300.0" and rows[0]["temperature_celsius"] == ""
 
 
-def test_all_logs_together_are_bounded(keepsake: Keepsake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_logs_together_are_bounded(keepsake: IncidentArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputui.agent.health.incident_folder.ALL_LOGS_CHARACTERS", 20)
     write(keepsake)
     logs = list((incident_folder(keepsake.run_dir, 2) / "logs").iterdir())
@@ -95,7 +102,7 @@ def test_all_logs_together_are_bounded(keepsake: Keepsake, monkeypatch: pytest.M
 
 
 def test_a_full_disk_costs_the_evidence_only(
-    keepsake: Keepsake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    keepsake: IncidentArchive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[Path] = []
 
@@ -111,7 +118,7 @@ def test_a_full_disk_costs_the_evidence_only(
     assert "the evidence of attempt 2 is incomplete: [Errno 28] No space left on device" in caplog.text
 
 
-def test_a_run_that_was_removed_meanwhile_does_not_come_back(keepsake: Keepsake) -> None:
+def test_a_run_that_was_removed_meanwhile_does_not_come_back(keepsake: IncidentArchive) -> None:
     keepsake.run_dir.rmdir()
     jobs = Jobs(lambda: None, time.monotonic)
     keep(keepsake, jobs)

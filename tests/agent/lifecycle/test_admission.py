@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Guard
+from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
-from gputui.agent.lifecycle.release import Draining
+from gputui.agent.lifecycle.release import GpuRelease
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.runs import repository
@@ -49,8 +49,8 @@ class Bench:
         self.starting = Admission(
             context,
             runs,
-            Guard(context, runs),
-            Draining(context, runs, GpuLocks((), None)),
+            ErrorBarrier(context, runs),
+            GpuRelease(context, runs, GpuLocks((), None)),
             lambda record, *_: self.started.append(record),
             lambda _run: True,
         )

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.gpu_availability import standings
-from gputui.agent.lifecycle.scheduler import GpuStanding
+from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.store.hardware import quarantine
@@ -25,7 +25,7 @@ def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
         yield made
 
 
-def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str]) -> dict[int, GpuStanding]:
+def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str]) -> dict[int, GpuAvailability]:
     """Seven GPUs: well, in quarantine, lost, drained, split, a stranger's, and one that was not read."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
     recorder = context.recorder
@@ -46,7 +46,7 @@ def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connecti
     assert [index for index, gpu in found.items() if gpu.is_settling] == [3, 6]
     words = [None, "is in quarantine", "is lost", "still holds memory", "is split by MIG", "is used by bob", "not been"]
     for index, word in enumerate(words):
-        obstacle = found[index].obstacle
-        assert obstacle is None if word is None else word in (obstacle or ""), index
+        blocked_by = found[index].blocked_by
+        assert blocked_by is None if word is None else word in (blocked_by or ""), index
     assert [index for index, gpu in found.items() if gpu.out_of_service] == [1, 2, 4]
     assert found[0].free_bytes == 79 << 30 and found[6].free_bytes is None

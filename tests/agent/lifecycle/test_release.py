@@ -8,7 +8,7 @@ import subprocess
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRuns
-from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, Draining
+from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
@@ -39,7 +39,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
     (workspace.state / "locks").mkdir()
     here = GpuLocks((workspace.state / "locks",), None)
-    draining = Draining(context, ActiveRuns(), here)
+    draining = GpuRelease(context, ActiveRuns(), here)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as process:

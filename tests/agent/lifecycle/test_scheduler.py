@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.agent.lifecycle.scheduler import CpuRoom, GpuStanding, Start, Wait, schedule
+from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, schedule
 from gputui.runs.repository import RunRecord
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.states import RunState
@@ -36,8 +36,10 @@ def run(
     )
 
 
-def gpus(count: int, **changes: GpuStanding) -> list[GpuStanding]:
-    return [changes.get(f"g{index}", GpuStanding(f"g{index}", index, free_bytes=80 << 30)) for index in range(count)]
+def gpus(count: int, **changes: GpuAvailability) -> list[GpuAvailability]:
+    return [
+        changes.get(f"g{index}", GpuAvailability(f"g{index}", index, free_bytes=80 << 30)) for index in range(count)
+    ]
 
 
 def test_a_run_without_gpus_starts_at_once() -> None:
@@ -75,7 +77,7 @@ def test_two_runs_never_share_a_gpu() -> None:
 
 
 def test_a_large_run_is_not_starved_by_small_ones() -> None:
-    held = GpuStanding("g0", 0, holder="other-1", free_bytes=80 << 30)
+    held = GpuAvailability("g0", 0, holder="other-1", free_bytes=80 << 30)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=held))
     assert isinstance(large, Wait) and isinstance(small, Wait)
     assert "waits for 4 GPUs (3 free; GPU 0 is leased to other-1)" in large.reason
@@ -85,8 +87,8 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
 @pytest.mark.parametrize("not_before", [0.0, None])
 def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: float | None) -> None:
     """What goes on after an incident, or was restarted before its GPUs were given back, leases what others wait for."""
-    own = GpuStanding("g0", 0, holder="own", free_bytes=80 << 30)
-    lost = GpuStanding("g1", 1, holder="own", obstacle="is lost", out_of_service=True)
+    own = GpuAvailability("g0", 0, holder="own", free_bytes=80 << 30)
+    lost = GpuAvailability("g1", 1, holder="own", blocked_by="is lost", out_of_service=True)
     large, back = run("large", 4), run("own", 1, not_before=not_before)
     starts, waits = schedule([large, back], gpus(4, g0=own))
     assert starts == Start(back, ("g0",)) and isinstance(waits, Wait) and waits.run == large
@@ -95,7 +97,7 @@ def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: floa
 
 
 def test_a_run_that_can_never_start_holds_back_nobody() -> None:
-    lost = GpuStanding("g0", 0, obstacle="is lost", out_of_service=True)
+    lost = GpuAvailability("g0", 0, blocked_by="is lost", out_of_service=True)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=lost))
     assert isinstance(large, Wait) and "GPU 0 is lost" in large.reason
     assert small == Start(run("small", 1), ("g1",))
@@ -110,21 +112,21 @@ def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> N
 
 
 def test_a_run_that_asks_elsewhere_is_not_held_back() -> None:
-    held = GpuStanding("g0", 0, holder="other-1")
+    held = GpuAvailability("g0", 0, holder="other-1")
     first, second = schedule([run("a", 1, uuids=("g0",)), run("b", 1, uuids=("g3",))], gpus(4, g0=held))
     assert isinstance(first, Wait)
     assert second == Start(run("b", 1, uuids=("g3",)), ("g3",))
 
 
 def test_a_recovering_run_returns_to_its_own_gpus() -> None:
-    own = GpuStanding("g2", 2, holder="a")
+    own = GpuAvailability("g2", 2, holder="a")
     (outcome,) = schedule([run("a", 1)], gpus(4, g2=own))
     assert outcome == Start(run("a", 1), ("g2",))
 
 
-def deadlock(*more: GpuStanding) -> list[GpuStanding]:
+def deadlock(*more: GpuAvailability) -> list[GpuAvailability]:
     """Each of two runs leases a healthy GPU and one that is gone."""
-    return [GpuStanding("g0", 0, "a"), GpuStanding("g1", 1, "b"), *more, missing("g2", "a"), missing("g3", "b")]
+    return [GpuAvailability("g0", 0, "a"), GpuAvailability("g1", 1, "b"), *more, missing("g2", "a"), missing("g3", "b")]
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
@@ -135,65 +137,65 @@ def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
 
 def test_a_lease_is_not_taken_where_waiting_helps_or_the_holder_does_not_wait() -> None:
     queue = [run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)]
-    for more in (GpuStanding("g4", 4, "c"), GpuStanding("g4", 4, None, "is used by bob (pid 7)")):
+    for more in (GpuAvailability("g4", 4, "c"), GpuAvailability("g4", 4, None, "is used by bob (pid 7)")):
         assert all(isinstance(outcome, Wait) for outcome in schedule(queue, deadlock(more)))
     assert isinstance(schedule(queue[:1], deadlock())[0], Wait)
     # With three that wait, the first that can be served is.
     three = [run("big", 4, not_before=4.0), *queue]
-    standings = deadlock(GpuStanding("g5", 5, "big"), missing("g6", "big"))
+    standings = deadlock(GpuAvailability("g5", 5, "big"), missing("g6", "big"))
     big, first, second = schedule(three, standings)
     assert isinstance(big, Wait) and isinstance(second, Wait)
     assert isinstance(first, Start) and len(first.uuids) == 2 and "g0" in first.uuids
 
 
-def missing(uuid: str, holder: str) -> GpuStanding:
-    return GpuStanding(uuid, None, holder, "is missing: the driver does not list it", out_of_service=True)
+def missing(uuid: str, holder: str) -> GpuAvailability:
+    return GpuAvailability(uuid, None, holder, "is missing: the driver does not list it", out_of_service=True)
 
 
 def test_a_run_whose_gpu_is_missing_gets_as_many_as_it_asked_for_or_waits() -> None:
-    own = [GpuStanding(f"g{i}", i, "a") for i in range(3)]
+    own = [GpuAvailability(f"g{i}", i, "a") for i in range(3)]
     recovering = run("a", 4, not_before=5.0)
     (outcome,) = schedule([recovering], [*own, missing("g9", "a")])
     assert isinstance(outcome, Wait) and outcome.in_service == 3
     assert outcome.reason == "waits for 4 GPUs (3 free; g9 is missing: the driver does not list it)"
-    (outcome,) = schedule([recovering], [*own, GpuStanding("g3", 3), missing("g9", "a")])
+    (outcome,) = schedule([recovering], [*own, GpuAvailability("g3", 3), missing("g9", "a")])
     assert isinstance(outcome, Start) and outcome.uuids == ("g0", "g1", "g2", "g3")
     assert outcome.replaced == ("g9 is missing: the driver does not list it",)
 
 
 def test_only_what_exclude_gpu_noted_makes_a_run_smaller() -> None:
-    own = [GpuStanding(f"g{i}", i, "a") for i in range(3)]
+    own = [GpuAvailability(f"g{i}", i, "a") for i in range(3)]
     assert schedule([run("a", 4, not_before=5.0, gpu_count=3)], own) == [
         Start(run("a", 4, not_before=5.0, gpu_count=3), ("g0", "g1", "g2"))
     ]
     assert isinstance(schedule([run("a", 4, not_before=5.0)], own)[0], Wait)
 
 
-@pytest.mark.parametrize("obstacle", ["is lost", "is in quarantine (x)", "is used by bob (pid 7)"])
-def test_a_lease_on_a_gpu_that_cannot_be_used_is_given_up_for_a_free_one(obstacle: str) -> None:
-    machine = gpus(8, g0=GpuStanding("g0", 0, "a"), g1=GpuStanding("g1", 1, "a", obstacle))
+@pytest.mark.parametrize("blocked_by", ["is lost", "is in quarantine (x)", "is used by bob (pid 7)"])
+def test_a_lease_on_a_gpu_that_cannot_be_used_is_given_up_for_a_free_one(blocked_by: str) -> None:
+    machine = gpus(8, g0=GpuAvailability("g0", 0, "a"), g1=GpuAvailability("g1", 1, "a", blocked_by))
     (outcome,) = schedule([run("a", 2, not_before=5.0)], machine)
     assert isinstance(outcome, Start)
-    assert (outcome.uuids, outcome.replaced) == (("g0", "g2"), (f"GPU 1 {obstacle}",))
+    assert (outcome.uuids, outcome.replaced) == (("g0", "g2"), (f"GPU 1 {blocked_by}",))
 
 
 def test_a_run_that_names_its_gpus_waits_for_them() -> None:
-    lost = GpuStanding("g1", 1, "a", "is lost", out_of_service=True)
-    machine = gpus(8, g0=GpuStanding("g0", 0, "a"), g1=lost)
+    lost = GpuAvailability("g1", 1, "a", "is lost", out_of_service=True)
+    machine = gpus(8, g0=GpuAvailability("g0", 0, "a"), g1=lost)
     (outcome,) = schedule([run("a", 2, uuids=("g0", "g1"), not_before=5.0)], machine)
     assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 is lost" in outcome.reason
 
 
 def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:
-    settling = GpuStanding("g0", 0, "a", "still holds memory of the previous attempt", is_settling=True)
+    settling = GpuAvailability("g0", 0, "a", "still holds memory of the previous attempt", is_settling=True)
     first, second = schedule([run("a", 1, not_before=5.0), run("b", 1)], gpus(2, g0=settling))
     assert isinstance(first, Wait) and first.in_service is None
     assert second == Start(run("b", 1), ("g1",))
 
 
 def test_a_lost_or_full_gpu_is_passed_over() -> None:
-    lost = GpuStanding("g0", 0, obstacle="is lost")
-    full = GpuStanding("g1", 1, free_bytes=4 << 30)
+    lost = GpuAvailability("g0", 0, blocked_by="is lost")
+    full = GpuAvailability("g1", 1, free_bytes=4 << 30)
     (outcome,) = schedule([run("a", 1, memory=10 << 30)], gpus(3, g0=lost, g1=full))
     assert outcome == Start(run("a", 1, memory=10 << 30), ("g2",))
     (outcome,) = schedule([run("a", 3, memory=10 << 30)], gpus(3, g0=lost, g1=full))
@@ -202,13 +204,13 @@ def test_a_lost_or_full_gpu_is_passed_over() -> None:
 
 
 def test_unknown_free_memory_does_not_hold_a_run_back() -> None:
-    (outcome,) = schedule([run("a", 1, memory=10 << 30)], [GpuStanding("g0", 0)])
+    (outcome,) = schedule([run("a", 1, memory=10 << 30)], [GpuAvailability("g0", 0)])
     assert isinstance(outcome, Start)
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 8), st.sets(st.integers(0, 7)))
 def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: int, held: set[int]) -> None:
-    machine = [GpuStanding(f"g{i}", i, holder="x-1" if i in held else None) for i in range(count)]
+    machine = [GpuAvailability(f"g{i}", i, holder="x-1" if i in held else None) for i in range(count)]
     outcomes = schedule([run(f"r{i}", size) for i, size in enumerate(sizes)], machine)
     given_out = [uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids]
     assert len(given_out) == len(set(given_out))
