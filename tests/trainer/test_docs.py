@@ -168,3 +168,11 @@ def test_every_file_of_a_run_is_in_the_picture(output: Path) -> None:
             assert name in shown or name == "best_model.pt.sha256", path
     histogram = json.loads((output / "histograms.jsonl").read_text().splitlines()[0])
     assert set(histogram) - {"step", "time"} <= words(section("Histograms, traces, trackers, text log"))
+
+
+def test_every_feature_names_a_test_that_is_there() -> None:
+    cells = re.findall(r"^\| (?!feature|---)(.*?) \| (.*) \|$", section("What shows that it works"), re.MULTILINE)
+    assert len(cells) > 15
+    for feature, shown in cells:
+        named = re.findall(r"`(test_[\w*]+\.py)`", shown)
+        assert named and all(list((ROOT / "tests" / "trainer").glob(name)) for name in named), feature

@@ -1,4 +1,9 @@
-"""Checkpoints: `writer` saves them, `rotation` chooses and tidies, `restoring` reads; `names` says what lies where."""
+"""Checkpoints: what is saved when, how it gets to the disk whole, and which one a run goes on from.
+
+In comes the session's state (tensors on any device, maybe DTensors), out come files that hold until their SHA-256 says
+otherwise. `writer` decides and runs at most one `job` at a time; `snapshot` copies live tensors, `streams` and `files`
+write, `sharded` splits by rank, `rotation` chooses, loads and deletes, `names` says what lies where. `writer` first.
+"""
 
 from trainer.checkpoints.files import FORMAT, State, require_writable
 from trainer.checkpoints.rotation import Choice, check_fits, choose, existing, load

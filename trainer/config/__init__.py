@@ -1,4 +1,9 @@
-"""Settings: `schema` declares them, `sources` reads them from flags, YAML and environment, `phases` unfolds them."""
+"""Settings: every one declared once, read from flags, YAML and environment, and unfolded into phases.
+
+In come a command line, files and variables, out come frozen `Settings`, or one line with the place that is wrong.
+`schema` declares them, `sources` reads them, `phases` unfolds them, `problems` words errors, `export` shows them.
+Nothing here imports torch. Read `schema` first.
+"""
 
 from trainer.config.export import as_json, as_plain, json_schema, without_login
 from trainer.config.phases import phase_at, unfold
