@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json is not None:
         everything = {
             "drills": [dataclasses.asdict(one) for one in drilled],
-            "healthy": None if healthy is None else dataclasses.asdict(healthy),
+            "healthy": None if healthy is None else vars(healthy),
             "broken": [dataclasses.asdict(one) for one in found],
         }
         args.json.write_text(json.dumps(everything, indent=2) + "\n", "utf-8")
