@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gputui.metrics.ingest import MetricsIngest
-from gputui.store import metric_queries
 from gputui.store.database import open_reader, open_writer
+from gputui.store.metrics import queries
 
 LINES = 200_000
 READ_LINES = 100_000
@@ -91,7 +91,7 @@ def _read(database: Path, file: Path) -> dict[str, float]:
     ingest.finish("bench")
     reader = open_reader(database)
     found = {
-        "latest_seconds": min(_seconds(lambda: metric_queries.latest(reader, "bench")) for _ in range(5)),
+        "latest_seconds": min(_seconds(lambda: queries.latest(reader, "bench")) for _ in range(5)),
     }
     reader.close()
     connection.close()

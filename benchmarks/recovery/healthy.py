@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gputui.store.watch_queries import WatchedLine
+from gputui.store.metrics.watched import WatchedLine
 
 Activity = Literal[
     "start", "step", "compile", "compile alone", "validate", "validate alone", "save", "save sharded", "read data",

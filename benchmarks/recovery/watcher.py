@@ -21,7 +21,7 @@ from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, StepPace, silence
 from gputui.runs.command import Launch
 from gputui.runs.repository import AttemptRecord
-from gputui.store.watch_queries import WatchedLine
+from gputui.store.metrics.watched import WatchedLine
 
 POLICY = POLICIES["standard"]
 BEGAN_AT = 1_700_000_000.0

@@ -14,10 +14,11 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, Session, fail, say
 from gputui.metrics.intake_words import intake_words
-from gputui.store import alerts, checkpoints, metric_intake
+from gputui.store import alerts, checkpoints
 from gputui.store.alerts import AlertView
+from gputui.store.metrics import intake
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents, read_transitions
-from gputui.store.step_times import StepTimes
 
 WIDTH = 100
 ALERTS_TOLD = 8
@@ -46,7 +47,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         if rows := checkpoints.of_run(connection, view.run_id):
             spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
             story.append(checkpoints_sentence(rows, spans))
-        if trouble := intake_words(metric_intake.intake(connection, view.run_id)):
+        if trouble := intake_words(intake.intake(connection, view.run_id)):
             story.append(f"{trouble}.")
     if raised:
         story.append(alerts_sentence(raised))

@@ -13,7 +13,7 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE,
 from gputui.profiles.nearest import nearest
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.runs.states import RunState
-from gputui.store import metric_queries
+from gputui.store.metrics import queries
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target
@@ -64,7 +64,7 @@ def _shown(where: str) -> str:
 
 
 def _refuse_unknown(connection: sqlite3.Connection, view: Run, names: tuple[str, ...]) -> None:
-    known = metric_queries.metric_names(connection, view.run_id)
+    known = queries.metric_names(connection, view.run_id)
     if not known:
         fail(f"{view.run_id} has measured nothing yet; --follow waits for it", EXIT_REFUSED)
     for name in names:

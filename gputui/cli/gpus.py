@@ -11,9 +11,10 @@ import click
 from gputui.charts import units
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
-from gputui.store import json_shapes, metric_queries
+from gputui.store import json_shapes
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
+from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 
 FIRST_SAMPLE_SECONDS = 10.0
@@ -79,7 +80,7 @@ def shapes(
     paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
     for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
         attempt = find_run(connection, run_id).attempt
-        for line in metric_queries.ranks(connection, run_id, attempt):
+        for line in queries.ranks(connection, run_id, attempt):
             step, data = (
                 value if value is not None and math.isfinite(value) else None
                 for value in (line.values.get("step_time"), line.values.get("data_time"))

@@ -18,7 +18,7 @@ from gputui.curves.following import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.intake_words import intake_words
 from gputui.profiles.nearest import nearest
-from gputui.store import metric_intake, metric_queries
+from gputui.store.metrics import intake, queries
 from gputui.tui.layout.panels import by_interest
 
 PLOT_HEIGHT = 20
@@ -53,14 +53,14 @@ def command(
     """What a run measured: the newest value of each metric, or every point of those named."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        known = by_interest(metric_queries.metric_names(connection, view.run_id))
+        known = by_interest(queries.metric_names(connection, view.run_id))
         for name in names:
             if name not in known:
                 meant = nearest(name, known)
                 hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known) or 'none yet'}"
                 fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
         if as_json:
-            print_json_list(metric_queries.points_json(connection, view.run_id, names or known))
+            print_json_list(queries.points_json(connection, view.run_id, names or known))
             return
         if plot or file is not None:
             width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
@@ -73,9 +73,9 @@ def command(
             if plot:
                 draw(data, clean(view.run_id), width, log_y=log_y)
             return
-        latest = metric_queries.latest(connection, view.run_id)
+        latest = queries.latest(connection, view.run_id)
         if not latest:
-            trouble = intake_words(metric_intake.intake(connection, view.run_id))
+            trouble = intake_words(intake.intake(connection, view.run_id))
             say(f"{view.run_id} has no metrics" + (f": {trouble}" if trouble else " yet"))
             return
         rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]

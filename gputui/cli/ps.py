@@ -12,7 +12,8 @@ from gputui.cli.context import Session, print_json, say
 from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
 from gputui.runs.states import RunState
-from gputui.store import json_shapes, metric_intake, queue
+from gputui.store import json_shapes, queue
+from gputui.store.metrics import intake
 from gputui.store.runs import Run, read_runs
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.layout.run_words import time_left
@@ -39,7 +40,7 @@ def command(session: Session, as_json: bool, active: bool) -> None:
         else:
             say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
-    unread = metric_intake.without_metrics(connection)
+    unread = intake.without_metrics(connection)
     rows = [_row(connection, run, unread.get(run.run_id), time.time()) for run in runs]
     for line in columns(("RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "LOSS", "TIME", "LEFT", ""), rows):
         say(line)

@@ -135,8 +135,8 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
     """What the run's failures cost."""
     from gputui.recovery import cost
     from gputui.reports.summary.facts import Lost
+    from gputui.store.metrics.step_times import StepTimes
     from gputui.store.runs import read_attempts, read_decisions, read_incidents
-    from gputui.store.step_times import StepTimes
 
     found = cost.total(
         cost.costs(

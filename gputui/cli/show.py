@@ -12,10 +12,11 @@ from gputui.cli.context import Session, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
 from gputui.runs.command import sinks_of
-from gputui.store import checkpoints, json_shapes, metric_intake
+from gputui.store import checkpoints, json_shapes
 from gputui.store.costs import RunCost, run_cost
+from gputui.store.metrics import intake
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import read_attempts, read_decisions, read_incidents
-from gputui.store.step_times import StepTimes
 
 
 @click.command("show")
@@ -35,7 +36,7 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         incidents = read_incidents(connection, view.run_id)
         decisions = read_decisions(connection, view.run_id)
         taken = run_cost(connection, view.run_id, time.time())
-        lines = metric_intake.intake(connection, view.run_id)
+        lines = intake.intake(connection, view.run_id)
         saved = checkpoints.of_run(connection, view.run_id)
         clock = StepTimes(connection, view.run_id)
         costs = cost.costs(attempts, incidents, decisions, clock)

@@ -11,8 +11,8 @@ from gputui.curves.axis import AxisMap
 from gputui.curves.model import AttemptCurve, ChartRequest, MetricCurve
 from gputui.curves.reading import CurveLine
 from gputui.curves.smooth import is_set, smooth_bins
-from gputui.store.envelopes import Entry
-from gputui.store.metric_queries import as_float
+from gputui.store.metrics.envelopes import Entry
+from gputui.store.metrics.queries import as_float
 
 RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 

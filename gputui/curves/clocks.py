@@ -6,8 +6,8 @@ import math
 
 from gputui.curves.axis import epoch_pairs
 from gputui.curves.reading import CurveLine
-from gputui.store.envelopes import Stretch
-from gputui.store.metric_queries import as_float
+from gputui.store.metrics.envelopes import Stretch
+from gputui.store.metrics.queries import as_float
 
 PACE_SECONDS = 1.0
 """Pairs of a moment and a step are kept this far apart."""

@@ -18,8 +18,8 @@ from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, marker
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Frame, MetricCurve, RankCurves, Window
 from gputui.curves.ranks import RankReader
 from gputui.curves.reading import CurveLine, Layout, Part, Place
-from gputui.store import envelopes, metric_queries
-from gputui.store.envelopes import Stretch
+from gputui.store.metrics import envelopes, queries
+from gputui.store.metrics.envelopes import Stretch
 from gputui.store.runs import Attempt, read_attempts
 
 LINES_AT_ONCE = 8192
@@ -118,9 +118,9 @@ class RunCurves:
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
         until, line_count = reading.sources(connection, self.run_id)
         if until != self._until:
-            self._newest = metric_queries.latest(connection, self.run_id)
-            self._names = tuple(clean(name) for name in metric_queries.metric_names(connection, self.run_id))
-            told_by = metric_queries.told_by(connection, self.run_id)
+            self._newest = queries.latest(connection, self.run_id)
+            self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
+            told_by = queries.told_by(connection, self.run_id)
             self._rank_names = frozenset(clean(name) for name, ranks in told_by.items() if len(ranks) > 1)
         is_same = (
             self._layout is not None

@@ -15,7 +15,7 @@ from gputui.curves.bins import new_buckets
 from gputui.curves.model import ChartRequest, RankCurve, RankCurves
 from gputui.curves.reading import Place
 from gputui.curves.smooth import is_set, smooth_bins
-from gputui.store.metric_queries import as_float
+from gputui.store.metrics.queries import as_float
 
 LINES_AT_ONCE = 24_000
 """About so many lines are looked at when a chart is opened, some 100 ms; of a longer run, parts of its stretches."""

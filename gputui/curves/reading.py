@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from gputui.curves.axis import AxisMap, AxisTimeline, Reach
-from gputui.store import envelopes
-from gputui.store.envelopes import FAN, Entry, Stretch
+from gputui.store.metrics import envelopes
+from gputui.store.metrics.envelopes import FAN, Entry, Stretch
 
 LINES_IN_FULL = 4096
 """A window of at most so many lines is read line by line: about 10 ms."""

@@ -14,7 +14,7 @@ from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reducing import MetricLine
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
-from gputui.store.metric_queries import as_float
+from gputui.store.metrics.queries import as_float
 
 # What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.store.metric_intake import Intake
+from gputui.store.metrics.intake import Intake
 
 EXAMPLE_CHARACTERS = 60
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gputui.store import envelopes
-from gputui.store.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
-from gputui.store.metric_queries import NOT_METRICS, as_float
+from gputui.store.metrics import envelopes
+from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
+from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 NAMES_REDUCED = 500
 """A script that makes up a name for each line must not fill the disk: of a stretch so many metrics are reduced."""

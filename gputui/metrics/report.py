@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputui.metrics.batch import Batch, MetricsNote
-from gputui.store.metric_queries import NOT_METRICS, as_float
+from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.formats import LineFormat, printed_text
-from gputui.store.metric_queries import NOT_METRICS, as_float
+from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 NEAR_SHOWN = 3
 # What a pattern begins with is found in many lines by chance; so much of it is not.

@@ -16,7 +16,7 @@ from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, mea
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
 from gputui.store.database import open_reader
-from gputui.store.step_times import StepTimes
+from gputui.store.metrics.step_times import StepTimes
 
 # Beyond so many that cannot be used the folder is taken to hold none that can.
 MOST_DAMAGED = 1000

@@ -21,7 +21,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class StepClock(Protocol):
-    """When steps were done, in UTC unix seconds; None is unknown. See `gputui.store.step_times`."""
+    """When steps were done, in UTC unix seconds; None is unknown. See `gputui.store.metrics.step_times`."""
 
     def first_at(self, attempt: int) -> float | None: ...
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.store import metric_queries, watch_queries
+from gputui.store.metrics import queries, watched
 
 from .conftest import NOW, RUN, Bench, line
 
@@ -30,9 +30,9 @@ def test_a_line_without_a_time(tmp_path: Path, kind: str, text: str, age_seconds
     file.write_text(text)
     os.utime(file, (NOW - age_seconds, NOW - age_seconds))
     bench.pump()
-    (point,) = metric_queries.points_json(bench.connection, RUN, ["loss"])
+    (point,) = queries.points_json(bench.connection, RUN, ["loss"])
     assert (point["time"], point["arrived"]) == (NOW - max(0.0, age_seconds), True)
-    (seen,), _ = watch_queries.newest_lines(bench.connection, RUN, {}, 10)
+    (seen,), _ = watched.newest_lines(bench.connection, RUN, {}, 10)
     assert (seen.step, seen.at) == (1, None)
 
 
@@ -40,7 +40,7 @@ def test_a_line_with_a_time_keeps_it(bench: Bench) -> None:
     bench.begin()
     bench.append(line(1, time=NOW - 7))
     bench.pump()
-    (point,) = metric_queries.points_json(bench.connection, RUN, ["loss"])
+    (point,) = queries.points_json(bench.connection, RUN, ["loss"])
     assert (point["time"], point["arrived"]) == (NOW - 7, False)
-    (seen,), _ = watch_queries.newest_lines(bench.connection, RUN, {}, 10)
+    (seen,), _ = watched.newest_lines(bench.connection, RUN, {}, 10)
     assert seen.at == NOW - 7

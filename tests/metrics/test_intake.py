@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.metrics.intake_words import intake_words
-from gputui.store.metric_intake import Intake, intake
+from gputui.store.metrics.intake import Intake, intake
 
 from .conftest import RUN, Bench, line
 

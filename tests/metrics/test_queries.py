@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputui.store import metric_queries
 from gputui.store.database import open_reader
+from gputui.store.metrics import queries
 
 from .conftest import NOW, RUN, Bench, line
 
@@ -24,10 +24,10 @@ def reader(bench: Bench) -> Iterator[sqlite3.Connection]:
 
 
 def test_a_run_without_metrics(reader: sqlite3.Connection) -> None:
-    assert metric_queries.metric_names(reader, RUN) == []
-    assert metric_queries.latest(reader, RUN) == {}
-    assert metric_queries.ranks(reader, RUN, 1) == []
-    assert list(metric_queries.points_json(reader, RUN)) == []
+    assert queries.metric_names(reader, RUN) == []
+    assert queries.latest(reader, RUN) == {}
+    assert queries.ranks(reader, RUN, 1) == []
+    assert list(queries.points_json(reader, RUN)) == []
 
 
 def test_names_in_the_order_of_their_appearance(bench: Bench, reader: sqlite3.Connection) -> None:
@@ -35,7 +35,7 @@ def test_names_in_the_order_of_their_appearance(bench: Bench, reader: sqlite3.Co
     bench.append('{"step": 1, "time": 1, "zeta": 1, "note": "x", "on": true, "deep": {"a": 1}, "alpha": NaN}\n')
     bench.append('{"step": 2, "rank": 0, "zeta": null, "val/acc": 0.5}\n')
     bench.pump()
-    assert metric_queries.metric_names(reader, RUN) == ["zeta", "alpha", "val/acc"]
+    assert queries.metric_names(reader, RUN) == ["zeta", "alpha", "val/acc"]
 
 
 def test_the_newest_value_of_every_name(bench: Bench, reader: sqlite3.Connection) -> None:
@@ -48,7 +48,7 @@ def test_the_newest_value_of_every_name(bench: Bench, reader: sqlite3.Connection
     bench.begin(2)
     bench.append('{"step": 5, "rank": 0, "lr": 0.25}\n{"step": 5, "rank": 1, "lr": 0.75}\n')
     bench.pump()
-    found = metric_queries.latest(reader, RUN)
+    found = queries.latest(reader, RUN)
     assert math.isnan(found.pop("loss"))
     assert found == {"val/acc": 0.5, "lr": 0.25}
 
@@ -60,11 +60,11 @@ def test_ranks(bench: Bench, reader: sqlite3.Connection) -> None:
     bench.begin(2)
     bench.append(line(7, rank=1))
     bench.pump()
-    first = metric_queries.ranks(reader, RUN, 1)
+    first = queries.ranks(reader, RUN, 1)
     assert [(each.rank, each.step, each.at, dict(each.values)) for each in first] == [
         (rank, 8, 108.0, {"loss": 1 / 9}) for rank in (0, 1, 2)
     ]
-    assert [(each.rank, each.step, each.at) for each in metric_queries.ranks(reader, RUN, 2)] == [(1, 7, None)]
+    assert [(each.rank, each.step, each.at) for each in queries.ranks(reader, RUN, 2)] == [(1, 7, None)]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_any_name_can_be_asked_for(bench: Bench, reader: sqlite3.Connection, nam
     bench.begin()
     bench.append(json.dumps({"step": 1, name: 0.5, "a": {"b": 7}, "loss": 9}, ensure_ascii=ascii_only) + "\n")
     bench.pump()
-    assert metric_queries.latest(reader, RUN)[name] == 0.5
-    assert [row["value"] for row in metric_queries.points_json(reader, RUN, [name])] == [0.5]
+    assert queries.latest(reader, RUN)[name] == 0.5
+    assert [row["value"] for row in queries.points_json(reader, RUN, [name])] == [0.5]
 
 
 def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
@@ -85,14 +85,14 @@ def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
         '{"step": 1, "time": 5, "loss": NaN, "lr": 1e-3, "phase": "train"}\n{"step": 2, "rank": 1, "loss": 2}\n'
     )
     bench.pump()
-    rows = list(metric_queries.points_json(reader, RUN))
+    rows = list(queries.points_json(reader, RUN))
     assert rows == [
         {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "loss", "value": "NaN"},
         {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "lr", "value": 0.001},
         {"attempt": 1, "rank": 1, "step": 2, "time": NOW, "arrived": True, "name": "loss", "value": 2},
     ]
     json.dumps(rows, allow_nan=False)
-    assert [row["value"] for row in metric_queries.points_json(reader, RUN, ["lr", "nothing"])] == [0.001]
+    assert [row["value"] for row in queries.points_json(reader, RUN, ["lr", "nothing"])] == [0.001]
 
 
 def test_the_view_for_people_with_other_tools(bench: Bench, reader: sqlite3.Connection) -> None:
@@ -113,5 +113,5 @@ def test_two_runs_are_kept_apart(bench: Bench, reader: sqlite3.Connection) -> No
     bench.steps(1)
     other.write_text('{"step": 2, "lr": 3}\n')
     bench.pump()
-    assert metric_queries.metric_names(reader, RUN) == ["loss"]
-    assert metric_queries.latest(reader, "run-2") == {"lr": 3.0}
+    assert queries.metric_names(reader, RUN) == ["loss"]
+    assert queries.latest(reader, "run-2") == {"lr": 3.0}

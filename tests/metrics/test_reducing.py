@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gputui.metrics.reducing import NAMES_REDUCED, Reducer
-from gputui.store import envelopes
-from gputui.store.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
+from gputui.store.metrics import envelopes
+from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
 
 from .conftest import RUN, Bench, line
 

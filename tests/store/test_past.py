@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gputui.config import locate
-from gputui.store import past_metrics
 from gputui.store.database import open_reader
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
+from gputui.store.metrics import past
 from gputui.store.runs import (
     RunNotFoundError,
     find_run,
@@ -213,10 +213,10 @@ def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 
 def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection, at_step: int) -> None:
     filler.run("a-1")
     lines(filler, 500, ranks=2)
-    reached = past_metrics.places(reader, "a-1", NOW - 1000 + at_step + 0.5)
-    newest = past_metrics.newest(reader, reached)
+    reached = past.places(reader, "a-1", NOW - 1000 + at_step + 0.5)
+    newest = past.newest(reader, reached)
     assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
-    found = past_metrics.ranks(newest, 1)
+    found = past.ranks(newest, 1)
     assert [(rank.rank, rank.step, rank.values) for rank in found] == [
         (0, at_step, {"loss": 10.0 - at_step / 100}),
         (1, at_step, {"loss": 10.0 - at_step / 100}),
@@ -226,14 +226,14 @@ def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Con
 def test_before_the_first_line_nothing_is_known(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 10)
-    reached = past_metrics.places(reader, "a-1", NOW - 2000)
-    assert past_metrics.newest(reader, reached) == [] and past_metrics.sampled(reader, reached, "loss", 5) == []
+    reached = past.places(reader, "a-1", NOW - 2000)
+    assert past.newest(reader, reached) == [] and past.sampled(reader, reached, "loss", 5) == []
 
 
 def test_lines_without_a_time_cannot_be_placed(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     filler.metrics("a-1", 1, [{"step": step, "loss": 1.0} for step in range(100)])
-    assert past_metrics.places(reader, "a-1", NOW) == {}
+    assert past.places(reader, "a-1", NOW) == {}
 
 
 def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -241,17 +241,17 @@ def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, read
     rows: list[dict[str, object]] = [{"step": step, "time": NOW - 100 + step, "loss": 1.0} for step in range(50)]
     rows.insert(10, {"step": 9, "val/loss": 5.0})
     filler.metrics("a-1", 1, rows)
-    by_then = past_metrics.newest(reader, past_metrics.places(reader, "a-1", NOW - 90.5))
-    assert past_metrics.latest(by_then) == {"loss": 1.0, "val/loss": 5.0}
-    before = past_metrics.newest(reader, past_metrics.places(reader, "a-1", NOW - 91.5))
-    assert past_metrics.latest(before) == {"loss": 1.0}
+    by_then = past.newest(reader, past.places(reader, "a-1", NOW - 90.5))
+    assert past.latest(by_then) == {"loss": 1.0, "val/loss": 5.0}
+    before = past.newest(reader, past.places(reader, "a-1", NOW - 91.5))
+    assert past.latest(before) == {"loss": 1.0}
 
 
 def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 800)
-    reached = past_metrics.places(reader, "a-1", NOW - 1000 + 400)
-    steps = [step for step, _ in past_metrics.sampled(reader, reached, "loss", 10)]
+    reached = past.places(reader, "a-1", NOW - 1000 + 400)
+    steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
     assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
     assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
 
@@ -264,8 +264,8 @@ def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqli
         "INSERT INTO metrics VALUES (1, 1, ?, 2, 0, ?, ?, '{\"loss\": 7.0}')",
         [(number * 50, number, NOW - 500 + number) for number in range(10)],
     )
-    [(generation, _)] = past_metrics.places(reader, "a-1", NOW - 950).values()
+    [(generation, _)] = past.places(reader, "a-1", NOW - 950).values()
     assert generation == 0
-    [place] = past_metrics.places(reader, "a-1", NOW - 495.5).values()
+    [place] = past.places(reader, "a-1", NOW - 495.5).values()
     assert place == (1, 250)
-    assert past_metrics.newest(reader, {1: place})[0].attempt == 2
+    assert past.newest(reader, {1: place})[0].attempt == 2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.config import Workspace
-from gputui.store.step_times import StepTimes
+from gputui.store.metrics.step_times import StepTimes
 from tests.stores import open_store
 
 

@@ -23,7 +23,7 @@ from gputui.runs.spec import SpecError
 from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.events import SINK_KINDS, EventKind, add_event, last_kind
-from gputui.store.export_queries import is_told
+from gputui.store.metrics.exported import is_told
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.process_readings import ProcessReading, reaches_out, read_process
 from gputui.runs.repository import AttemptRecord
-from gputui.store.metric_queries import Cursor
-from gputui.store.watch_queries import WatchedLine, earlier_starts, ended_for_hang, newest_lines
+from gputui.store.metrics.queries import Cursor
+from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines
 
 LOOK_SECONDS = 2.0
 LINES_PER_LOOK = 5000

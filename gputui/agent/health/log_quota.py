@@ -21,8 +21,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.charts.units import bytes_text
 from gputui.runs.logs import rank_logs
-from gputui.store import metric_intake
 from gputui.store.events import add_event
+from gputui.store.metrics import intake
 
 # linux/falloc.h
 _KEEP_SIZE = 0x01
@@ -145,9 +145,7 @@ class LogBounds:
         if now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
             # Read here, not in the job: how far metrics were read only grows, so that an old answer keeps too much.
-            looks = [
-                (place, metric_intake.output_read(self.context.connection, place[0], place[1])) for place in places
-            ]
+            looks = [(place, intake.output_read(self.context.connection, place[0], place[1])) for place in places]
             work = partial(bound_logs, looks, self.quota)
             self.job = self.context.jobs.start("bounding the logs", work, deadline_seconds=DEADLINE_SECONDS)
 

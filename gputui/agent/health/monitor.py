@@ -35,7 +35,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.runs.states import RunState
 from gputui.store.events import add_event
-from gputui.store.watch_queries import newest_lines, observations
+from gputui.store.metrics.watched import newest_lines, observations
 
 log = logging.getLogger(__name__)
 

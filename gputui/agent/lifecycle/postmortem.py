@@ -35,8 +35,8 @@ from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.states import RunState
-from gputui.store import watch_queries
 from gputui.store.events import add_event
+from gputui.store.metrics import watched
 from gputui.store.runs import read_attempts, read_decisions, read_incidents, read_transitions
 
 log = logging.getLogger(__name__)
@@ -439,6 +439,6 @@ def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tu
     """That for which gputui set out to end an attempt."""
     return tuple(
         Observation(row.kind, row.at, row.text, row.rank, row.step)
-        for row in watch_queries.observations(connection, run_id, attempt)
+        for row in watched.observations(connection, run_id, attempt)
         if row.ends
     )

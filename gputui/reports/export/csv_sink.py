@@ -16,8 +16,8 @@ from typing import Any
 from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.sink import Begun, ExportError, Position
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import Item
+from gputui.store.metrics.queries import StoredLine
 
 KEYS = ("attempt", "rank", "step", "time")
 MOST_COLUMNS = 5000

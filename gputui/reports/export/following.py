@@ -20,7 +20,7 @@ from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
 from gputui.reports.export.subject import read_subject
 from gputui.store.database import open_reader
-from gputui.store.export_queries import ExportProgress, HistoryLostError, RunGoneError, read_piece
+from gputui.store.metrics.exported import ExportProgress, HistoryLostError, RunGoneError, read_piece
 from gputui.store.runs import RunLookupError
 
 PIECE_LINES = 2000

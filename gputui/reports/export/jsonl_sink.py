@@ -14,8 +14,8 @@ import orjson
 from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item, Note
-from gputui.store.metric_queries import NOT_METRICS, StoredLine, as_float
+from gputui.store.metrics.exported import Item, Note
+from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
 
 
 class JsonlSink:

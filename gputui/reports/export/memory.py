@@ -17,7 +17,7 @@ from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
 from gputui.runs.identity import ProcessIdentity, boot_id, identify
-from gputui.store.export_queries import ExportProgress
+from gputui.store.metrics.exported import ExportProgress
 
 FOLDER = "sinks"
 

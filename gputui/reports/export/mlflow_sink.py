@@ -27,8 +27,8 @@ from gputui.reports.export.sink import (
     sentence,
 )
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item, Note
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import Item, Note
+from gputui.store.metrics.queries import StoredLine
 
 # The most that one request to an MLflow server may hold (mlflow.org, REST API, "Log Batch").
 _MOST_METRICS, _MOST_PARAMS, _MOST_TEXT = 1000, 100, 5000

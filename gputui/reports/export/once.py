@@ -14,7 +14,7 @@ from gputui.reports.export.line_file import LineFile, cannot_write
 from gputui.reports.export.making import key_of, make_sink
 from gputui.reports.export.sink import ExportError, Sink
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import ExportProgress, HistoryLostError, RunGoneError, read_piece
+from gputui.store.metrics.exported import ExportProgress, HistoryLostError, RunGoneError, read_piece
 
 PIECE_LINES = 2000
 

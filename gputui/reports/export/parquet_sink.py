@@ -11,7 +11,7 @@ from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.parquet_file import write_parquet
 from gputui.reports.export.sink import Begun, Position
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item
+from gputui.store.metrics.exported import Item
 
 
 class ParquetSink:

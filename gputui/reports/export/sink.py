@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gputui.redaction import BY_LOOK
-from gputui.store.export_queries import Item, Note
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import Item, Note
+from gputui.store.metrics.queries import StoredLine
 
 Position = Mapping[str, Any]
 """What a sink remembers of what it has written, as plain JSON."""

@@ -18,7 +18,7 @@ from gputui.reports.export.parquet_file import whole
 from gputui.reports.export.sink import Begun, Position, cleaned
 from gputui.reports.export.subject import Subject
 from gputui.store.database import one_moment
-from gputui.store.export_queries import Item
+from gputui.store.metrics.exported import Item
 
 Row = Sequence[Any]
 

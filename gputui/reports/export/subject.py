@@ -10,8 +10,8 @@ from typing import Any
 
 from gputui.redaction import redact_params
 from gputui.reports.export.sink import About
-from gputui.store import metric_queries
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics import queries
+from gputui.store.metrics.queries import StoredLine
 from gputui.store.runs import Run, find_run
 
 
@@ -47,14 +47,14 @@ def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str
         params = dict(run.params)
 
     def names() -> tuple[str, ...]:
-        return tuple(metric_queries.metric_names(connection, run.run_id))
+        return tuple(queries.metric_names(connection, run.run_id))
 
     return Subject(
         connection,
         run,
         redact_params(params),
         metrics or names(),
-        lambda: metric_queries.lines(connection, run.run_id),
+        lambda: queries.lines(connection, run.run_id),
         metrics,
         names,
     )

@@ -20,8 +20,8 @@ from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.places import refuse_full_folder
 from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned, sentence
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item, Note
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import Item, Note
+from gputui.store.metrics.queries import StoredLine
 
 _FILE_VERSION = "brain.Event:2"
 _STORY_SENTENCES = 100

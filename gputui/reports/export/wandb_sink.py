@@ -15,8 +15,8 @@ from typing import Any
 from gputui.reports.export.places import refuse_full_folder
 from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, cleaned, sentence
 from gputui.reports.export.subject import Subject
-from gputui.store.export_queries import Item, Note
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import Item, Note
+from gputui.store.metrics.queries import StoredLine
 
 
 class WandbSink:

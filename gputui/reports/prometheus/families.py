@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gputui.charts.safe_text import clean
 from gputui.reports.prometheus.moment import ScrapeMoment
 from gputui.store.hardware import GpuView, HostView
-from gputui.store.metric_queries import RankLine
+from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
 from gputui.version import VERSION
 

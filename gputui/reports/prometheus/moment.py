@@ -6,11 +6,12 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputui.store import alerts, metric_queries
+from gputui.store import alerts
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, HostView, quarantined, read_gpus, read_host
-from gputui.store.metric_queries import RankLine
+from gputui.store.metrics import queries
+from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run, read_runs
 
 HOST_FRESH_SECONDS = 30.0
@@ -54,7 +55,7 @@ def read_moment(connection: sqlite3.Connection, now: float) -> ScrapeMoment:
             gpus=tuple(read_gpus(connection, now)),
             host=host if host is not None and now - host.at <= HOST_FRESH_SECONDS else None,
             runs=runs,
-            ranks={run.run_id: tuple(metric_queries.ranks(connection, run.run_id, run.attempt)) for run in runs},
+            ranks={run.run_id: tuple(queries.ranks(connection, run.run_id, run.attempt)) for run in runs},
             incidents={(run_id, kind): number for run_id, kind, number in incidents},
             xids={(uuid, code): number for uuid, code, number in xids},
             quarantined=frozenset(quarantined(connection)),

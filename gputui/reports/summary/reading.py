@@ -14,8 +14,8 @@ from gputui.curves.model import ChartRequest
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import metric_queries
 from gputui.store.costs import run_cost
+from gputui.store.metrics import queries
 from gputui.store.rollups import Stay, gpu_counts
 from gputui.store.runs import Attempt, Run, read_attempts, read_runs
 
@@ -79,7 +79,7 @@ def read_facts(
         cost=run_cost(connection, run.run_id, now),
         lost=lost,
         thresholds=_thresholds(run),
-        measured=measured(metric_queries.lines(connection, run.run_id), attempts, expected),
+        measured=measured(queries.lines(connection, run.run_id), attempts, expected),
         gpus=_gpu_use(connection, attempts, now),
         pictures=_pictures(connection, run) if with_pictures else (),
         process_count=_processes(run),
@@ -138,7 +138,7 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: f
 
 
 def _pictures(connection: sqlite3.Connection, run: Run) -> list[Any]:
-    known = metric_queries.metric_names(connection, run.run_id)
+    known = queries.metric_names(connection, run.run_id)
     wanted = tuple(name for name in PICTURES if name in known)
     drawn = []
     if wanted:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gputui.curves.direction import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Spread, Validation, spread
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.queries import StoredLine
 from gputui.store.runs import Attempt
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]

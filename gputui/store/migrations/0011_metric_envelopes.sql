@@ -19,7 +19,7 @@ CREATE TABLE metric_stretches (
 ) STRICT, WITHOUT ROWID;
 
 -- The extremes of one metric. A row of level 0 holds those of a stretch's blocks of 32 lines; a row of level n those of
--- 16 rows of level n - 1, numbered by sixteenths. gputui/store/envelopes.py says what an entry is.
+-- 16 rows of level n - 1, numbered by sixteenths. gputui/store/metrics/envelopes.py says what an entry is.
 CREATE TABLE metric_envelopes (
     source_id INTEGER NOT NULL REFERENCES metric_sources (source_id) ON DELETE CASCADE,
     attempt INTEGER NOT NULL,

@@ -16,9 +16,9 @@ from gputui.store.hardware import (
     quarantined,
     xid_counts,
 )
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents
-from gputui.store.step_times import StepTimes
 from gputui.tui.data.snapshot import GpuPage, MachineState, Progress, RunRow
 
 XID_SECONDS = 86_400.0

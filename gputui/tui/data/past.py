@@ -10,8 +10,9 @@ from gputui.charts.safe_text import clean
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.past import Standing, cut
 from gputui.runs.log_lines import lines_by
-from gputui.store import past_metrics, timeline
-from gputui.store.past_metrics import PastLine
+from gputui.store import timeline
+from gputui.store.metrics import past
+from gputui.store.metrics.past import PastLine
 from gputui.store.runs import Run, read_attempts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.progress import LOSS, RATE_WINDOW_SECONDS, SPARK_POINTS, rank_rows
@@ -52,10 +53,10 @@ def shown_from(at: float, began: float | None, now: float) -> float:
 def standing(connection: sqlite3.Connection, run_id: str, at: float) -> Standing:
     """Where a run was, for its charts. Raises sqlite3.Error."""
     attempts = tuple(read_attempts(connection, run_id, at))
-    lines = past_metrics.newest(connection, past_metrics.places(connection, run_id, at))
+    lines = past.newest(connection, past.places(connection, run_id, at))
     newest = max((attempt.number for attempt in attempts), default=0)
     steps = [line.step for line in lines if line.attempt == newest and line.step is not None]
-    return Standing(at, attempts, max(steps, default=None), past_metrics.latest(lines).get("epoch"))
+    return Standing(at, attempts, max(steps, default=None), past.latest(lines).get("epoch"))
 
 
 def cut_at(connection: sqlite3.Connection, run_id: str, data: ChartData, at: float) -> ChartData:
@@ -120,13 +121,13 @@ def past_tail(tail: LogTail, at: float, ended_at: float | None) -> LogTail:
 def past_progress(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
     """How far ``run``, as it was, had come by ``at`` (UTC unix seconds), and the names of its metrics, harmless. Raises
     sqlite3.Error."""
-    reached = past_metrics.places(connection, run.run_id, at)
+    reached = past.places(connection, run.run_id, at)
     if not reached:
         return Progress(step=run.attempt_last_step), ()
-    lines = past_metrics.newest(connection, reached)
-    begin = past_metrics.first(connection, reached, run.attempt)
-    newest = past_metrics.latest([*lines, *reversed(begin)])
-    ranks = rank_rows(past_metrics.ranks(lines, run.attempt))
+    lines = past.newest(connection, reached)
+    begin = past.first(connection, reached, run.attempt)
+    newest = past.latest([*lines, *reversed(begin)])
+    ranks = rank_rows(past.ranks(lines, run.attempt))
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
     total_steps = int(total) if total is not None and total > 0 else None
@@ -134,7 +135,7 @@ def past_progress(connection: sqlite3.Connection, run: Run, at: float) -> tuple[
     left = None
     if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
         left = (total_steps - step) / pace
-    losses = past_metrics.sampled(connection, reached, LOSS, SPARK_POINTS)
+    losses = past.sampled(connection, reached, LOSS, SPARK_POINTS)
     progress = Progress(
         step=step,
         total_steps=total_steps,
@@ -153,9 +154,7 @@ def _pace(connection: sqlite3.Connection, run: Run, lines: Sequence[PastLine], a
     end = _step(lines, run.attempt)
     if end is None:
         return None
-    earlier = past_metrics.newest(
-        connection, past_metrics.places(connection, run.run_id, end[0] - RATE_WINDOW_SECONDS), _FEW_LINES
-    )
+    earlier = past.newest(connection, past.places(connection, run.run_id, end[0] - RATE_WINDOW_SECONDS), _FEW_LINES)
     start = _step(earlier, run.attempt) or _step(lines[::-1], run.attempt)
     if start is None or start[0] >= end[0] or start[1] >= end[1]:
         return None

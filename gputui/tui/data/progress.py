@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from gputui.charts.safe_text import clean
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartRequest
-from gputui.store import metric_queries
-from gputui.store.metric_queries import RankLine
+from gputui.store.metrics import queries
+from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run, read_attempts
 from gputui.tui.data.snapshot import Progress, RankRow
 
@@ -50,9 +50,9 @@ class RunTracker:
             attempts = read_attempts(connection, self.run_id)
             loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
             self._losses = tuple(each.last for each in loss.bins)
-        self._newest = metric_queries.latest(connection, self.run_id)
+        self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
-        self._ranks = rank_rows(metric_queries.ranks(connection, self.run_id, attempt))
+        self._ranks = rank_rows(queries.ranks(connection, self.run_id, attempt))
         if with_curve:
             self._ranks_attempt = attempt
             self._note_pace(attempt)

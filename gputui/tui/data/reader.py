@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData
-from gputui.store import envelopes
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.events import read_events
 from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import OVER_STATES, Run, RunLookupError, find_run, holders, read_attempts, read_runs, runs_mark
 from gputui.tui.data.alerts import read_alerts

@@ -15,10 +15,11 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import checkpoints, metric_intake
+from gputui.store import checkpoints
 from gputui.store.events import EventView, newest_event_id, read_sink_events
+from gputui.store.metrics import intake
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, read_attempts, read_decisions, read_incidents
-from gputui.store.step_times import StepTimes
 from gputui.tui.data.checkpoints import CheckpointReader, Fact, Facts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.log_tail import LogReader
@@ -188,7 +189,7 @@ class RunPageReader:
             charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
             costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=checkpoints,
-            intake=metric_intake.intake(connection, run.run_id) if at is None else None,
+            intake=intake.intake(connection, run.run_id) if at is None else None,
             sinks=sinks,
             sink_events=sink_events,
         )

@@ -19,7 +19,7 @@ from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
 if TYPE_CHECKING:
     # Loaded by those who open the pages that show them.
     from gputui.runs.process_table import HostProcess
-    from gputui.store.metric_intake import Intake
+    from gputui.store.metrics.intake import Intake
     from gputui.store.timeline import Span, Timeline
 
 HISTORY_BUCKETS = 60

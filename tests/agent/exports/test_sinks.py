@@ -20,7 +20,7 @@ from gputui.reports.export.memory import Holder, MemoryPlace, Remembered
 from gputui.runs.identity import identify
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store.export_queries import ExportProgress, read_piece
+from gputui.store.metrics.exported import ExportProgress, read_piece
 from tests.tui.filling import NOW, Filler
 
 

@@ -26,7 +26,7 @@ from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import migrations, open_writer
-from gputui.store.export_queries import ExportProgress, HistoryLostError, read_piece
+from gputui.store.metrics.exported import ExportProgress, HistoryLostError, read_piece
 from gputui.store.runs import find_run
 from tests.reports.export.test_following import Clock, Killed, written_steps
 from tests.tui.filling import NOW, Filler

@@ -19,7 +19,7 @@ from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.process_readings import ProcessReading
 from gputui.runs.repository import AttemptRecord
-from gputui.store.watch_queries import WatchedLine, newest_lines
+from gputui.store.metrics.watched import WatchedLine, newest_lines
 from tests.stores import open_store
 
 NOW = 1_000_000.0

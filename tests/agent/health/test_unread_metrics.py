@@ -13,7 +13,7 @@ import pytest
 from gputui.agent.health.unread_metrics import PRINTED_LINES, missing_metrics, trace_of
 from gputui.metrics.intake_words import intake_words
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
-from gputui.store.metric_intake import intake
+from gputui.store.metrics.intake import intake
 from tests.conftest import wait_until
 from tests.machine import Machine
 

@@ -22,7 +22,7 @@ from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
-from gputui.store.export_queries import ExportProgress
+from gputui.store.metrics.exported import ExportProgress
 from tests.trainer.test_telemetry_trackers import wandb_records
 from tests.tui.filling import NOW, Filler
 

@@ -22,8 +22,8 @@ from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
-from gputui.store.export_queries import ExportProgress
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.exported import ExportProgress
+from gputui.store.metrics.queries import StoredLine
 from tests.tui.filling import NOW, Filler
 
 

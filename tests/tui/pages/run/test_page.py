@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputui.config import Workspace
-from gputui.store.metric_intake import Intake
+from gputui.store.metrics.intake import Intake
 from gputui.tui.app import GputuiApp
 from gputui.tui.layout.chart_settings import ChartMemory, ChartSettings, from_kept, to_keep
 from gputui.tui.pages.overview.page import OverviewScreen

@@ -96,7 +96,7 @@ def test_slow_ranks_are_named() -> None:
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
-    from gputui.store.metric_queries import RankLine
+    from gputui.store.metrics.queries import RankLine
 
     def line(rank: int, own: float) -> RankLine:
         return RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own})

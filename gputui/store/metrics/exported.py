@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from gputui.store.database import one_moment
-from gputui.store.metric_queries import StoredLine
+from gputui.store.metrics.queries import StoredLine
 
 Place = tuple[int, int]
 """Generation and byte offset in a metrics file."""

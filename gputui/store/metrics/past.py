@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import orjson
 
-from gputui.store.metric_queries import NOT_METRICS, RankLine, as_float
+from gputui.store.metrics.queries import NOT_METRICS, RankLine, as_float
 
 NEWEST_LINES = 400
 """So many lines before the moment tell the newest values; a name that is written less often counts as unknown."""

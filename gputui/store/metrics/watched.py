@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gputui.store.metric_queries import Cursor, as_float
+from gputui.store.metrics.queries import Cursor, as_float
 
 WATCHED = ("loss", "grad_norm", "step_time", "comm_time")
 _PATHS = ", ".join(f"'$.{name}'" for name in (*WATCHED, "event", "phase", "time"))
