@@ -2,6 +2,6 @@
 
 In: queued runs, free GPUs, exit records, evidence. Out: attempts started by executors, state transitions, incidents and
 the plans decided for them. In the order of an attempt's life: `admission` (what may start), `attempt_launch`,
-`active_run`, `examination` and `postmortem` (why it ended, what to do), `release` (are the GPUs free), `waiting`.
-Read `supervisor.py` first.
+`execution`, `sweep`, `postmortem` (why it ended, what to do), `release` (are the GPUs free), `waiting`.
+Read `active_run.py` first (a run and its phases), then `supervisor.py`.
 """
