@@ -74,7 +74,7 @@ class Engine:
         if not rule.enabled:
             return self._clear(one, rule, key, reading, "the rule is off")
         if not reading.applies:
-            return self._clear(one, rule, key, reading, "it no longer applies")
+            return self._clear(one, rule, key, reading, "no longer applies")
         if reading.value is None:
             one.last = "unknown"
             return None
@@ -93,7 +93,7 @@ class Engine:
             return None
         one.well_seconds += elapsed if before == "well" else 0.0
         if one.well_seconds >= rule.clear_seconds:
-            return self._clear(one, rule, key, reading, "it is well again")
+            return self._clear(one, rule, key, reading, "back to normal")
         return None
 
     def _clear(self, one: RuleState, rule: InForce, key: Key, reading: RuleReading, why: str) -> AlertChange | None:

@@ -109,14 +109,14 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "gpu_memory", "gpu", "GPU memory nearly full", "warning", measures.gpu_memory,
-        "{subject} has {value} of its memory in use, more than {limit}",
+        "{subject} memory {value} used (limit {limit})",
         "a smaller batch or gradient checkpointing keeps it from running out",
         (_percent(95.0, "share of the memory in use"),),
         unit="%", for_seconds=300.0, hysteresis=2.0,
     ),
     Rule(
         "gpu_hot", "gpu", "GPU hot", "warning", measures.heat,
-        "{subject} is at {value}, above {limit}{detail}",
+        "{subject} at {value} (limit {limit}){detail}",
         "check fans, dust and the room's air; a lower power cap cools it at once",
         (
             Threshold("above_celsius", 85.0, "°C", "too hot, whatever the driver's limit", 20.0, 150.0),
@@ -125,9 +125,9 @@ _RULES: tuple[Rule, ...] = (
         unit="°C", for_seconds=30.0, hysteresis=3.0,
     ),
     Rule(
-        "gpu_throttled", "gpu", "GPU held back", "warning", measures.throttled,
-        "{subject} was held back by its hardware for {value} of the last minute{detail}",
-        "heat needs cooling, a power brake the power supply; a power cap alone is normal and not told",
+        "gpu_throttled", "gpu", "GPU throttled", "warning", measures.throttled,
+        "{subject} was throttled by its hardware for {value} of the last minute{detail}",
+        "heat needs cooling, a power brake the power supply; a power cap alone is normal and raises no alert",
         (_percent(20.0, "share of the last minute with a reason that means trouble"),),
         unit="%", for_seconds=10.0, hysteresis=10.0,
     ),
@@ -155,7 +155,7 @@ _RULES: tuple[Rule, ...] = (
     # --- the host
     Rule(
         "host_memory", "host", "host memory nearly full", "error", measures.host_memory,
-        "the host has {value} of its memory in use, more than {limit}",
+        "host memory {value} used (limit {limit})",
         "fewer data loader workers, a smaller cache, or end what is not needed, before the kernel does",
         (_percent(92.0, "share of the memory in use, page cache not counted"),),
         unit="%", for_seconds=60.0, hysteresis=4.0,
@@ -169,14 +169,14 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "disk", "host", "disk nearly full", "error", measures.disk,
-        "the disk of the state is {value} full, more than {limit}",
+        "state disk {value} full (limit {limit})",
         "remove runs that are over (gputui rm) or old checkpoints",
         (_percent(95.0, "share of the file system in use"),),
         unit="%", for_seconds=60.0, hysteresis=1.0, cooldown_seconds=3600.0,
     ),
     Rule(
         "shm", "host", "shared memory nearly full", "warning", measures.shared_memory,
-        "/dev/shm is {value} full, more than {limit}",  # noqa: S108 - a name for people
+        "/dev/shm {value} full (limit {limit})",  # noqa: S108 - a name for people
         "fewer data loader workers, or a larger /dev/shm (--shm-size in containers)",
         (_percent(90.0, "share of /dev/shm in use"),),
         unit="%", for_seconds=30.0, hysteresis=5.0,
@@ -200,14 +200,14 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "gradient_norm", "run", "large gradients", "warning", run_measures.gradient_norm,
-        "{subject}: the norm of the gradients is {value}, above {limit}",
+        "{subject}: gradient norm {value} (limit {limit})",
         "clip gradients, warm up longer, or lower the learning rate",
         (Threshold("above", 10.0, "", "norm of the gradients"),),
         for_seconds=30.0, hysteresis=1.0, of_run=True,
     ),
     Rule(
         "slow_steps", "run", "slow steps", "warning", run_measures.slow_steps,
-        "{subject}: a step takes {value}, more than {limit}{detail}",
+        "{subject}: step time {value} (limit {limit}){detail}",
         "look at the ranks, at data wait and at the GPUs' clocks",
         (
             Threshold("above_milliseconds", 200.0, "ms", "a step takes longer"),
@@ -217,7 +217,7 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "data_wait", "run", "waits for data", "warning", run_measures.data_wait,
-        "{subject}: a step waits {value} for data, more than {limit}{detail}",
+        "{subject}: data wait {value} a step (limit {limit}){detail}",
         "more data loader workers, a faster disk, or a cache",
         (
             Threshold("above_milliseconds", 50.0, "ms", "a step waits longer for its data"),
@@ -227,14 +227,14 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "cache_misses", "run", "cache misses", "info", run_measures.cache_misses,
-        "{subject}: {value} of the samples are found in the cache, less than {limit}",
+        "{subject}: cache hits {value} (limit {limit})",
         "a larger cache (--cache-bytes), or none: it costs memory and helps little",
         (_percent(80.0, "share found in the cache, after the first epoch", "below_percent"),),
         unit="%", below=True, for_seconds=120.0, hysteresis=5.0, of_run=True,
     ),
     Rule(
         "skipped_samples", "run", "samples skipped", "warning", run_measures.skipped_samples,
-        "{subject}: {value} of the samples could not be read, more than {limit}",
+        "{subject}: {value} of the samples unreadable (limit {limit})",
         "see the run's log for their names; check the data set",
         (_percent(5.0, "share of the samples, of at least 100"),),
         unit="%", for_seconds=10.0, hysteresis=1.0, of_run=True,

@@ -102,4 +102,4 @@ def lr_off_schedule(run: RunMoment, limits: Limits) -> RuleReading:
 def _since(one: Stagnation, value: float, unit: str) -> str:
     best = f"best {metric_value(one.best)}" + ("" if one.step is None else f" at step {count(one.step)}")
     amount = count(int(value)) if value.is_integer() else f"{value:.1f}"
-    return f"{one.metric} has not become better for {amount} {unit} ({best})"
+    return f"{one.metric}: no improvement for {amount} {unit} ({best})"

@@ -173,7 +173,7 @@ def decide(
     if kind.needs_step and refused is None and not _has_worked(retries, progress, spec):
         return stop(
             "before_first_step",
-            f"{kind.title} before the first step: that is taken for a wrong set-up, and not tried again",
+            f"{kind.title} before the first step: looks like a set-up error; not retried",
         )
     if len(retries) + 1 >= policy.max_attempts:
         count = len(retries) + 1

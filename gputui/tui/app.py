@@ -241,7 +241,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         """How far the terminal is behind; None while it keeps up."""
         lag = self.lag_seconds
         slowed = ", fewer updates" if self._pace.is_slowed else ""
-        return f"line {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
+        return f"terminal {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
 
     def repaint(self) -> None:
         """Draw the page that can be seen; those under it are drawn when they are back."""

@@ -47,7 +47,7 @@ CHARTS: tuple[Scope, ...] = ("run", "compare")
 # fmt: off
 ACTIONS: tuple[Action, ...] = (
     # the overview, and what the page of a run shares with it
-    act("help", "question_mark f1", "help", "What is possible here, and how", (*ALL, "launch")),
+    act("help", "question_mark f1", "help", "Help", (*ALL, "launch")),
     act("open", "enter l right", "open", "Open the page of the run or GPU under the cursor", OVERVIEW, can_open),
     act("back", "escape backspace", "back", "Back: out of the whole page, the crosshair, a search, a filter; then home",
         PAGE),
@@ -181,12 +181,12 @@ ACTIONS: tuple[Action, ...] = (
     act("alerts", "exclamation_mark", "alerts", "What is wrong now, and what was", WATCHED, shown=False),
     act("alert_run", "enter l right", "run", "Open the page of the run that it concerns", ALERTS, has_run),
     act("back", "escape backspace h left", "back", "Back to where you came from", ALERTS, former="alerts_back"),
-    act("acknowledge", "a space", "seen", "Note that you have seen it; ends no alert", ALERTS, can_acknowledge),
+    act("acknowledge", "a space", "ack", "Acknowledge the alert; it stays until it clears", ALERTS, can_acknowledge),
     act("acknowledge_all", "A", "all seen", "The same for all that last", ALERTS, refused_here, shown=False),
     act("silence", "z", "silence", "Tell nobody of it for a time", ALERTS, changes_alert),
     act("alert_moment", "t", "its moment", "Look at everything as it was when it was raised", ALERTS, needs_alert),
     act("filter", "slash", "filter", "Show only alerts in which the words occur", ALERTS, former="alerts_filter"),
-    act("sort", "o", "order", "The severest first, or the newest", ALERTS, former="alerts_order"),
+    act("sort", "o", "order", "Sort by severity or by time", ALERTS, former="alerts_order"),
     act("up", "up k", "up", "The alert above", ALERTS, shown=False, in_palette=False, former="alert_up"),
     act("down", "down j", "down", "The alert below", ALERTS, shown=False, in_palette=False, former="alert_down"),
     act("first", "home g", "first", "The first alert", ALERTS, shown=False, in_palette=False, former="alerts_first"),
@@ -224,8 +224,8 @@ ACTIONS: tuple[Action, ...] = (
     act("settings", "comma f2", "settings", "Theme, characters, mouse, bell, title, pace: kept for the next start",
         (*ALL, *FORM), shown=False),
     act("mouse", "m", "mouse", "The mouse on or off", OVERVIEW, shown=False),
-    act("suspend", "ctrl+z", "suspend", "Leave the terminal to the shell; fg comes back", (*ALL, *FORM), shown=False),
-    act("leave", "q ctrl+c", "leave", "Leave the screen; runs go on", ALL),
+    act("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg comes back", (*ALL, *FORM), shown=False),
+    act("leave", "q ctrl+c", "quit", "Quit the screen; runs go on", ALL),
 )
 # fmt: on
 

@@ -59,13 +59,13 @@ def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = 
             parts.append((f"{glyph} {count} {_counted(severity, count)}  ", style))
     worst = news[0]
     quiet = len(state.last) - len(news)
-    right: list[Span] = [(f"{quiet} seen or silenced  ", "dim")] if quiet and width >= 110 else []
+    right: list[Span] = [(f"{quiet} acked or silenced  ", "dim")] if quiet and width >= 110 else []
     right += [(" !", "key"), (" alerts ", "dim")] if has_keys else []
     return between([*parts, (clean(worst.sentence), SIGNS.get(worst.severity, SIGNS["info"])[1])], right, width)
 
 
 def _counted(severity: str, count: int) -> str:
-    word = {"error": "serious", "warning": "warning", "info": "note"}[severity]
+    word = {"error": "error", "warning": "warning", "info": "note"}[severity]
     return word if severity == "error" or count == 1 else f"{word}s"
 
 
@@ -108,7 +108,7 @@ def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, 
     alerts = shown_alerts(state, table, now)
     lasting = sum(one.lasts for one in alerts)
     title = f"ALERTS /{clean(table.filter_text)}" if table.filter_text else "ALERTS"
-    note = "the severest first" if table.order == "severity" else "the newest first"
+    note = "by severity" if table.order == "severity" else "by time"
     lines = [rule(title, width, note)]
     if not lasting:
         words = "No alert matches the filter; esc clears it." if table.filter_text else "All is well: no alert lasts."
@@ -162,10 +162,10 @@ def _lasted(shown: _Shown, width: int) -> list[Span]:
 def _mark(shown: _Shown, width: int) -> list[Span]:
     alert = shown.alert
     if not alert.lasts:
-        return [("over", "dim")]
+        return [("resolved", "dim")]
     if alert.is_silenced(shown.now):
         return [("silenced", "dim")]
-    return [("seen", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
+    return [("acked", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
 
 
 def _sentence(shown: _Shown, width: int) -> list[Span]:
@@ -174,7 +174,7 @@ def _sentence(shown: _Shown, width: int) -> list[Span]:
 
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("", 2, _cursor),
-    Column("since", 8, _when, gap=1, most=11),
+    Column("since", 9, _when, gap=1, most=11),
     Column("for", 8, _lasted, gap=1, most=10, importance=1),
     Column("", 8, _mark, gap=1),
     Column("alert", 20, _sentence, gap=1, grow=1),

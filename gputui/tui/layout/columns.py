@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from gputui.charts.cells import cell_width, char_width, clip, fit
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
+from gputui.tui.theme.looks import SELECTED
 
 Row = TypeVar("Row")
 
@@ -63,6 +64,11 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
             if widths[id(column)] >= column.most:
                 growing.remove(column)
     return [(column, widths[id(column)]) for column in shown]
+
+
+def selected(line: Sequence[Span]) -> Line:
+    """A line as the row under the cursor: with a background over its whole width."""
+    return [(text, style + SELECTED) for text, style in line]
 
 
 def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:

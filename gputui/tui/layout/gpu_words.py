@@ -71,7 +71,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
     slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
     if gpu.run_id is not None:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
-        name = clean(gpu.run_name or gpu.run_id)
+        name = clean(gpu.run_id)
         room = width - len(rank) - sum(len(text) for text, _ in slow)
         shown = clip_middle(name, max(1, room))
         return [(shown, "accent"), (rank, "text"), *slow]

@@ -8,6 +8,12 @@ from gputui.charts.units import ago, duration
 from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.layout.words import OVER
 
+SILENT_STEPS = 3
+"""A run that makes no step for so many times its usual one is shown as silent."""
+
+SILENT_SECONDS = 5.0
+"""Less than this is a checkpoint or a validation, and would only flicker."""
+
 
 def outlook(row: RunRow, now: float) -> Span:
     """What there is to say about a run in a few words: time left, what it waits for, why it ended."""
@@ -28,9 +34,32 @@ def outlook(row: RunRow, now: float) -> Span:
     if run.state == "recovering":
         return (clean(run.reason or "finding out what happened"), "text")
     if run.state == "stopping":
-        return ("checkpointing, then leaving", "text")
-    left = time_left(progress)
-    return (left, "text") if left else ("" if run.state == "running" else "waiting for its first step", "dim")
+        return ("saving a checkpoint, then exiting", "text")
+    if run.state == "starting":
+        began_at = run.attempt_started_at
+        return ("first step pending" if began_at is None else f"starting for {_since(now - began_at)}", "dim")
+    silent = silent_seconds(row, now)
+    if silent:
+        pace = progress.steps_per_second
+        usual = f" (usually {duration(1 / pace)})" if pace else ""
+        return (f"no step for {_since(silent)}{usual}", "warn")
+    return (time_left(progress), "text")
+
+
+def silent_seconds(row: RunRow, now: float) -> float | None:
+    """For how long a training run has made no step, where that is more than `SILENT_STEPS` of its usual steps and
+    `SILENT_SECONDS`; None where it goes on as usual or its steps have no time."""
+    newest, pace = row.progress.newest_at, row.progress.steps_per_second
+    if row.run.state != "running" or newest is None or not pace:
+        return None
+    silent = now - newest
+    return silent if silent > max(SILENT_SECONDS, SILENT_STEPS / pace) else None
+
+
+def _since(seconds: float) -> str:
+    """Whole seconds, whole minutes from two minutes on: it must not flicker."""
+    seconds = max(0.0, seconds)
+    return duration(seconds // 1 if seconds < 120 else seconds // 60 * 60)
 
 
 def time_left(progress: Progress) -> str:

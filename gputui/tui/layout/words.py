@@ -87,10 +87,10 @@ def dated_clock(at: float, now: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """Local time in 8 cells: ``03:12:44`` within the last day, ``Th 03:12`` within the last six, else ``19 Nov``."""
+    """Local time in 9 cells: ``03:12:44`` within the last day, ``Thu 03:12`` within the last six, else ``19 Nov``."""
     if abs(now - at) < 86_400:
-        return clock(at)
+        return clock(at).ljust(9)
     local = time.localtime(at)
     if abs(now - at) < 6 * 86_400:
-        return time.strftime("%a", local)[:2] + time.strftime(" %H:%M", local)
-    return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(8)
+        return time.strftime("%a %H:%M", local)
+    return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(9)

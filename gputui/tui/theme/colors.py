@@ -12,17 +12,19 @@ from typing import Final
 
 from rich.style import Style
 
-from gputui.tui.theme.looks import LOOKS, Look
+from gputui.tui.theme.looks import LOOKS, SELECTED, Look
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """One set of colours. ``base`` is Textual's theme below it: its own for themes that paint a background."""
+    """One set of colours. ``base`` is Textual's theme below it: its own for themes that paint a background.
+    ``selection`` is the background of the row under the cursor; without one that row is in reverse, in one colour."""
 
     name: str
     title: str
     colours: Mapping[str, str]
     background: str | None = None
+    selection: str | None = None
     is_dark: bool = True
     extra: Mapping[str, Look] = field(default_factory=dict)
 
@@ -33,6 +35,11 @@ class Theme:
 
     def style(self, key: str) -> Style:
         """The style of a key; an unknown one is plain text."""
+        if key.endswith(SELECTED):
+            plain = self.style(key.removesuffix(SELECTED))
+            if self.selection is None:
+                return Style(reverse=True, bold=plain.bold, underline=plain.underline)
+            return plain + Style(bgcolor=self.selection)
         look = self.extra.get(key) or LOOKS.get(key) or LOOKS["text"]
         colour = self.colours.get(look.role)
         return Style(
@@ -47,7 +54,7 @@ class Theme:
 
     def styles(self) -> Mapping[str, Style]:
         """Every key's style."""
-        return {key: self.style(key) for key in LOOKS}
+        return {key: self.style(key) for key in (*LOOKS, *(key + SELECTED for key in LOOKS))}
 
 
 # The terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a terminal that
@@ -90,6 +97,7 @@ DARK = Theme(
         "series.5": "#ff8787",
     },
     background="#101418",
+    selection="#243447",
 )
 
 LIGHT = Theme(
@@ -111,6 +119,7 @@ LIGHT = Theme(
         "series.5": "#b3001b",
     },
     background="#fafafa",
+    selection="#d8e6f2",
     is_dark=False,
 )
 
@@ -135,6 +144,7 @@ COLOUR_BLIND = Theme(
         "series.5": "#ff7a33",
     },
     background="#101418",
+    selection="#243447",
     extra={"bad": Look("bad", bold=True, underline=True)},
 )
 

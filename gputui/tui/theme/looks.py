@@ -17,6 +17,9 @@ class Look:
     reverse: bool = False
 
 
+SELECTED = "@"
+"""Behind a key: the same text in the row under the cursor."""
+
 LOOKS: Final[Mapping[str, Look]] = {
     "text": Look(),
     "dim": Look("dim"),
@@ -35,6 +38,7 @@ LOOKS: Final[Mapping[str, Look]] = {
     "key": Look(bold=True),
     "bar": Look("accent"),
     "bar2": Look("second"),
+    "track": Look("dim"),
     "input": Look(underline=True),
     "caret": Look(reverse=True),
     "selected": Look(reverse=True),

@@ -172,7 +172,7 @@ def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, r
 
 
 def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
-    best = "most" if is_more_better(metric) else "least"
+    best = "max" if is_more_better(metric) else "min"
     leading = best_of(groups, metric)
     columns: list[Column[ComparedRun]] = [
         Column("", 1, _mark),

@@ -77,7 +77,7 @@ def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
         Fact("power", _power(gpu)),
         Fact("clocks", f"SM {_number(gpu.sm_clock_mhz)} MHz, memory {_number(gpu.memory_clock_mhz)} MHz, "
              f"P{_number(gpu.performance_state)}"),
-        Fact("held back by", _plain(held_back(row)) or "nothing", held_back(row)[0][1] if held_back(row) else "dim"),
+        Fact("throttled by", _plain(held_back(row)) or "nothing", held_back(row)[0][1] if held_back(row) else "dim"),
     ]  # fmt: skip
     facts += [fact._replace(style="dim") for fact in measured] if is_past else measured
     facts.append(Fact("health", _plain(health(row)), health(row)[0][1]))
@@ -211,7 +211,7 @@ def _process(process: ProcessView) -> list[Span]:
 
 def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
     """What the driver reported about the GPU by itself, the newest first."""
-    lines = [rule("REPORTS OF THE DRIVER", width)]
+    lines = [rule("DRIVER EVENTS (XID)", width)]
     if page is None or not page.events:
         return [*lines, fit_line([("  None.", "dim")], width)]
     for event in page.events:
@@ -219,7 +219,7 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
         style = "text" if event.event == "returned" else "bad"
         text = f" {clean(event.text)}" if event.text else ""
         for number, part in enumerate(wrap(text, max(10, width - 21)) or [""]):
-            head = f" {moment(event.at, now)} " if number == 0 else ""
+            head = f" {moment(event.at, now)}" if number == 0 else ""
             name = f"{words:<9} " if number == 0 else ""
             lines.append(fit_line([(f"{head:<10}", "dim"), (f"{name:<10}", style), (part, "text")], width))
     return lines

@@ -8,7 +8,7 @@ from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
 from gputui.store.events import EventView
-from gputui.tui.layout.columns import clip_line, fit_line, rule
+from gputui.tui.layout.columns import clip_line, fit_line, rule, selected
 from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, moment
 
 
@@ -42,7 +42,7 @@ def event_line(event: EventView, now: float, width: int, *, is_current: bool = F
     """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
     style = SEVERITY_STYLES.get(event.severity, "text")
     subject = event.subject or event.run_id
-    return fit_line(
+    line = fit_line(
         clip_line(
             [
                 ("▸" if is_current else " ", "cursor"),
@@ -55,3 +55,4 @@ def event_line(event: EventView, now: float, width: int, *, is_current: bool = F
         ),
         width,
     )
+    return selected(line) if is_current else line

@@ -8,13 +8,18 @@ from dataclasses import replace
 from gputui.charts.bars import bar
 from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, bytes_text, gibibytes, percent, short_number
-from gputui.tui.layout.columns import Column
+from gputui.tui.layout.columns import Column, Placed
 from gputui.tui.layout.gpu_words import GpuRow, health, held_back, owner, pcie_link, traffic, who
 from gputui.tui.layout.sparklines import spark
 from gputui.tui.layout.words import is_hot
 
 WIDE = 150
 """From this width on the bars are longer."""
+
+FULL_FRACTION = 0.95
+"""Memory above this share is pointed out: the next allocation may fail."""
+
+TRACK = "░"
 
 WAITING_FRACTION = 0.2
 """A rank that waits longer than this share of its step for data is pointed out."""
@@ -28,23 +33,44 @@ def _index(row: GpuRow, width: int) -> list[Span]:
     return [(f"{row.gpu.index:>{width}}", "text")]
 
 
+_BARS = {"UTIL": 5, "MEMORY": 9}
+"""Columns with a bar, and the cells before it."""
+
+
 def _utilization(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.utilization_percent
     if value is None:
-        return _dash(3)
-    return [(f"{value:3.0f} ", "text"), (bar(value / 100, width - 4), "bar")]
+        return _dash(4)
+    return [(f"{value:3.0f}% ", "text"), *_tracked(value / 100, width - 5, "bar")]
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
-    text = f"{gibibytes(used):>5} "
     if used is None or not total:
-        return [(text, "text" if used is not None else "dim")]
-    return [(text, "text"), (bar(used / total, width - 6), "bar2")]
+        return [(f"{_gigabytes(used):>3}G", "text" if used is not None else "dim")]
+    is_full = used / total > FULL_FRACTION
+    text: list[Span] = [
+        (f"{_gigabytes(used):>3}", "warn" if is_full else "text"),
+        (f"/{f'{_gigabytes(total)}G':<4} ", "dim"),
+    ]
+    return [*text, *_tracked(used / total, width - 9, "warn" if is_full else "bar2")]
+
+
+def _gigabytes(count_bytes: float | None) -> str:
+    """``0.4`` or ``46``: GiB in three cells."""
+    return gibibytes(count_bytes, 1 if count_bytes is not None and count_bytes < 9.95 * 2**30 else 0)
+
+
+def _tracked(fraction: float, width: int, style: str) -> list[Span]:
+    """A bar on a track that shows how long a full one is."""
+    text = bar(fraction, width).rstrip(" ")
+    return [(text, style), (TRACK * (width - len(text)), "track")]
 
 
 def _short_memory(row: GpuRow, width: int) -> list[Span]:
-    return [(gibibytes(row.gpu.memory_used_bytes), "text")]
+    total = row.gpu.memory_total_bytes
+    of_total: list[Span] = [] if total is None else [(f"/{_gigabytes(total)}G", "dim")]
+    return [(_gigabytes(row.gpu.memory_used_bytes), "text"), *of_total]
 
 
 def _reserved(row: GpuRow, width: int) -> list[Span]:
@@ -54,7 +80,7 @@ def _reserved(row: GpuRow, width: int) -> list[Span]:
 
 def _memory_load(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.memory_utilization_percent
-    return _dash(width) if value is None else [(f"{value:.0f}", "text")]
+    return _dash(width) if value is None else [(f"{value:.0f}%", "text")]
 
 
 def _temperature(row: GpuRow, width: int) -> list[Span]:
@@ -62,8 +88,8 @@ def _temperature(row: GpuRow, width: int) -> list[Span]:
     if value is None:
         return _dash(width)
     if is_hot(row.gpu):
-        return [(f"{f'▲{value:.0f}':>{width}}", "warn")]
-    return [(f"{value:{width}.0f}", "text")]
+        return [(f"{f'▲{value:.0f}°':>{width}}", "warn")]
+    return [(f"{value:{width - 1}.0f}°", "text")]
 
 
 def _temperature_limit(row: GpuRow, width: int) -> list[Span]:
@@ -77,13 +103,15 @@ def _memory_temperature(row: GpuRow, width: int) -> list[Span]:
 
 
 def _power(row: GpuRow, width: int) -> list[Span]:
+    value, limit = row.gpu.power_watts, row.gpu.power_limit_watts
+    if value is None:
+        return _dash(width)
+    return [(f"{value:.0f}", "text"), (" W" if limit is None else f"/{limit:.0f}W", "text" if limit is None else "dim")]
+
+
+def _short_power(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.power_watts
-    return _dash(width) if value is None else [(f"{value:{width - 2}.0f} W", "text")]
-
-
-def _power_cap(row: GpuRow, width: int) -> list[Span]:
-    value = row.gpu.power_limit_watts
-    return _dash(width) if value is None else [(f"{value:.0f}", "dim")]
+    return _dash(width) if value is None else [(f"{value:.0f} W", "text")]
 
 
 def _step_rate(row: GpuRow, width: int) -> list[Span]:
@@ -104,7 +132,7 @@ def _history(row: GpuRow, width: int) -> list[Span]:
 
 def _clock(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.sm_clock_mhz
-    return _dash(width) if value is None else [(f"{value:>{width}}", "text")]
+    return _dash(width) if value is None else [(f"{value} MHz", "text")]
 
 
 def _performance_state(row: GpuRow, width: int) -> list[Span]:
@@ -132,56 +160,66 @@ def _processes(row: GpuRow, width: int) -> list[Span]:
 
 COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("#", 2, _index, ">"),
-    Column("util", 10, _utilization, grow=1, most=20),
-    Column("memory GiB", 12, _memory, grow=1, most=22),
-    Column("rsvd", 4, _reserved, ">", importance=14, gap=1),
-    Column("ctl", 3, _memory_load, ">", importance=6, gap=1),
-    Column("°C", 4, _temperature, ">", gap=1),
-    Column("slows at", 8, _temperature_limit, ">", importance=13, gap=1),
-    Column("mem °C", 6, _memory_temperature, ">", importance=9, gap=1),
-    Column("power", 6, _power, ">"),
-    Column("cap", 4, _power_cap, ">", importance=11, gap=1),
-    Column("who", 14, who, grow=3, most=28),
-    Column("step/s", 6, _step_rate, ">", importance=1),
-    Column("wait", 4, _wait, ">", importance=2, gap=1),
-    Column("last 10 min", 12, _history, importance=3),
-    Column("MHz", 4, _clock, ">", importance=4),
+    Column("UTIL", 11, _utilization, grow=1, most=23),
+    Column("MEMORY", 15, _memory, grow=1, most=27),
+    Column("RSVD", 4, _reserved, ">", importance=14, gap=1),
+    Column("MEM BW", 6, _memory_load, ">", importance=7, gap=1),
+    Column("TEMP", 4, _temperature, ">", gap=1),
+    Column("LIMIT", 5, _temperature_limit, ">", importance=13, gap=1),
+    Column("MEM TEMP", 8, _memory_temperature, ">", importance=9, gap=1),
+    Column("POWER", 8, _power, ">", gap=1),
+    Column("RUN / USER", 19, who, grow=3, most=30),
+    Column("STEP/S", 6, _step_rate, ">", importance=1),
+    Column("DATA WAIT", 9, _wait, ">", importance=2, gap=1),
+    Column("LAST 10 MIN", 12, _history, importance=3),
+    Column("CLOCK", 8, _clock, ">", importance=5),
     Column("P", 3, _performance_state, importance=12, gap=1),
-    Column("held back by", 16, held_back, importance=5, grow=1, most=30),
-    Column("health", 13, health, importance=7),
-    Column("PCIe", 13, _pcie, importance=8),
-    Column("link", 6, _pcie_link, importance=15, gap=1),
-    Column("NVLink", 13, _nvlink, importance=10),
-    Column("processes", 24, _processes, importance=16, grow=4),
+    Column("THROTTLED BY", 16, held_back, importance=4, grow=1, most=30),
+    Column("HEALTH", 13, health, importance=6),
+    Column("PCIE", 13, _pcie, importance=8),
+    Column("LINK", 6, _pcie_link, importance=15, gap=1),
+    Column("NVLINK", 13, _nvlink, importance=10),
+    Column("PROCESSES", 24, _processes, importance=16, grow=4),
 )
 """The table below each other. What matters least has the highest importance."""
 
 WIDE_COLUMNS = tuple(
-    replace(column, width={"util": 18, "memory GiB": 20}.get(column.head, column.width)) for column in COLUMNS
+    replace(column, width={"UTIL": 19, "MEMORY": 23}.get(column.head, column.width)) for column in COLUMNS
 )
 
 SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("#", 2, _index, ">", gap=1),
-    Column("util", 8, _utilization, gap=1, grow=1, most=16),
-    Column("GiB", 5, _short_memory, ">", gap=1),
-    Column("°C", 3, _temperature, ">", gap=1),
-    Column("power", 6, _power, ">", importance=2, gap=1),
-    Column("who", 12, who, grow=1, most=28),
-    Column("step/s", 6, _step_rate, ">", importance=1, gap=1),
-    Column("wait", 4, _wait, ">", importance=3, gap=1),
-    Column("last 10 min", 12, _history, importance=4, gap=1),
+    Column("UTIL", 9, _utilization, gap=1, grow=1, most=17),
+    Column("MEMORY", 7, _short_memory, ">", gap=1),
+    Column("TEMP", 4, _temperature, ">", gap=1),
+    Column("POWER", 6, _short_power, ">", importance=2, gap=1),
+    Column("RUN / USER", 12, who, grow=1, most=30),
+    Column("STEP/S", 6, _step_rate, ">", importance=1, gap=1),
+    Column("WAIT", 4, _wait, ">", importance=3, gap=1),
+    Column("LAST 10 MIN", 12, _history, importance=4, gap=1),
 )
 """The rows of two columns side by side."""
 
+
+def with_equal_bars(placed: Placed[GpuRow]) -> Placed[GpuRow]:
+    """The columns with bars of one length for utilisation and memory, so that they can be compared; what is left over
+    goes to whoever is on the GPU."""
+    widths = {column.head: width for column, width in placed}
+    bars = {head: widths[head] - text for head, text in _BARS.items() if head in widths}
+    shortest = min(bars.values())
+    spare = sum(bars.values()) - shortest * len(bars)
+    equal = {head: _BARS[head] + shortest for head in bars} | {"RUN / USER": widths["RUN / USER"] + spare}
+    return [(column, equal.get(column.head, width)) for column, width in placed]
+
+
 NEEDED: Mapping[str, Callable[[GpuRow], bool]] = {
-    "rsvd": lambda row: row.gpu.memory_reserved_bytes is not None,
-    "ctl": lambda row: row.gpu.memory_utilization_percent is not None,
-    "slows at": lambda row: row.gpu.facts.get("temperature_slowdown_celsius") is not None,
-    "mem °C": lambda row: row.gpu.slow.get("memory_temperature_celsius") is not None,
-    "cap": lambda row: row.gpu.power_limit_watts is not None,
-    "NVLink": lambda row: row.gpu.slow.get("nvlink_received_bytes_per_second") is not None,
-    "PCIe": lambda row: row.gpu.slow.get("pcie_received_bytes_per_second") is not None,
-    "link": lambda row: row.gpu.slow.get("pcie_width") is not None,
+    "RSVD": lambda row: row.gpu.memory_reserved_bytes is not None,
+    "MEM BW": lambda row: row.gpu.memory_utilization_percent is not None,
+    "LIMIT": lambda row: row.gpu.facts.get("temperature_slowdown_celsius") is not None,
+    "MEM TEMP": lambda row: row.gpu.slow.get("memory_temperature_celsius") is not None,
+    "NVLINK": lambda row: row.gpu.slow.get("nvlink_received_bytes_per_second") is not None,
+    "PCIE": lambda row: row.gpu.slow.get("pcie_received_bytes_per_second") is not None,
+    "LINK": lambda row: row.gpu.slow.get("pcie_width") is not None,
 }
 """Columns that are left out where no GPU has what they show: GeForce cards have no memory temperature, few machines
 have NVLink. A dash in one row says that this GPU alone lacks it."""

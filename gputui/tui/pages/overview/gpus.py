@@ -8,10 +8,10 @@ from typing import NamedTuple
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.tui.data.snapshot import Snapshot
-from gputui.tui.layout.columns import Placed, fit_line, head_line, place, row_line, wrap
+from gputui.tui.layout.columns import Placed, fit_line, head_line, place, row_line, selected, wrap
 from gputui.tui.layout.gpu_words import GpuRow, gpu_row, lost
 from gputui.tui.layout.words import clock
-from gputui.tui.pages.overview.gpu_cells import COLUMNS, NEEDED, SHORT_COLUMNS, WIDE, WIDE_COLUMNS
+from gputui.tui.pages.overview.gpu_cells import COLUMNS, NEEDED, SHORT_COLUMNS, WIDE, WIDE_COLUMNS, with_equal_bars
 
 SHORT_ROW_WIDTH = 38
 """Two columns of short rows need twice this."""
@@ -46,6 +46,8 @@ def gpu_lines(snapshot: Snapshot, width: int, height: int, pointed: Pointed = Po
     columns = WIDE_COLUMNS if width >= WIDE else COLUMNS if width >= NARROW else SHORT_COLUMNS
     shown = [c for c in columns if c.head not in NEEDED or any(NEEDED[c.head](row) for row in rows)]
     placed = place(shown, width - 1)
+    if columns is not SHORT_COLUMNS:
+        placed = with_equal_bars(placed)
     lines = [_set_in(head_line(placed, width - 1))]
     lines += [_gpu_line(placed, row, snapshot.at, width, pointed.uuid) for row in rows]
     return [*_cut(lines, width, room, pointed.top), *notes]
@@ -169,4 +171,4 @@ def _cut(lines: list[Line], width: int, height: int, top: int) -> list[Line]:
 
 
 def _set_in(line: Line, is_current: bool = False) -> Line:
-    return [("▸", "cursor") if is_current else (" ", "text"), *line]
+    return selected([("▸", "cursor"), *line]) if is_current else [(" ", "text"), *line]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from gputui.charts.bars import bar
 from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -15,8 +17,8 @@ from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
 from gputui.tui.data.snapshot import RunRow, Snapshot
-from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, styled_rule
-from gputui.tui.layout.run_words import outlook
+from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
+from gputui.tui.layout.run_words import outlook, silent_seconds
 from gputui.tui.layout.sparklines import spark
 from gputui.tui.layout.words import OVER, numbers, run_sign, run_state_text
 from gputui.tui.pages.overview.run_order import order_named
@@ -102,7 +104,8 @@ def _heading(
     width: int,
     height: int,
 ) -> Line:
-    """``RUNS ── queue paused ── failures cost … ── 1–5 of 40``: what matters most stands first and stays longest."""
+    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: the columns' heads in the rule, as far as the notes
+    leave room for them; of the notes what matters most stands first and stays longest."""
     order = order_named(state.order).words
     title = " ".join(
         part for part in ("RUNS", order, f"/{clean(state.filter_text)}" if state.filter_text else "") if part
@@ -116,7 +119,7 @@ def _heading(
         how = "P opens it" if around.has_keys else "gputui queue resume opens it"
         notes.append((f"queue paused by {clean(around.pause.actor)}{passed}, {how}", "warn"))
     current = next((row for row in rows if row.run.run_id == state.cursor), None)
-    if current is not None and current.cost is not None and not any(c.head == "lost" for c, _ in placed):
+    if current is not None and current.cost is not None and not any(c.head == "LOST" for c, _ in placed):
         words = in_words(current.cost)
         if words and current.run.state not in OVER:
             notes.append((f"failures cost {words}", "dim"))
@@ -124,21 +127,43 @@ def _heading(
         notes.append((f"{len(state.marked)} marked", "accent"))
     if len(rows) > height - 1 and shown:
         notes.append((f"{state.top + 1}–{state.top + shown} of {len(rows)}", "dim"))
-    return styled_rule(title, width, notes)
+    line = styled_rule(title, width, notes)
+    return line if not rows else _with_heads(line, placed, cell_width(f" {title} "))
+
+
+def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
+    """Put the columns' heads into the part of a rule that is nothing but a stroke, each above its column."""
+    heads: list[Span] = []
+    at = 0
+    rule = next(number for number, (_, style) in enumerate(line) if style == "rule")
+    end = start + cell_width(line[rule][0])
+    for column, room in placed:
+        left = at if column is placed[0][0] else at + column.gap
+        at = left + room
+        head = f" {column.head} "
+        # Aligned with the cell below, whichever side that is on.
+        begin = left + room - len(column.head) - 1 if column.align == ">" else left - 1
+        if column.head and begin >= start and begin + len(head) < end:
+            heads += [("─" * (begin - start), "rule"), (head, "head")]
+            start = begin + len(head)
+    return [*line[:rule], *heads, ("─" * (end - start), "rule"), *line[rule + 1 :]]
 
 
 def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     """A run that trains shows all its columns; of any other the outlook takes the room of what it does not have, and
     the state what it needs."""
     run, progress = shown.row.run, shown.row.progress
+    is_selected = shown.is_current and shown.state.is_focused
     if run.state == "running":
-        return row_line(placed, shown, width)
-    is_told = progress.step is not None and (run.state in OVER or run.state == "stopping")
-    reached = f"step {count(progress.step)} · " if is_told else ""
+        line = row_line(placed, shown, width)
+        return selected(line) if is_selected else line
+    is_reached = progress.step is not None and (run.state in OVER or run.state == "stopping")
+    count_of_cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if is_reached else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
-    head = tuple((tuple(column.cell(shown, room)), room, column.gap) for column, room in placed[:3])
-    tail = ((_queue_words(shown), "label"), (reached, "dim"), outlook(shown.row, shown.around.now), (cost, "dim"))
-    return [*_short_row(head, tail, width)]
+    head = tuple((tuple(column.cell(shown, room)), room, column.gap) for column, room in placed[:count_of_cells])
+    tail = ((_queue_words(shown), "label"), outlook(shown.row, shown.around.now), (cost, "dim"))
+    line = [*_short_row(head, tail, width)]
+    return selected(line) if is_selected else line
 
 
 @lru_cache(1024)
@@ -198,8 +223,19 @@ def _step(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     if progress.step is None:
         return []
-    total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
-    return [("step ", "dim"), (count(progress.step), "text"), (total, "dim")]
+    total = f"/{count(progress.total_steps)}" if progress.total_steps and shown.row.run.state not in OVER else ""
+    return [(count(progress.step), "dim" if shown.row.run.state in OVER else "text"), (total, "dim")]
+
+
+def _done(shown: _Shown, width: int) -> list[Span]:
+    """How much of the steps is done, as a bar on its track and in percent."""
+    progress = shown.row.progress
+    if progress.step is None or not progress.total_steps:
+        return []
+    share = min(1.0, progress.step / progress.total_steps)
+    filled = bar(share, width - 5).rstrip(" ")
+    style = "dim" if shown.row.run.state in OVER else "bar"
+    return [(filled, style), ("░" * (width - 5 - len(filled)), "track"), (f"{math.floor(share * 100):>4}%", "text")]
 
 
 def _loss(shown: _Shown, width: int) -> list[Span]:
@@ -207,8 +243,7 @@ def _loss(shown: _Shown, width: int) -> list[Span]:
     if progress.loss is None:
         return []
     is_finite = progress.loss == progress.loss and abs(progress.loss) != float("inf")
-    text = _number_in(progress.loss, width - len("loss "))
-    return [("loss ", "dim"), (text, "text" if is_finite else "bad")]
+    return [(_number_in(progress.loss, width), "text" if is_finite else "bad")]
 
 
 def _number_in(value: float, room: int) -> str:
@@ -227,17 +262,17 @@ def _remark(shown: _Shown, width: int) -> list[Span]:
 
 def _gpus(shown: _Shown, width: int) -> list[Span]:
     indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.around.gpu_index.get(uuid)) is not None)
-    return [("GPU ", "dim"), (numbers(indices), "text")] if indices else []
+    return [(numbers(indices), "text")] if indices else []
 
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
     pace = shown.row.progress.steps_per_second
-    return [] if pace is None else [(short_number(pace), "text"), (" step/s", "dim")]
+    return [] if pace is None or silent_seconds(shown.row, shown.around.now) else [(short_number(pace), "text")]
 
 
 def _lost(shown: _Shown, width: int) -> list[Span]:
     words = "" if shown.row.cost is None else lost_words(shown.row.cost)
-    return [("lost ", "dim"), (words, "warn")] if words else []
+    return [(words, "warn")] if words else []
 
 
 def _ran(shown: _Shown, width: int) -> list[Span]:
@@ -245,7 +280,7 @@ def _ran(shown: _Shown, width: int) -> list[Span]:
     if started is None:
         return []
     ran = max(0.0, shown.around.now - started)
-    return [("for ", "dim"), (duration(ran if ran < 60 else ran // 60 * 60), "text")]
+    return [(duration(ran if ran < 60 else ran // 60 * 60), "text")]
 
 
 def _profile(shown: _Shown, width: int) -> list[Span]:
@@ -264,14 +299,15 @@ def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
 
 _SIGN: Column[_Shown] = Column("", 2, _sign)
 _OTHERS: tuple[Column[_Shown], ...] = (
-    Column("state", 10, _state, gap=1, grow=1, most=13),
-    Column("step", 18, _step, gap=1, grow=1, most=24),
-    Column("loss", 10, _loss, importance=1, gap=2, most=11, grow=1),
-    Column("curve", 7, _curve, importance=2, gap=1, grow=1, most=24),
-    Column("pace", 13, _pace, importance=4, gap=2),
-    Column("gpus", 11, _gpus, importance=5, gap=2, grow=1, most=16),
-    Column("lost", 26, _lost, importance=3, gap=2),
-    Column("ran", 12, _ran, importance=6, gap=2),
-    Column("profile", 12, _profile, importance=7, gap=2, most=24),
-    Column("outlook", 12, _remark, gap=2, grow=4),
+    Column("STATE", 10, _state, gap=1, grow=1, most=13),
+    Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
+    Column("STEP", 13, _step, ">", gap=1),
+    Column("LOSS", 7, _loss, ">", importance=1, gap=2),
+    Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
+    Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
+    Column("GPUS", 5, _gpus, importance=5, gap=2, grow=1, most=16),
+    Column("LOST", 21, _lost, importance=6, gap=2),
+    Column("TIME", 9, _ran, ">", importance=7, gap=2),
+    Column("PROFILE", 12, _profile, importance=8, gap=2, most=24),
+    Column("LEFT", 12, _remark, gap=2, grow=4),
 )

@@ -98,7 +98,7 @@ def detail_texts(row: ProcessRow) -> list[str]:
             else f"{idle_words(row.idle_seconds)}: it holds memory of GPUs that compute nothing",
         ),
         ("CPU", UNKNOWN if row.cpu_percent is None else f"{percent(row.cpu_percent)} of a core"),
-        ("RAM", f"{bytes_text(row.memory_bytes)} that it shares with nobody"),
+        ("RAM (USS)", bytes_text(row.memory_bytes)),
         ("state", _STATES.get(row.state or "", "runs or sleeps") if row.state else UNKNOWN),
         ("command", row.command or UNKNOWN),
     ]

@@ -92,7 +92,7 @@ def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequen
             parts.append([(f" ({panels.count} in all)", "dim")])
     redone = any(curve.redone for curve in data.curves.values())
     if redone and settings.axis in ("step", "epoch"):
-        parts.append([(" · grey: done again", "dim")])
+        parts.append([(" · grey: redone", "dim")])
     non_finite = sum(each.non_finite for curve in data.curves.values() for each in curve.bins)
     if non_finite:
         parts.append([(f" · × {short_number(non_finite)} values not finite", "bad")])
