@@ -56,7 +56,7 @@ def test_a_question_that_no_longer_arises_clears() -> None:
     stage = Stage("gpu_underused")
     stage.play([(gpu(busy_percent=5.0), 301)])
     assert stage.play([(gpu(training_run=None), 1)]) == ["cleared"]
-    assert stage.changes[-1].why == "it no longer applies"
+    assert stage.changes[-1].why == "no longer applies"
 
 
 def test_the_next_agent_goes_on_where_the_last_one_was() -> None:

@@ -53,7 +53,7 @@ CASES: dict[str, Case] = {
     ),
     "gpu_memory": Case(
         [(gpu(memory_used_bytes=78 * GIB), 302)],
-        "GPU 3 has 98 % of its memory in use, more than 95 %",
+        "GPU 3 memory 98 % used (limit 95 %)",
         {
             "a peak of four minutes": [(gpu(memory_used_bytes=78 * GIB), 240), (gpu(), 5)] * 5,
             "the driver's own share left out": [(gpu(memory_used_bytes=75 * GIB), 900)],
@@ -61,7 +61,7 @@ CASES: dict[str, Case] = {
     ),
     "gpu_hot": Case(
         [(gpu(temperature_celsius=86.0), 32)],
-        "GPU 3 is at 86 °C, above 85 °C",
+        "GPU 3 at 86 °C (limit 85 °C)",
         {
             "warm": [(gpu(temperature_celsius=84.0), 600)],
             "hot for one sample": [(gpu(temperature_celsius=91.0), 2), (gpu(), 60)],
@@ -69,7 +69,7 @@ CASES: dict[str, Case] = {
     ),
     "gpu_throttled": Case(
         [(gpu(throttled_percent=42.0, throttle_reasons=("power cap", "hardware thermal")), 12)],
-        "GPU 3 was held back by its hardware for 42 % of the last minute: hardware thermal",
+        "GPU 3 was throttled by its hardware for 42 % of the last minute: hardware thermal",
         {"a flicker": [(gpu(throttled_percent=15.0), 600)], "not told": [(gpu(throttled_percent=None), 600)]},
     ),
     "gpu_underused": Case(
@@ -100,7 +100,7 @@ CASES: dict[str, Case] = {
     ),
     "host_memory": Case(
         [(host(memory_used_bytes=250 * GIB), 62)],
-        "The host has 98 % of its memory in use, more than 92 %",
+        "Host memory 98 % used (limit 92 %)",
         {"a lot, but room": [(host(memory_used_bytes=230 * GIB), 600)]},
     ),
     "host_memory_growth": Case(
@@ -112,12 +112,12 @@ CASES: dict[str, Case] = {
     ),
     "disk": Case(
         [(host(disk_used_bytes=960 * GIB), 62)],
-        "The disk of the state is 96 % full, more than 95 %",
+        "State disk 96 % full (limit 95 %)",
         {"94 %": [(host(disk_used_bytes=940 * GIB), 600)], "unknown": [(host(disk_used_bytes=None), 600)]},
     ),
     "shm": Case(
         [(host(shm_used_bytes=93 * GIB), 32)],
-        "/dev/shm is 93 % full, more than 90 %",
+        "/dev/shm 93 % full (limit 90 %)",
         {"none there": [(host(shm_used_bytes=0, shm_total_bytes=0), 600)]},
     ),
     "nccl_errors": Case(
@@ -127,19 +127,19 @@ CASES: dict[str, Case] = {
     ),
     "no_improvement": Case(
         [(run(stagnation=LOSS_STUCK), 1)],
-        "vit-1: loss has not become better for 1 001 steps (best 1.902 at step 8 000)",
+        "vit-1: loss: no improvement for 1 001 steps (best 1.902 at step 8 000)",
         {"it is slow": [(run(stagnation=LOSS_MOVES), 600)], "it has ended": [
             (run(stagnation=LOSS_STUCK, is_training=False), 600)
         ]},
     ),
     "gradient_norm": Case(
         [(run({"grad_norm": 14.0}), 32)],
-        "vit-1: the norm of the gradients is 14, above 10",
+        "vit-1: gradient norm 14 (limit 10)",
         {"one step": [(run({"grad_norm": 300.0}), 2), (run(), 60)], "at ten": [(run({"grad_norm": 10.0}), 600)]},
     ),
     "slow_steps": Case(
         [(run({"step_time": 0.75}), 62)],
-        "vit-1: a step takes 750 ms, more than 600 ms; it was about 300 ms before",
+        "vit-1: step time 750 ms (limit 600 ms); it was about 300 ms before",
         {
             "a large model": [(run({"step_time": 3.1}, median_step_seconds=3.0), 600)],
             "fast steps that became less fast": [(run({"step_time": 0.09}, median_step_seconds=0.02), 600)],
@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
     ),
     "data_wait": Case(
         [(run({"data_time": 0.08}), 62)],
-        "vit-1: a step waits 80 ms for data, more than 50 ms, 27 % of a step",
+        "vit-1: data wait 80 ms a step (limit 50 ms), 27 % of a step",
         {
             "little of a long step": [(run({"data_time": 0.06, "step_time": 3.0}), 600)],
             "most of a short step": [(run({"data_time": 0.02, "step_time": 0.025}), 600)],
@@ -156,12 +156,12 @@ CASES: dict[str, Case] = {
     ),
     "cache_misses": Case(
         [(run(cache_hit_percent=55.0), 122)],
-        "vit-1: 55 % of the samples are found in the cache, less than 80 %",
+        "vit-1: cache hits 55 % (limit 80 %)",
         {"the first epoch fills it": [(run({"epoch": 0.0}, cache_hit_percent=2.0), 600)], "no cache": [(run(), 600)]},
     ),
     "skipped_samples": Case(
         [(run(skipped_percent=7.0, samples_seen=4000.0), 12)],
-        "vit-1: 7 % of the samples could not be read, more than 5 %",
+        "vit-1: 7 % of the samples unreadable (limit 5 %)",
         {"two of the first twenty": [(run(skipped_percent=10.0, samples_seen=20.0), 600)]},
     ),
     "lr_off_schedule": Case(
@@ -235,7 +235,7 @@ def test_the_slowdown_limit_may_lie_lower_than_the_fixed_one() -> None:
     near = gpu(temperature_celsius=83.0, slowdown_celsius=87.0)
     stage = Stage("gpu_hot")
     assert stage.play([(near, 60)]) == ["raised"]
-    assert stage.sentence("GPU 3") == "GPU 3 is at 83 °C, above 82 °C; it slows down at 87 °C"
+    assert stage.sentence("GPU 3") == "GPU 3 at 83 °C (limit 82 °C); it slows down at 87 °C"
     for limit in (None, 0.0):
         unknown_limit = gpu(temperature_celsius=83.0, slowdown_celsius=limit)
         assert Stage("gpu_hot").play([(unknown_limit, 60)]) == []
@@ -244,7 +244,7 @@ def test_the_slowdown_limit_may_lie_lower_than_the_fixed_one() -> None:
 def test_epochs_are_judged_by_the_validation() -> None:
     stage = Stage("no_improvement")
     assert stage.play([(run(stagnation=VALIDATION_STUCK), 1)]) == ["raised"]
-    assert "val/loss has not become better for 10.5 epochs (best 2.010 at step 400)" in stage.sentence("vit-1")
+    assert "val/loss: no improvement for 10.5 epochs (best 2.010 at step 400)" in stage.sentence("vit-1")
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])

@@ -46,7 +46,16 @@ def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(filler: Fi
     lines = done.stdout.splitlines()
     assert "\x1b" not in done.stdout and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
     assert all(line == line.rstrip() for line in lines)
-    for word in ("gpt2-124m r0", "✗ lost", "vit-b16-1", "lr-sweep-3", "resnet50-2", "RUNS", "EVENTS", "host  cpu 34%"):
+    for word in (
+        "gpt2-124m-1 r0",
+        "✗ lost",
+        "vit-b16-1",
+        "lr-sweep-3",
+        "resnet50-2",
+        "RUNS",
+        "EVENTS",
+        "host  cpu 34%",
+    ):
         assert word in done.stdout
     assert "31 older ones; gputui ps lists all" in done.stdout
     assert "No agent runs; the values are" in lines[1]

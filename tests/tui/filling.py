@@ -312,7 +312,7 @@ class Filler:
             (
                 rule, severity or known.severity, known.subject, subject_id, subject, run_id, self.now - seconds_ago,
                 None if cleared_ago is None else self.now - cleared_ago,
-                None if cleared_ago is None else "it is well again",
+                None if cleared_ago is None else "back to normal",
                 self.now - seconds_ago + 60 if acknowledged_by else None, acknowledged_by,
                 None if silenced_for is None else self.now + silenced_for, "me" if silenced_for else None, known.unit,
                 sentence, known.remedy,
@@ -323,31 +323,31 @@ class Filler:
     def bad_night(self) -> None:
         """Alerts of the overnight story: five that last, of which one is seen and one silenced, and three that are
         over."""
-        self.alert("disk", "The disk of the state is 96 % full, more than 95 %", seconds_ago=1500)
+        self.alert("disk", "State disk 96 % full (limit 95 %)", seconds_ago=1500)
         self.alert(
             "xid_hardware",
             "GPU 7 reported XID 79: the GPU has fallen off the bus (power, cooling or PCIe); a reboot is needed",
             seconds_ago=633, subject="GPU 7", subject_id=uuid(7), run_id="vit-b16-1", acknowledged_by="me",
         )  # fmt: skip
         self.alert(
-            "data_wait", "gpt2-124m-1: a step waits 120 ms for data, more than 50 ms, 40 % of a step", seconds_ago=412,
+            "data_wait", "gpt2-124m-1: data wait 120 ms a step (limit 50 ms), 40 % of a step", seconds_ago=412,
             subject="gpt2-124m-1", subject_id="gpt2-124m-1", run_id="gpt2-124m-1",
         )  # fmt: skip
         self.alert(
-            "gpu_hot", "GPU 3 is at 88 °C, above 82 °C; it slows down at 87 °C", seconds_ago=95, subject="GPU 3",
+            "gpu_hot", "GPU 3 at 88 °C (limit 82 °C); it slows down at 87 °C", seconds_ago=95, subject="GPU 3",
             subject_id=uuid(3), run_id="gpt2-124m-1",
         )  # fmt: skip
         self.alert(
             "gpu_parked", "GPU 5 has 22.1 GiB held by alice · python sweep.py and computes nothing", seconds_ago=5400,
             subject="GPU 5", subject_id=uuid(5), silenced_for=3500,
         )  # fmt: skip
-        self.alert("shm", "/dev/shm is 93 % full, more than 90 %", seconds_ago=9000, cleared_ago=8000)
+        self.alert("shm", "/dev/shm 93 % full (limit 90 %)", seconds_ago=9000, cleared_ago=8000)
         self.alert(
-            "slow_steps", "vit-b16-1: a step takes 750 ms, more than 600 ms; it was about 300 ms before",
+            "slow_steps", "vit-b16-1: step time 750 ms (limit 600 ms); it was about 300 ms before",
             seconds_ago=7000, cleared_ago=6500, subject="vit-b16-1", subject_id="vit-b16-1", run_id="vit-b16-1",
         )  # fmt: skip
         self.alert(
-            "gradient_norm", "vit-b16-1: the norm of the gradients is 14, above 10", seconds_ago=90_000,
+            "gradient_norm", "vit-b16-1: gradient norm 14 (limit 10)", seconds_ago=90_000,
             cleared_ago=89_000, subject="vit-b16-1", subject_id="vit-b16-1", run_id="vit-b16-1",
         )  # fmt: skip
 

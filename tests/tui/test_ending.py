@@ -62,7 +62,7 @@ class Terminal:
 def terminal(filler: Filler, tmp_path: Path) -> Iterator[Terminal]:
     filler.overnight()
     made = Terminal(tmp_path / "home")
-    made.read_until(b"leave")
+    made.read_until(b"quit")
     yield made
     made.process.kill()
     made.process.wait()

@@ -32,7 +32,7 @@ def open_screen(filler: Filler, workspace: Workspace) -> Callable[..., object]:
             save(workspace.settings, settings)
         home = str(workspace.state.parent)
         with PtyApp(["tests.tui.screen_app", home], size=(100, 30), environment=environment) as app:
-            app.read_until(lambda: "leave" in app.terminal.text)
+            app.read_until(lambda: "quit" in app.terminal.text)
             app.read(0.2)
             yield app
 

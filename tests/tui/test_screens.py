@@ -68,7 +68,7 @@ def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
 
 async def test_the_first_frame_is_full(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        assert "gpt2-124m r0" in text(app, "gpus")
+        assert "gpt2-124m-1 r0" in text(app, "gpus")
         assert "vit-b16-1" in text(app, "runs")
         assert "fell off the bus" in text(app, "events")
         assert "? help" in text(app, "footer")
@@ -114,7 +114,7 @@ async def test_all_gpus_together_or_each(app: GputuiApp) -> None:
         await pilot.press("a")
         assert "utilisation" in text(app, "trends") and text(app, "gpus") == ""
         await pilot.press("a")
-        assert text(app, "trends") == "" and "gpt2-124m r0" in text(app, "gpus")
+        assert text(app, "trends") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
 
 
 async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None:
@@ -184,7 +184,7 @@ async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
         assert text(app, "gpus") == "" == text(app, "trends")
         await pilot.resize_terminal(160, 48)
         await pilot.pause()
-        assert text(app, "notice") == "" and "gpt2-124m r0" in text(app, "gpus")
+        assert text(app, "notice") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
         assert "utilisation" in text(app, "trends")
 
 

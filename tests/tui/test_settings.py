@@ -133,7 +133,7 @@ def test_keys_may_be_exchanged() -> None:
 @pytest.mark.parametrize(
     ("wanted", "word"),
     [
-        ({"overview.stop": "q"}, "leave"),
+        ({"overview.stop": "q"}, "quit"),
         ({"overview.stop": "f9", "overview.theme": "f9"}, "f9"),
         ({"stopp": "f9"}, "stop"),
         ({"stop": "hyperspace"}, "no such key"),

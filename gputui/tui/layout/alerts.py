@@ -202,7 +202,7 @@ def _history(alert: AlertView, now: float) -> list[str]:
         lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
         words.append(f"· over {dated_clock(alert.cleared_at, now)} after {lasted}, {alert.cleared_because or ''}")
     if alert.acknowledged_at is not None:
-        words.append(f"· seen by {clean(alert.acknowledged_by or '–')} {dated_clock(alert.acknowledged_at, now)}")
+        words.append(f"· acked by {clean(alert.acknowledged_by or '–')} {dated_clock(alert.acknowledged_at, now)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
         words.append(
             f"· silenced for {duration((alert.silenced_until - now) // 60 * 60)} by {clean(alert.silenced_by or '–')}"

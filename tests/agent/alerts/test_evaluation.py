@@ -106,11 +106,11 @@ def test_an_alert_is_a_row_and_an_event_and_ends(bench: Bench) -> None:
         "GPU 0",
     )
     assert (found.value, found.threshold, found.unit) == (88.0, 85.0, "°C")
-    assert found.sentence == "GPU 0 is at 88 °C, above 85 °C"
+    assert found.sentence == "GPU 0 at 88 °C (limit 85 °C)"
     assert NOW + 1030 <= found.raised_at <= NOW + 1033
     bench.pass_time(70, cool)
     after = bench.all()[0]
-    assert after.cleared_at is not None and after.cleared_because == "it is well again"
+    assert after.cleared_at is not None and after.cleared_because == "back to normal"
     said = bench.events()
     assert said[0] == found.sentence and "over after" in said[1]
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_was_taken_out_of_the_machine(bench: Bench) -> None:
     assert bench.lasting() == ["gpu_hot"]
     bench.recorder.take([Inventory(bench.wall(), "nvml", "580", ())])
     bench.pass_time(2)
-    assert bench.lasting() == [] and bench.all()[0].cleared_because == "it no longer applies"
+    assert bench.lasting() == [] and bench.all()[0].cleared_because == "no longer applies"
 
 
 def test_what_the_driver_reports_is_an_alert_with_one_event(bench: Bench) -> None:
@@ -287,7 +287,7 @@ def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) 
     assert bench.all()[0].run_id == "vit-1"
     bench.living.clear()
     bench.pass_time(2, idle)
-    assert bench.all()[0].cleared_because == "it no longer applies"
+    assert bench.all()[0].cleared_because == "no longer applies"
 
 
 def test_nobody_claims_it(bench: Bench, filler: Filler) -> None:
@@ -303,7 +303,7 @@ def test_a_run_without_improvement(bench: Bench, filler: Filler) -> None:
         if step == 2400:
             assert bench.lasting() == []
     assert bench.lasting() == ["no_improvement"]
-    assert bench.all()[0].sentence.startswith("vit-1: loss has not become better for")
+    assert bench.all()[0].sentence.startswith("vit-1: loss: no improvement for")
 
 
 def test_the_memory_of_a_run_survives_the_agent(bench: Bench, filler: Filler) -> None:

@@ -81,7 +81,7 @@ def test_the_help_tells_every_action_and_why_not(scope: Scope) -> None:
 def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) -> None:
     line = footer_line(Context("overview"), width)
     assert sum(cell_width(text) for text, _ in line) == width
-    assert "q leave" in "".join(text for text, _ in line)
+    assert "q quit" in "".join(text for text, _ in line)
 
 
 @pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "launch"])

@@ -147,7 +147,7 @@ class SlowTerminal(PtyApp):
 def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
     filler.overnight()
     with SlowTerminal(["tests.tui.screen_app", str(workspace.state.parent)], size=(120, 30), places=True) as app:
-        app.read_until(lambda: "leave" in app.terminal.text and QUESTION in app.output)
+        app.read_until(lambda: "quit" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
         os.set_blocking(app.master, False)
         yield app
@@ -187,7 +187,7 @@ def test_while_answers_are_late_frames_wait_and_the_next_carries_all(filler: Fil
     with PtyApp(["tests.tui.screen_app", home], size=(100, 30)) as app:
         app.read_until(lambda: QUESTION in app.output)
         os.write(app.master, ANSWER)
-        app.read_until(lambda: "leave" in app.terminal.text)
+        app.read_until(lambda: "quit" in app.terminal.text)
         app.read(0.5)
         count = app.output.count(QUESTION)
         filler.event("first of the late ones")
@@ -207,7 +207,7 @@ def test_while_answers_are_late_frames_wait_and_the_next_carries_all(filler: Fil
 def test_the_screen_works_where_no_answer_comes(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     with PtyApp(["tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
-        app.read_until(lambda: "leave" in app.terminal.text)
+        app.read_until(lambda: "quit" in app.terminal.text)
         for key, text, is_there in (
             ("?", "Keys", True),
             ("\x1b", "Keys", False),
@@ -225,7 +225,7 @@ def test_answers_are_no_keys(filler: Filler, workspace: Workspace, tmp_path: Pat
     """However many answers come, wherever the cursor is said to be, nothing is done."""
     filler.overnight()
     with PtyApp(["tests.tui.screen_app", str(workspace.state.parent)], size=(100, 30)) as app:
-        app.read_until(lambda: "leave" in app.terminal.text)
+        app.read_until(lambda: "quit" in app.terminal.text)
         app.read(0.3)
         before = app.terminal.lines[1:]
         for row in range(1, 31):

@@ -18,7 +18,7 @@ from gputui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.tui.settings import CHOICES, Settings
 from gputui.tui.terminal.pens import PenCase
 from gputui.tui.theme.colors import COLOUR_BLIND, MONO, STYLES, THEMES, Theme
-from gputui.tui.theme.looks import LOOKS
+from gputui.tui.theme.looks import LOOKS, SELECTED
 from tests.tui.conftest import StillFeed
 from tests.tui.emulator import Terminal
 from tests.tui.filling import Filler
@@ -103,7 +103,7 @@ def test_a_theme_survives_fewer_colours(theme: Theme, system: ColorSystem) -> No
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
 def test_every_theme_has_a_style_for_every_key(theme: Theme) -> None:
-    assert set(STYLES[theme.name]) == set(LOOKS)
+    assert set(STYLES[theme.name]) == {*LOOKS, *(key + SELECTED for key in LOOKS)}
     assert {look.role for look in LOOKS.values()} - {"text", "dim"} <= set(theme.colours) or theme is MONO
     assert all(theme.style(key).reverse for key in ("caret", "selected"))
 
@@ -249,7 +249,8 @@ async def test_a_painted_theme_leaves_no_cell_out(filler: Filler, workspace: Wor
             await pilot.pause()
             buffer = terminal.screen.buffer
             grounds = {buffer[y][x].bg for y in range(48) for x in range(160) if not buffer[y][x].reverse}
-            assert len(grounds) == 1 and "default" not in grounds, key
+            selection = str(THEMES[theme].selection).removeprefix("#")
+            assert len(grounds - {selection}) == 1 and "default" not in grounds, key
 
 
 def test_an_empty_no_color_means_nothing(filler: Filler, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

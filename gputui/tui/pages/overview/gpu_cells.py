@@ -168,9 +168,9 @@ COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("LIMIT", 5, _temperature_limit, ">", importance=13, gap=1),
     Column("MEM TEMP", 8, _memory_temperature, ">", importance=9, gap=1),
     Column("POWER", 8, _power, ">", gap=1),
-    Column("RUN / USER", 19, who, grow=3, most=30),
+    Column("RUN / USER", 18, who, grow=3, most=30),
     Column("STEP/S", 6, _step_rate, ">", importance=1),
-    Column("DATA WAIT", 9, _wait, ">", importance=2, gap=1),
+    Column("WAIT", 4, _wait, ">", importance=2, gap=1),
     Column("LAST 10 MIN", 12, _history, importance=3),
     Column("CLOCK", 8, _clock, ">", importance=5),
     Column("P", 3, _performance_state, importance=12, gap=1),
@@ -183,8 +183,10 @@ COLUMNS: tuple[Column[GpuRow], ...] = (
 )
 """The table below each other. What matters least has the highest importance."""
 
+_WIDER = {"UTIL": ("UTIL", 19), "MEMORY": ("MEMORY", 23), "WAIT": ("DATA WAIT", 9)}
 WIDE_COLUMNS = tuple(
-    replace(column, width={"UTIL": 19, "MEMORY": 23}.get(column.head, column.width)) for column in COLUMNS
+    replace(column, head=_WIDER[column.head][0], width=_WIDER[column.head][1]) if column.head in _WIDER else column
+    for column in COLUMNS
 )
 
 SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (

@@ -116,7 +116,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.press("tab")
         assert page.comparison.metric == "val/accuracy"
         await pilot.pause()
-        assert "most" in text(app, "runs")
+        assert "max" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
         await pilot.pause()
         assert "smoothing 0.6" in text(app, "head") and "log y" in text(app, "head")

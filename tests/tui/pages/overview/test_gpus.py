@@ -106,7 +106,7 @@ def test_a_narrow_pcie_link_is_pointed_out(filler: Filler, workspace: Workspace)
 
 @pytest.mark.parametrize("missing", ["memory_temperature_celsius", "pcie_width", "pcie_received_bytes_per_second"])
 def test_columns_that_no_gpu_fills_are_left_out(filler: Filler, workspace: Workspace, missing: str) -> None:
-    head = {"memory_temperature_celsius": "mem °C", "pcie_width": "link", "pcie_received_bytes_per_second": "PCIe"}
+    head = {"memory_temperature_celsius": "MEM TEMP", "pcie_width": "LINK", "pcie_received_bytes_per_second": "PCIE"}
     filler.many_gpus(2)
     filler.slow(0, **{missing: None})
     lines = text_of(gpu_lines(read(workspace), 240, 5))
@@ -125,7 +125,7 @@ def test_cards_appear_where_all_of_them_fit(filler: Filler, workspace: Workspace
     lines = card_lines(snapshot, 200, grid)
     assert len(lines) == 16 and widths(lines) == {200}
     text = text_of(lines)
-    assert "0 llama r0" in text[0] and "7 ✗ lost" in text[8] and text[1].count("utilisation") == 4
+    assert "0 llama-1 r0" in text[0] and "7 ✗ lost" in text[8] and text[1].count("utilisation") == 4
     assert card_grid(16, 240, 30) == (4, 4, 7)
 
 

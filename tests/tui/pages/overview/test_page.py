@@ -27,9 +27,9 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
     async with app.run_test(size=SMALL) as pilot:
         assert overview(app).focus_at.section == "runs" and "▸● vit-b16-1" in text(app, "runs")
         await pilot.press("tab")
-        assert "▸03:12:14   lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
+        assert "▸03:12:14    lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
         await pilot.press("up", "up", "up")
-        assert "▸03:02:11 ✗ vit-b16-1" in text(app, "events")
+        assert "▸03:02:11  ✗ vit-b16-1" in text(app, "events")
         await pilot.press("tab", "j", "j", "k")
         assert "▸ 1   96" in text(app, "gpus") and "▸" not in text(app, "events")
         await pilot.press("G")
@@ -187,7 +187,7 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler, size: tuple[int
         await pilot.pause()
         assert feed_of(app).interest.gpu_span_seconds == 600.0
         await pilot.press("pagedown", "down", "up", "pagedown", "pagedown")
-        assert "REPORTS OF THE DRIVER" in text(app, "body")
+        assert "DRIVER EVENTS (XID)" in text(app, "body")
         await pilot.press("pageup", "pageup", "pageup", "tab", "tab", "tab")
         await pilot.pause()
         assert "GPU 4" in text(app, "head") and "quarantine    since" in text(app, "body")
@@ -236,7 +236,7 @@ async def test_an_event_of_a_gpu_leads_to_its_page(app: GputuiApp, filler: Fille
 
 async def test_cards_stand_where_there_is_room(app: GputuiApp) -> None:
     async with app.run_test(size=LARGE) as pilot:
-        assert "0 gpt2-124m r0" in text(app, "cards") and text(app, "cards").count("utilisation") == 8
+        assert "0 gpt2-124m-1 r0" in text(app, "cards") and text(app, "cards").count("utilisation") == 8
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
         assert text(app, "cards") == ""
@@ -245,7 +245,7 @@ async def test_cards_stand_where_there_is_room(app: GputuiApp) -> None:
 async def test_clicks_choose_gpus_and_events_and_open_them(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.click("#events", offset=(5, 1))
-        assert "▸03:02:11 ✗ vit-b16-1" in text(app, "events")
+        assert "▸03:02:11  ✗ vit-b16-1" in text(app, "events")
         await pilot.click("#events", offset=(5, 0))
         assert overview(app).focus_at.section == "events"
         await pilot.click("#gpus", offset=(5, 3))

@@ -59,24 +59,24 @@ def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
     lines = gpu_lines(snapshot, 80, 9)
     assert widths(lines) == {80}
     assert text_of(lines) == [
-        "  #  util          memory GiB       °C   power  who                  step/s wait",
-        "  0   97 ███████▊   71.2 ███████▏   64   612 W  gpt2-124m r0           3.33   2%",
-        "  1   96 ███████▋   71.2 ███████▏   66   608 W  gpt2-124m r1           3.33   2%",
-        "  2   12 █          71.2 ███████▏   58   310 W  gpt2-124m r2 slow      2.22  27%",
-        "  3   95 ███████▋   70.8 ███████▏  ▲88   655 W  gpt2-124m r3           3.33   2%",
-        "  4    0             0.4 ▏          34    71 W  free",
-        "  5    0            22.1 ██▎        36    72 W  alice · python",
-        "  6   88 ███████    40.0 ████       61   540 W  vit-b16 r0             3.33   2%",
+        "  #  UTIL          MEMORY           TEMP    POWER  RUN / USER         STEP/S WAIT",
+        "  0   97% ██████▊   71/80G  ██████▎  64° 612/700W  gpt2-124m-1 r0       3.33   2%",
+        "  1   96% ██████▊   71/80G  ██████▎  66° 608/700W  gpt2-124m-1 r1       3.33   2%",
+        "  2   12% ▉░░░░░░   71/80G  ██████▎  58° 310/700W  gpt2…4m-1 r2 slow    2.22  27%",
+        "  3   95% ██████▋   71/80G  ██████▎ ▲88° 655/700W  gpt2-124m-1 r3       3.33   2%",
+        "  4    0% ░░░░░░░  0.4/80G  ▏░░░░░░  34°  71/700W  free",
+        "  5    0% ░░░░░░░   22/80G  █▉░░░░░  36°  72/700W  alice · python",
+        "  6   88% ██████▏   40/80G  ███▌░░░  61° 540/700W  vit-b16-1 r0         3.33   2%",
         "  7 ✗ lost 03:02:11 · XID 79: GPU has fallen off the bus",
     ]
 
 
 def test_wide_rows_say_more(snapshot: Snapshot) -> None:
     head, row, *_ = text_of(gpu_lines(snapshot, 200, 9))
-    for word in ("rsvd", "ctl", "slows at", "cap", "last 10 min", "MHz", "held back by", "health", "PCIe", "link"):
+    for word in ("MEM BW", "LIMIT", "POWER", "LAST 10 MIN", "CLOCK", "THROTTLED BY", "HEALTH", "PCIE"):
         assert word in head
-    assert "NVLink" not in head  # no GPU of this machine has it
-    for word in ("1980", "↓1.2G ↑400M", "5×16", " 700 ", "P0"):
+    assert "NVLINK" not in head  # no GPU of this machine has it
+    for word in ("1980 MHz", "↓1.2G ↑400M", "612/700W", "P0"):
         assert word in row
     assert "hardware therm" in text_of(gpu_lines(snapshot, 200, 9))[4]
     assert "1000 me 40 GiB" in text_of(gpu_lines(snapshot, 240, 9))[1]
@@ -173,22 +173,29 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
     lines = runs_lines(snapshot.runs, RunsState("vit-b16-1"), surroundings(snapshot), 80, 5)
     assert widths(lines) == {80}
     text = text_of(lines)
-    assert text[0] == " RUNS ────────────────────── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
-    assert text[1].startswith("▸● vit-b16-1     running ↻2 step 9 440/90 000   loss 1.9")
+    assert text[0] == " RUNS ─────────── STATE ──── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
+    assert text[1].startswith("▸● vit-b16-1      running ↻2 ") and "10%  9 440/90 000    1.9" in text[1]
     assert text[1].endswith("6 h 43 left")
-    assert text[2].startswith(" ● gpt2-124m-1   running    step 4 120/6 000    loss 1.9")
-    assert text[3] == " ◌ lr-sweep-3    queued     #1 · waits for 2 GPUs, first in line"
-    assert text[4] == " ✗ resnet50-2    failed     step 12 · 1 h ago · a Python exception on rank 0, t…"
+    assert text[2].startswith(" ● gpt2-124m-1    running    ") and "68%   4 120/6 000    1.9" in text[2]
+    assert text[3] == " ◌ lr-sweep-3     queued     #1 · waits for 2 GPUs, first in line"
+    assert text[4].startswith(" ✗ resnet50-2     failed ") and "12 1 h ago · a Python exc" in text[4]
 
 
 @pytest.mark.parametrize(
     ("loss", "shown"),
-    [(1.9421, "1.942"), (0.012345, "0.012"), (0.004332, "0.004"), (0.00043, "4e-4"), (123456.0, "1e+05"), (0.0, "0")],
+    [
+        (1.9421, "1.942"),
+        (0.012345, "0.0123"),
+        (0.004332, "0.00433"),
+        (0.00043, "4.3e-4"),
+        (123456.0, "123456"),
+        (0.0, "0"),
+    ],
 )
 def test_a_loss_is_never_cut(snapshot: Snapshot, loss: float, shown: str) -> None:
     row = replace(snapshot.runs[0], progress=replace(snapshot.runs[0].progress, loss=loss))
     line = text_of(runs_lines([row], RunsState(), surroundings(snapshot), 80, 2))[1]
-    assert f"loss {shown} " in line and "…" not in line
+    assert f" {shown}  6 h" in line and "…" not in line
 
 
 def test_a_narrow_table_keeps_what_matters(snapshot: Snapshot) -> None:
@@ -208,8 +215,8 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
 def test_events_end_with_the_newest(snapshot: Snapshot) -> None:
     assert text_of(events_lines(snapshot.events, NOW, 80, 3)) == [
         " EVENTS " + "─" * 72,
-        " 03:02:58   vit-b16-1  training again after 47 s, 110 steps redone",
-        " 03:12:14   lr-sweep-3  queued behind 1 run",
+        " 03:02:58    vit-b16-1  training again after 47 s, 110 steps redone",
+        " 03:12:14    lr-sweep-3  queued behind 1 run",
     ]
 
 
@@ -266,7 +273,13 @@ def test_an_empty_machine_is_calm(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(
     ("ago", "shown"),
-    [(0, "03:12:44"), (86_399, "03:12:45"), (86_400, "Fr 03:12"), (5 * 86_400, "Mo 03:12"), (6 * 86_400, "15 Nov  ")],
+    [
+        (0, "03:12:44 "),
+        (86_399, "03:12:45 "),
+        (86_400, "Fri 03:12"),
+        (5 * 86_400, "Mon 03:12"),
+        (6 * 86_400, "15 Nov   "),
+    ],
 )
-def test_a_moment_in_eight_cells_tells_the_hour_as_long_as_the_day_is_clear(ago: float, shown: str) -> None:
+def test_a_moment_in_nine_cells_tells_the_hour_as_long_as_the_day_is_clear(ago: float, shown: str) -> None:
     assert moment(NOW - ago, NOW) == shown

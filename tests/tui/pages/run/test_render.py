@@ -329,7 +329,7 @@ def test_the_head_tells_the_hardware_at_the_crosshair_and_settings_otherwise() -
     settings = ChartSettings(smoothing=0.9, filter_text="lo*")
     few = panels(("loss",), settings, has_gpus=True)
     text = text_of([chart_head(data, few, look_of(settings=settings, window=(2.0, 4.0)), few.shown, 120)])[0]
-    assert text == " x step · step 2 to 4 · smoothing 0.9 · /lo* · charts 1–1 of 1 (8 in all) · grey: done again"
+    assert text == " x step · step 2 to 4 · smoothing 0.9 · /lo* · charts 1–1 of 1 (8 in all) · grey: redone"
     typed = text_of([filter_head(LineEdit.at_end("lo*"), few, 60)])[0]
     assert typed.startswith(" filter lo*") and typed.endswith("1 of 8 charts")
 
