@@ -47,7 +47,7 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
 def _memory(row: GpuRow, width: int) -> list[Span]:
     used, total = row.gpu.memory_used_bytes, row.gpu.memory_total_bytes
     if used is None or not total:
-        return [(f"{_gigabytes(used):>3}G", "text" if used is not None else "dim")]
+        return _dash(3) if used is None else [(f"{_gigabytes(used):>3}G", "text")]
     is_full = used / total > FULL_FRACTION
     text: list[Span] = [
         (f"{_gigabytes(used):>3}", "warn" if is_full else "text"),

@@ -59,14 +59,14 @@ def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
     lines = gpu_lines(snapshot, 80, 9)
     assert widths(lines) == {80}
     assert text_of(lines) == [
-        "  #  UTIL          MEMORY           TEMP    POWER  RUN / USER         STEP/S WAIT",
-        "  0   97% ██████▊   71/80G  ██████▎  64° 612/700W  gpt2-124m-1 r0       3.33   2%",
-        "  1   96% ██████▊   71/80G  ██████▎  66° 608/700W  gpt2-124m-1 r1       3.33   2%",
-        "  2   12% ▉░░░░░░   71/80G  ██████▎  58° 310/700W  gpt2…4m-1 r2 slow    2.22  27%",
-        "  3   95% ██████▋   71/80G  ██████▎ ▲88° 655/700W  gpt2-124m-1 r3       3.33   2%",
-        "  4    0% ░░░░░░░  0.4/80G  ▏░░░░░░  34°  71/700W  free",
-        "  5    0% ░░░░░░░   22/80G  █▉░░░░░  36°  72/700W  alice · python",
-        "  6   88% ██████▏   40/80G  ███▌░░░  61° 540/700W  vit-b16-1 r0         3.33   2%",
+        "  #  UTIL         MEMORY          TEMP    POWER  RUN / USER          STEP/S WAIT",
+        "  0   97% █████▉   71/80G  █████▍  64° 612/700W  gpt2-124m-1 r0        3.33   2%",
+        "  1   96% █████▊   71/80G  █████▍  66° 608/700W  gpt2-124m-1 r1        3.33   2%",
+        "  2   12% ▊░░░░░   71/80G  █████▍  58° 310/700W  gpt2-…4m-1 r2 slow    2.22  27%",
+        "  3   95% █████▊   71/80G  █████▎ ▲88° 655/700W  gpt2-124m-1 r3        3.33   2%",
+        "  4    0% ░░░░░░  0.4/80G  ▏░░░░░  34°  71/700W  free",
+        "  5    0% ░░░░░░   22/80G  █▋░░░░  36°  72/700W  alice · python",
+        "  6   88% █████▎   40/80G  ███░░░  61° 540/700W  vit-b16-1 r0          3.33   2%",
         "  7 ✗ lost 03:02:11 · XID 79: GPU has fallen off the bus",
     ]
 
@@ -176,16 +176,16 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
     assert text[0] == " RUNS ─────────── STATE ──── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
     assert text[1].startswith("▸● vit-b16-1      running ↻2 ") and "10%  9 440/90 000    1.9" in text[1]
     assert text[1].endswith("6 h 43 left")
-    assert text[2].startswith(" ● gpt2-124m-1    running    ") and "68%   4 120/6 000    1.9" in text[2]
-    assert text[3] == " ◌ lr-sweep-3     queued     #1 · waits for 2 GPUs, first in line"
-    assert text[4].startswith(" ✗ resnet50-2     failed ") and "12 1 h ago · a Python exc" in text[4]
+    assert text[2].startswith(" ● gpt2-124m-1    running ") and "68%   4 120/6 000    1.9" in text[2]
+    assert text[3] == " ◌ lr-sweep-3     queued      #1 · waits for 2 GPUs, first in line"
+    assert text[4].startswith(" ✗ resnet50-2     failed ") and "12            1 h ago · a Python exc" in text[4]
 
 
 @pytest.mark.parametrize(
     ("loss", "shown"),
     [
         (1.9421, "1.942"),
-        (0.012345, "0.0123"),
+        (0.012345, "0.01235"),
         (0.004332, "0.00433"),
         (0.00043, "4.3e-4"),
         (123456.0, "123456"),
