@@ -42,8 +42,8 @@ settings.load_profile("few")
 # What asserts how long something takes: `make test` runs these without others beside them.
 ALONE = (
     "pty/test_never_blocks.py",
-    "tui/test_display_budget.py",
-    "tui/test_slow_lines.py",
+    "tui/terminal/test_budget.py",
+    "tui/terminal/test_slow_lines.py",
     "faults/test_memory_leak.py",
 )
 
@@ -81,6 +81,13 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     terminalreporter.write_line(f"the same order and examples again: --seed {config.option.seed}")
+
+
+def pytest_sessionstart() -> None:
+    """A file that was moved must be moved in the list too, or it would run beside others."""
+    missing = [one for one in ALONE if not (TESTS / one).is_file()]
+    if missing:
+        raise pytest.UsageError(f"tests/conftest.py: ALONE names files that are not there: {', '.join(missing)}")
 
 
 # Before xdist's own, which looks for the groups.

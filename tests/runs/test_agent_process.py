@@ -13,7 +13,6 @@ from gputui.config import Workspace
 from gputui.runs import agent_process
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, ensure_agent, last_words
 from gputui.runs.identity import ProcessIdentity
-from gputui.store import database
 from gputui.store.database import StoreOutdatedError, is_outdated, migrations, open_reader, open_writer
 
 
@@ -109,13 +108,13 @@ def test_an_agent_that_brings_a_large_database_up_to_date_is_waited_for(
     assert told == ["step 0", "step 1"]
 
 
-def test_a_database_is_brought_up_to_date_step_by_step_and_an_interrupted_one_goes_on(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_is_brought_up_to_date_step_by_step_and_an_interrupted_one_goes_on(workspace: Workspace) -> None:
     every = migrations()
-    with monkeypatch.context() as patched:
-        patched.setattr(database, "migrations", lambda: [step for step in every if step[0] <= 8])
-        open_writer(workspace.database).close()
+    workspace.create()
+    with closing(sqlite3.connect(workspace.database)) as connection:
+        for number, script in every:
+            if number <= 8:
+                connection.executescript(f"{script}\nPRAGMA user_version = {number};")
     left = len([step for step in every if step[0] > 8])
     told: list[str] = []
 
