@@ -160,7 +160,7 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     is_reached = progress.step is not None and (run.state in OVER or run.state == "stopping")
     count_of_cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if is_reached else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
-    head = tuple((tuple(column.cell(shown, room)), room, column.gap) for column, room in placed[:count_of_cells])
+    head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:count_of_cells])
     tail = ((_queue_words(shown), "label"), outlook(shown.row, shown.around.now), (cost, "dim"))
     line = [*_short_row(head, tail, width)]
     return selected(line) if is_selected else line
@@ -168,16 +168,17 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
 
 @lru_cache(1024)
 def _short_row(
-    head: tuple[tuple[tuple[Span, ...], int, int], ...], tail: tuple[Span, ...], width: int
+    head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
-    """A row of a few cells, each with its room and the gap before it, and what follows them; the last cell takes what
-    it needs. Most rows of a long table say the same for hours."""
+    """A row of a few cells, each with its room and its column, and what follows them; the last cell takes what it
+    needs. Most rows of a long table say the same for hours."""
     line: Line = []
-    for number, (spans, room, gap) in enumerate(head, 1):
+    for number, (spans, room, column) in enumerate(head, 1):
         if number == len(head):
             room = max(room, sum(cell_width(text) for text, _ in spans))
-        line += [(" " * gap, "text"), *pad(spans, room)] if number > 1 else pad(spans, room)
-    return tuple(fit_line([*line, (" ", "text"), *tail], width))
+        cell = pad(spans, room, column.align)
+        line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
+    return tuple(fit_line([*line, ("  ", "text"), *tail], width))
 
 
 def _queue_words(shown: _Shown) -> str:

@@ -177,8 +177,8 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
     assert text[1].startswith("▸● vit-b16-1      running ↻2 ") and "10%  9 440/90 000    1.9" in text[1]
     assert text[1].endswith("6 h 43 left")
     assert text[2].startswith(" ● gpt2-124m-1    running ") and "68%   4 120/6 000    1.9" in text[2]
-    assert text[3] == " ◌ lr-sweep-3     queued      #1 · waits for 2 GPUs, first in line"
-    assert text[4].startswith(" ✗ resnet50-2     failed ") and "12            1 h ago · a Python exc" in text[4]
+    assert text[3] == " ◌ lr-sweep-3     queued       #1 · waits for 2 GPUs, first in line"
+    assert text[4].startswith(" ✗ resnet50-2     failed ") and "           12  1 h ago · a Python exc" in text[4]
 
 
 @pytest.mark.parametrize(
