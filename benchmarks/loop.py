@@ -171,14 +171,14 @@ def removed(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
 
 def migrated(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
     """A home of an older gputui, with a run of so many lines that is over; ``start_seconds`` holds the migration."""
-    newest = database.migrations
-    database.migrations = lambda: [step for step in newest() if step[0] <= OLD_SCHEMA]
-    try:
-        with _store(scene) as connection:
-            _old_run(connection, "long-1")
-            add_lines(connection, "long-1", lines)
-    finally:
-        database.migrations = newest
+    scene.workspace.create()
+    with closing(sqlite3.connect(scene.workspace.database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        for number, script in database.migrations():
+            if number <= OLD_SCHEMA:
+                connection.executescript(f"{script}\nPRAGMA user_version = {number};")
+        _old_run(connection, "long-1")
+        add_lines(connection, "long-1", lines)
     scene.workspace.run_dir("long-1").mkdir()
     write_spec(scene.workspace.run_dir("long-1") / SPEC_FILE, _SPEC)
     watch = AgentWatch(scene)
