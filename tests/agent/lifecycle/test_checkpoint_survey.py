@@ -159,6 +159,19 @@ def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> 
     }
 
 
+def test_a_line_written_in_the_kernels_tick_of_the_checkpoint_was_written_before_it(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 4.0)
+    at = bench.begin + 2.0 * HOUR
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    for place, (step, when) in enumerate(((18, at - 0.02), (19, at + 0.004), (20, at + 0.024))):
+        bench.connection.execute("INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{}')", (source, place, step, when))
+    bench.save("step_20.pt", 2.0)
+    bench.look()
+    assert [row.step for row in checkpoints.of_run(bench.connection, "a-1")] == [19]
+
+
 def test_newer_ones_of_others_do_not_make_those_that_are_known_go_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
