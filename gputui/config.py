@@ -76,6 +76,16 @@ class Workspace:
         return self.profiles.parent / "record.yaml"
 
     @property
+    def study_files(self) -> Path:
+        """Study files of this home, found by name; may be missing."""
+        return self.profiles.parent / "studies"
+
+    @property
+    def studies(self) -> Path:
+        """A folder for each study: its specification, its process's lock and log."""
+        return self.state / "studies"
+
+    @property
     def agent_lock(self) -> Path:
         """Held exclusively by the one agent of this state directory; its text says who it is."""
         return self.state / "agent.lock"
@@ -160,10 +170,17 @@ def own_checkout(prefix: str = sys.prefix) -> Path | None:
 
 def shipped_profiles() -> Path:
     """The folder of the profiles that come with gputui: inside the wheel, or the checkout's own."""
-    packaged = Path(str(resources.files("gputui"))) / "shipped_profiles"
-    if packaged.is_dir():
-        return packaged
-    return Path(__file__).resolve().parent.parent / "profiles"
+    return _shipped("profiles")
+
+
+def shipped_studies() -> Path:
+    """The folder of the study files that come with gputui."""
+    return _shipped("studies")
+
+
+def _shipped(name: str) -> Path:
+    packaged = Path(str(resources.files("gputui"))) / f"shipped_{name}"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / name
 
 
 def file_system_of(path: Path, mountinfo: str) -> str | None:

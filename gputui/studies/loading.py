@@ -1,0 +1,338 @@
+"""From a study's file, or from points on the command line, to a study: with everything that is wrong said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gputui.config import Workspace, shipped_studies
+from gputui.profiles.crosscheck import CrossFinding
+from gputui.profiles.forms import findings
+from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
+from gputui.profiles.loading import find as find_profile
+from gputui.profiles.nearest import nearest
+from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
+from gputui.profiles.problems import Problem, ProfileError, shown_path
+from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.profiles.yamldoc import Document
+from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.runs.spec import ROLE_NAMES, Scalar
+from gputui.studies.schema import MOST_POINTS, DimensionForm, StudyForm, valid_keys
+from gputui.studies.spec import (
+    Budget,
+    Constraints,
+    Dimension,
+    Objective,
+    PbtSpec,
+    PrunerSpec,
+    SamplerSpec,
+    StudySpec,
+)
+
+_ROLE_OF_ACTION = {
+    "shrink_batch": "batch_size",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "cpu_offload": "cpu_offload",
+    "lower_lr": "lr",
+    "tighter_clip": "grad_clip",
+    "fewer_workers": "num_workers",
+    "longer_timeout": "timeout",
+}
+"""What each action of recovery changes."""
+
+
+class StudyFileNotFoundError(LookupError):
+    """No study file goes by this name. One line: where was looked, and the nearest name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFile:
+    """A valid study with its profile; ``source`` is the file's text."""
+
+    path: Path
+    source: str
+    spec: StudySpec
+    profile: Profile
+
+
+def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
+    """The file of a study, by path or by name: in ``./studies``, the home's studies and those that come with gputui.
+    Raises StudyFileNotFoundError."""
+    folders = list(dict.fromkeys((cwd / "studies", workspace.study_files, shipped_studies())))
+    if "/" in name_or_path or name_or_path.endswith(SUFFIXES):
+        path = cwd / Path(name_or_path).expanduser()
+        if path.exists():
+            return path
+        raise StudyFileNotFoundError(f"{name_or_path}: no such file")
+    for folder in folders:
+        for suffix in SUFFIXES:
+            path = folder / f"{name_or_path}{suffix}"
+            if path.is_file():
+                return path
+    names = {path.stem for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in SUFFIXES}
+    meant = nearest(name_or_path, sorted(names))
+    looked = ", ".join(shown_path(folder) for folder in folders)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise StudyFileNotFoundError(f"no study file {name_or_path!r} in {looked}{hint}")
+
+
+def load_study(path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
+    """Read a study's file. Raises ProfileError with every problem, each with its line."""
+    return read_study(read_text(path, "study"), path, workspace, cwd)
+
+
+def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
+    """A study from its text; ``path`` is where it comes from. Raises ProfileError."""
+    document = parse_file(text, path)
+    if not isinstance(document.data, dict):
+        raise whole_file(path, "is no study; one is a mapping with at least profile, space and objective")
+    problems = given_twice(path, document)
+    form: StudyForm | None = None
+    try:
+        form = StudyForm.model_validate(document.data)
+    except ValidationError as error:
+        is_one = isinstance(document.data.get("objective"), dict)
+        for place, what in findings(error, valid_keys):
+            if is_one and place[:2] == ("objective", 0):
+                place = ("objective", *place[2:])
+            problems.append(problem_at(path, document, place, **what))
+    profile, of_profile = _profile(document, path, workspace, cwd)
+    problems += of_profile
+    if form is None or profile is None:
+        raise ProfileError(problems)
+    spec = _spec(form, path, profile)
+    problems += [
+        problem_at(path, document, one.place, one.problem, nearest=one.nearest)
+        for one in cross_check(form, spec, profile)
+    ]
+    if problems:
+        raise ProfileError(problems)
+    return StudyFile(path, text, spec, profile)
+
+
+def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
+    name = document.data.get("profile")
+    if not isinstance(name, str) or not name:
+        return None, []  # said already
+    is_path = "/" in name or name.endswith(SUFFIXES)
+    try:
+        return load(find_profile(name, workspace, path.resolve().parent if is_path else cwd)), []
+    except ProfileNotFoundError as error:
+        return None, [problem_at(path, document, ("profile",), str(error))]
+    except ProfileError as error:
+        return None, [problem_at(path, document, ("profile",), "the profile is not valid"), *error.problems]
+
+
+def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
+    length = form.pruner.length
+    if isinstance(length, str):
+        value = form.params.get(length, profile.parameters[length].default if length in profile.parameters else None)
+        length = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    gpus = form.gpus_per_trial
+    return StudySpec(
+        name=form.name or path.stem,
+        profile=profile.name,
+        space=tuple(_dimension(name, one) for name, one in form.space.items()),
+        objectives=tuple(Objective(one.metric, one.direction, *one.over) for one in form.objective),
+        sampler=SamplerSpec(form.sampler.kind, form.sampler.startup),
+        pruner=PrunerSpec(**{**form.pruner.model_dump(), "length": length}),
+        constraints=Constraints(form.constraints.memory, form.constraints.step_time),
+        budget=Budget(form.budget.trials, form.budget.gpu_hours, form.budget.wall),
+        params=dict(form.params),
+        gpus_per_trial=gpus if gpus is not None else profile.form.gpus.count or len(profile.form.gpus.devices),
+        parallel=form.parallel,
+        priority=form.priority,
+        seed=form.seed,
+        warm_start=form.warm_start,
+        pbt=None if form.pbt is None else PbtSpec(**{**form.pbt.model_dump(), "factors": tuple(form.pbt.factors)}),
+    )
+
+
+def _dimension(name: str, form: DimensionForm) -> Dimension:
+    return Dimension(name, form.type, form.min, form.max, form.log, form.step, tuple(form.values or ()))
+
+
+def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+    """What is wrong between the keys of a study, and between it and its profile."""
+    parameters = profile.parameters
+    for section, names in (("space", list(form.space)), ("params", list(form.params))):
+        for name in names:
+            if name not in parameters:
+                what = unknown_parameter(name, parameters).removeprefix(f"{name}: ")
+                yield CrossFinding((section, name), f"{what}; the profile is {profile.name}")
+    for name in form.params.keys() & form.space.keys():
+        yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
+    for dimension in spec.space:
+        if dimension.name in parameters:
+            yield from _of_dimension(dimension, parameters[dimension.name])
+    for name, value in form.params.items():
+        if name in parameters and (why := _unfit(parameters[name], value)):
+            yield CrossFinding(("params", name), why)
+    yield from _of_recovery(spec, profile)
+    yield from _of_sampler(form, spec)
+    yield from _of_pruner(form, spec, profile)
+    if form.budget.gpu_hours is not None and profile.form.gpus.is_none and not form.gpus_per_trial:
+        yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
+    if spec.grid() is None and spec.pbt is None and spec.budget == Budget():
+        yield CrossFinding((), "a budget is needed (trials, gpu_hours or wall), for its space has no end")
+
+
+def _of_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
+    place = ("space", dimension.name)
+    if dimension.kind == "choice":
+        for number, value in enumerate(dimension.choices):
+            if why := _unfit(parameter, value):
+                yield CrossFinding((*place, "values", number), why)
+        return
+    if dimension.kind == "float" and parameter.kind == "int":
+        yield CrossFinding((*place, "type"), "the parameter takes whole numbers; write type: int")
+        return
+    for key, bound in (("min", dimension.low), ("max", dimension.high)):
+        if why := _unfit(parameter, int(bound or 0) if dimension.kind == "int" else bound):
+            yield CrossFinding((*place, key), why)
+    multiple = parameter.multiple_of
+    if multiple is not None and ((dimension.step or 1) % multiple or (dimension.low or 0) % multiple):
+        yield CrossFinding(place, f"its values must be multiples of {multiple}; give min and step so")
+
+
+def _unfit(parameter: Parameter, value: Scalar) -> str:
+    try:
+        parameter.parse(value)
+    except UnfitValueError as error:
+        return error.what
+    except ParameterError as error:
+        return str(error)
+    return ""
+
+
+def _of_recovery(spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+    """What the profile's own ladders change cannot be tuned. The ready policies leave tuned values alone by
+    themselves."""
+    recovery = profile.form.recovery
+    if not recovery.get("ladders"):
+        return
+    try:
+        ladders = parse_policy(recovery).ladders
+    except PolicyError:
+        return  # said of the profile
+    roles = profile.form.roles
+    for kind in recovery["ladders"]:
+        for rung in ladders.get(kind, ()):
+            for action in rung:
+                role = _ROLE_OF_ACTION.get(action.name)
+                named = () if role is None else (roles[role],) if role in roles else ROLE_NAMES[role]
+                for name in set(named) & set(spec.tuned):
+                    yield CrossFinding(
+                        ("space", name),
+                        f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two",
+                    )
+
+
+def _of_sampler(form: StudyForm, spec: StudySpec) -> Iterator[CrossFinding]:
+    kind, place = spec.sampler.kind, ("sampler",)
+    numbers = [one for one in spec.space if one.kind != "choice"]
+    if spec.pbt is not None:
+        for key in ("sampler", "pruner"):
+            if key in form.model_fields_set:
+                yield CrossFinding((key,), "pbt has its own way; remove the line")
+        if len(spec.objectives) > 1:
+            yield CrossFinding(("objective",), "pbt compares members by one objective")
+        return
+    if kind == "grid":
+        points = spec.grid()
+        for one in spec.space if points is None else ():
+            if one.grid() is None:
+                yield CrossFinding(("space", one.name), "a grid needs a step or a list of values")
+        if points is not None and len(points) > MOST_POINTS:
+            yield CrossFinding(place, f"the grid has {len(points)} points; {MOST_POINTS} at most")
+    if kind == "cmaes" and len(numbers) < 2:
+        yield CrossFinding(place, "cmaes needs two parameters that are numbers")
+    if kind == "nsga2" and len(spec.objectives) < 2:
+        yield CrossFinding(place, "nsga2 is for several objectives; tpe learns from one")
+    if kind == "cmaes" and len(spec.objectives) > 1:
+        yield CrossFinding(place, f"{kind} has one objective; tpe and nsga2 take several")
+
+
+def _of_pruner(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+    pruner = spec.pruner
+    if pruner.kind == "none":
+        return
+    if len(spec.objectives) > 1:
+        yield CrossFinding(("pruner",), "trials with several objectives cannot be pruned; write pruner: none")
+    length = form.pruner.length
+    if not isinstance(length, str):
+        return
+    if length not in profile.parameters:
+        meant = nearest(length, profile.parameters)
+        yield CrossFinding(("pruner", "length"), f"{length} is not a parameter of {profile.name}", meant)
+    elif length in spec.tuned:
+        yield CrossFinding(("pruner", "length"), f"{length} is tuned, so that trials have no common length")
+    elif not pruner.length or pruner.length <= 0:
+        yield CrossFinding(("pruner", "length"), f"{length} is no number greater than 0 in {profile.name}")
+
+
+def sweep_study(
+    profile: Profile,
+    values: Mapping[str, Sequence[str]],
+    *,
+    objective: Objective,
+    name: str | None,
+    parallel: int | None,
+) -> StudySpec:
+    """The grid of some values of a profile's parameters. Raises ParameterError with everything that is wrong."""
+    problems: list[str] = []
+    space: list[Dimension] = []
+    for parameter_name, texts in values.items():
+        parameter = profile.parameters.get(parameter_name)
+        if parameter is None:
+            problems.append(unknown_parameter(parameter_name, profile.parameters))
+            continue
+        parsed: list[Scalar] = []
+        for text in texts:
+            try:
+                parsed.append(parameter.parse(text))
+            except ParameterError as error:
+                problems += error.problems
+        space.append(Dimension(parameter_name, "choice", choices=tuple(dict.fromkeys(parsed))))
+    if problems:
+        raise ParameterError(problems)
+    spec = StudySpec(
+        name=name or f"{profile.name}-sweep",
+        profile=profile.name,
+        space=tuple(space),
+        objectives=(objective,),
+        sampler=SamplerSpec("grid"),
+        gpus_per_trial=profile.form.gpus.count or len(profile.form.gpus.devices),
+        parallel=parallel,
+    )
+    if len(spec.grid() or ()) > MOST_POINTS:
+        raise ParameterError([f"the grid has more than {MOST_POINTS} points"])
+    return spec
+
+
+def source_of(spec: StudySpec, profile: Path) -> str:
+    """A sweep as the text of a study's file."""
+    objective = spec.objectives[0]
+    data: dict[str, Any] = {
+        "name": spec.name,
+        "profile": str(profile),
+        "space": {one.name: list(one.choices) for one in spec.space},
+        "objective": {
+            "metric": objective.metric,
+            "direction": objective.direction,
+            "over": objective.over if objective.over != "mean" else f"mean of {objective.count}",
+        },
+        "sampler": spec.sampler.kind,
+        **({} if spec.parallel is None else {"parallel": spec.parallel}),
+    }
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
+
+
+def with_gpus(spec: StudySpec, count: int) -> StudySpec:
+    """The same with the number of GPUs that the machine gives each trial (``gpus: all``)."""
+    return replace(spec, gpus_per_trial=count)

@@ -1,0 +1,204 @@
+"""The study's file: every mistake at once with its place, and what a valid one becomes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputui.config import Workspace, shipped_studies
+from gputui.profiles.params import ParameterError
+from gputui.profiles.problems import ProfileError
+from gputui.studies.loading import (
+    StudyFile,
+    StudyFileNotFoundError,
+    find_study_file,
+    load_study,
+    read_study,
+    source_of,
+    sweep_study,
+)
+from gputui.studies.schema import json_schema, parse_duration
+from gputui.studies.spec import Dimension, Objective, StudySpec
+
+PROFILE = """
+name: net
+launcher: python
+script: net.py
+gpus: 0
+params:
+  lr: 0.1
+  batch_size: 16
+  steps: {default: 100, min: 1}
+  width: {default: 64, multiple_of: 8}
+  optimizer: {default: adam, choices: [adam, sgd]}
+"""
+
+STUDY = """
+profile: ./net.yaml
+space:
+  lr: {type: float, min: 1e-4, max: 1e-1, log: true}
+objective: {metric: loss}
+budget: {trials: 4}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "net.yaml").write_text(PROFILE)
+    return tmp_path
+
+
+def read(text: str, folder: Path, workspace: Workspace) -> StudyFile:
+    return read_study(text, folder / "study.yaml", workspace, folder)
+
+
+def problems(text: str, folder: Path, workspace: Workspace) -> list[tuple[int | None, str]]:
+    with pytest.raises(ProfileError) as caught:
+        read(text, folder, workspace)
+    return [(one.line, one.key) for one in caught.value.problems]
+
+
+def test_a_study_keeps_what_its_file_says_through_the_store(folder: Path, workspace: Workspace) -> None:
+    text = """
+name: best-net
+profile: ./net.yaml
+params: {steps: 270}
+space:
+  lr: {type: float, min: 1e-4, max: 1e-1, log: true}
+  batch_size: [8, 16]
+objective:
+  - {metric: val/loss, over: mean of 5}
+  - {metric: seconds, direction: maximize, over: last}
+sampler: nsga2
+constraints: {memory: 20GiB, step_time: 0.5}
+budget: {trials: 40, wall: 10h}
+parallel: 2
+"""
+    spec = read(text, folder, workspace).spec
+    assert StudySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert [one.over for one in spec.objectives] == ["mean", "last"] and spec.objectives[0].count == 5
+    assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
+    assert spec.tuned == ("lr", "batch_size") and spec.priority < 0
+
+
+def test_the_length_of_a_run_is_that_of_its_parameter(folder: Path, workspace: Workspace) -> None:
+    text = STUDY + "params: {steps: 270}\npruner: {kind: hyperband, length: steps}\n"
+    pruner = read(text, folder, workspace).spec.pruner
+    assert pruner.position_of(1) == 10 and pruner.position_of(27) == 270
+
+
+def test_every_mistake_of_the_form_is_named_with_its_line(folder: Path, workspace: Workspace) -> None:
+    text = """profile: ./nt.yaml
+space:
+  lr: {type: float, min: 1}
+  width: {type: choice}
+  steps: {type: int, min: 1.5, max: 3}
+objective: {metrc: loss}
+sampler: tpee
+budget: {wall: soon}
+"""
+    assert set(problems(text, folder, workspace)) == {
+        (1, "profile"), (3, "space.lr"), (4, "space.width"), (5, "space.steps"), (6, "objective"),
+        (6, "objective.metrc"), (7, "sampler"), (8, "budget.wall"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (STUDY.replace("lr:", "lrr:"), "space.lrr"),
+        (STUDY + "params: {lr: 0.2}\n", "params.lr"),
+        (STUDY + "params: {steps: 0}\n", "params.steps"),
+        (STUDY.replace("lr: {type: float", "steps: {type: float"), "space.steps.type"),
+        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "optimizer: [adam, lamb]"),
+         "space.optimizer"),
+        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "width: {type: int, min: 8, max: 64}"),
+         "space.width"),
+        (STUDY + "sampler: grid\n", "space.lr"),
+        (STUDY + "sampler: cmaes\n", "sampler"),
+        (STUDY + "sampler: nsga2\n", "sampler"),
+        (STUDY.replace("{trials: 4}", "{gpu_hours: 4}"), "budget.gpu_hours"),
+        (STUDY.replace("budget: {trials: 4}", ""), ""),
+        (STUDY + "pruner: hyperband\n", "pruner"),
+        (STUDY + "pruner: {kind: median, length: lr}\n", "pruner.length"),
+        (STUDY + "trials_per_gpu: 2\n", "trials_per_gpu"),
+        (STUDY + "priority: 5\n", "priority"),
+        (STUDY + "sampler: tpe\npbt: {members: 4, every: 10}\n", "sampler"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_where_it_stands(
+    text: str, key: str, folder: Path, workspace: Workspace
+) -> None:
+    assert {found for _, found in problems(text, folder, workspace)} == {key}
+
+
+def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
+    assert read(STUDY, folder, workspace)
+    own = "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n"
+    (folder / "net.yaml").write_text(PROFILE + own)
+    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
+    assert read(
+        STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "batch_size: [8]"), folder, workspace
+    )
+
+
+def test_a_broken_profile_is_told_with_its_own_lines(folder: Path, workspace: Workspace) -> None:
+    (folder / "net.yaml").write_text(PROFILE.replace("launcher: python", "launcher: pyton"))
+    assert problems(STUDY, folder, workspace) == [(2, "profile"), (3, "launcher")]
+
+
+def test_a_sweep_is_a_study_whose_file_reads_back_the_same(folder: Path, workspace: Workspace) -> None:
+    profile = read(STUDY, folder, workspace).profile
+    spec = sweep_study(
+        profile, {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}, objective=Objective("loss"), name=None, parallel=2
+    )
+    assert spec.grid() == [
+        {"lr": 0.1, "batch_size": 8}, {"lr": 0.1, "batch_size": 16},
+        {"lr": 0.05, "batch_size": 8}, {"lr": 0.05, "batch_size": 16},
+    ]  # fmt: skip
+    assert not spec.needs_optuna
+    assert read(source_of(spec, profile.path), folder, workspace).spec == spec
+    with pytest.raises(ParameterError) as caught:
+        sweep_study(profile, {"lrr": ["1"], "batch_size": ["x"]}, objective=Objective("loss"), name=None, parallel=None)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_grid_ends_where_its_steps_do() -> None:
+    assert Dimension("x", "float", 0.0, 0.3, step=0.1).grid() == (0.0, 0.1, 0.2, 0.3)
+    assert Dimension("x", "int", 1, 6, step=2).grid() == (1, 3, 5)
+    assert Dimension("x", "int", 1, 3).grid() == (1, 2, 3)
+    assert Dimension("x", "float", 0.0, 1.0).grid() is None
+
+
+def test_study_files_are_found_by_name(folder: Path, workspace: Workspace) -> None:
+    (folder / "studies").mkdir()
+    (folder / "studies" / "mine.yaml").write_text(STUDY)
+    assert find_study_file("mine", workspace, folder) == folder / "studies" / "mine.yaml"
+    assert find_study_file("digits-lr", workspace, folder) == shipped_studies() / "digits-lr.yaml"
+    with pytest.raises(StudyFileNotFoundError, match="mine"):
+        find_study_file("mime", workspace, folder)
+
+
+def test_the_shipped_studies_are_valid(workspace: Workspace, tmp_path: Path) -> None:
+    for path in sorted(shipped_studies().glob("*.yaml")):
+        assert load_study(path, workspace, tmp_path).spec.name == path.stem
+
+
+def test_durations_have_units() -> None:
+    assert [parse_duration(text) for text in ("90s", "30m", "1.5h", "2d", "10", "h")] == [
+        90,
+        1800,
+        5400,
+        172800,
+        None,
+        None,
+    ]
+
+
+def test_the_schema_for_editors_knows_every_key() -> None:
+    schema = json_schema()
+    assert {"profile", "space", "objective", "pbt"} <= schema["properties"].keys()
+    assert set(schema["required"]) == {"profile", "space", "objective"}
