@@ -34,6 +34,7 @@ from gputui.agent.slices import SliceSize
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
+from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
 from gputui.runs.states import RunState
@@ -51,6 +52,8 @@ HOUSEKEEPING_SECONDS = 1.0
 INTAKE_SECONDS = 0.25
 # Between slices of what an older gputui stored and did not reduce for charts.
 REDUCE_SECONDS = 0.1
+# For the files of living attempts, in a turn in which those of ended ones are read.
+SHORT_PUMP_SECONDS = 0.005
 # Between slices of what is deleted of removed runs, and of the pages that it leaves; a slice takes about 16 ms.
 REMOVE_SECONDS = 0.03
 LOOK_SECONDS = 5.0
@@ -299,7 +302,9 @@ class Agent:
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
-        report = self.context.ingest.pump()
+        # One turn has time for one file at length: what ended attempts left goes first.
+        is_short = self.supervisor.is_reading_rest()
+        report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
         note_first_steps(self.context.connection, report, self.context.now())
         self.alerting.take(report)
         for run_id, note in report.notes:

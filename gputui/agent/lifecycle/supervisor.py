@@ -56,7 +56,7 @@ from gputui.store.events import add_event
 log = logging.getLogger(__name__)
 
 # Of one turn, for the metrics that attempts which ended have left unread.
-READ_SECONDS = 0.03
+READ_SECONDS = 0.02
 
 
 @dataclass(slots=True)
@@ -251,15 +251,18 @@ class Supervisor:
 
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""
-        sweeping = [run.phase for run in self.runs if isinstance(run.phase, Sweeping)]
-        if self.has_more_to_start or any(phase.is_reading_rest for phase in sweeping):
+        if self.has_more_to_start or self.is_reading_rest():
             return self.context.monotonic()
-        if any(phase.since is not None for phase in sweeping):
+        if any(isinstance(run.phase, Sweeping) and run.phase.since is not None for run in self.runs):
             return self.context.monotonic() + LOOK_SECONDS
         pause, due = self.draining.next_look_seconds(), self.waits.next_due()
         if pause is None:
             return due
         return self.context.monotonic() + pause if due is None else min(due, self.context.monotonic() + pause)
+
+    def is_reading_rest(self) -> bool:
+        """Whether an attempt that ended has left metrics that are not read yet."""
+        return any(isinstance(run.phase, Sweeping) and run.phase.is_reading_rest for run in self.runs)
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
