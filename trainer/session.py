@@ -12,6 +12,7 @@ from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
 from trainer.data.feed import Feed, HeldOut
+from trainer.data.sampler import Deal
 from trainer.errors import TrainerError
 from trainer.models import Built, build
 from trainer.models.deferred import DeferredInit, Initial
@@ -157,6 +158,7 @@ class Session:
             "phase": self.settings.phase,
             "phase_step": self.phase_step,
             "batch": {"batch_size": self.batch_size, "grad_accum": self.grad_accum},
+            "deals": [list(deal) for deal in self.feed.deals],
             "scaler": self.precision.scaler.state_dict(),
             "random": self.world.gather(random_state(self.world.device)),
             "metrics": dict(progress.metrics),
@@ -168,6 +170,7 @@ class Session:
         settings, was = self.settings, state["config"]
         self.progress.step, self.progress.samples = state["step"], state["samples"]
         self.progress.metrics = dict(state["metrics"])
+        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
         self.schedule.step = self.phase_step
         self.strategy.load_model_state(state["model"])
         forget = settings.reset_optimizer and self.phase_step == 0

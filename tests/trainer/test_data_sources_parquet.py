@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +19,19 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import train_on
+from tests.trainer.splits import as_they_are as unchanged
 from tests.trainer.test_data_sources import everything, images, text
+from tests.trainer.test_loop import same
+from trainer.checkpoints import load
 from trainer.config import Settings
 from trainer.data import BrokenSample, ReadsAhead, Split
-from trainer.data.parquet import RowGroups, layout
-from trainer.data.parquet_text import COUNTS_FILE
+from trainer.data.parquet import RowGroups, Span, layout
+from trainer.data.parquet_text import COUNTS_FILE, TokenColumn
+from trainer.data.reading import Reader, Request
+from trainer.data.sampler import micro_start, order_for, redealt
+from trainer.data.samples import Samples
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -523,3 +532,59 @@ def test_a_forked_process_loads_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
     groups.expect([2])
     assert groups.get(2) == 20
     assert [number for number, _ in load.loads] == [0, 1, 0, 1, 2]
+
+
+# --- row groups dealt to readers --------------------------------------------------------------------------------------
+
+
+def test_each_row_group_is_decoded_once_by_all_readers_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 ranks with 4 readers each, over one epoch of 400 row groups."""
+    ranks, workers, batch = 8, 4, 4
+    rows = [[number % 97] * 9 for number in range(800 * 24)]
+    write(tmp_path / "train.parquet", pa.table({"tokens": rows}), 48)
+    write(tmp_path / "val.parquet", pa.table({"tokens": rows[:4]}), 4)
+    split = from_text(tmp_path).train
+    assert len(split.blocks) == 400
+    decoded: list[Span] = []
+    read = TokenColumn.load
+    monkeypatch.setattr(TokenColumn, "load", lambda column, span: decoded.append(span) or read(column, span))
+    order = order_for(split, 0)
+    readers = [Reader(Samples(pickle.loads(pickle.dumps(split)), max_broken=0), order, unchanged) for _ in range(32)]
+    for deals, micros in ((redealt((), order.size, 0, ranks * workers, batch), order.size // 32), ((), 100)):
+        decoded.clear()
+        for micro in range(micros):
+            for rank in range(ranks):
+                start = micro_start(0, micro, rank, ranks, batch)
+                then = micro_start(0, micro + workers, rank, ranks, batch)
+                request = Request(start, batch, then if then + batch < order.size else None, deals)
+                assert readers[micro % workers * ranks + rank].read(request).samples == batch
+        if deals:
+            assert set(decoded) == {Span(tmp_path / "train.parquet", group, 0, 48) for group in range(400)}
+            assert len(decoded) <= 1.1 * 400
+    # In one row, each rank's readers decode nearly all that comes by.
+    assert len(decoded) > 5 * 100 * 32 / (order.size / 400)
+
+
+def test_a_run_of_dealt_row_groups_goes_on_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
+    rows = [[(number * 7 + place) % 50 for place in range(17)] for number in range(240)]
+    write(tmp_path / "data" / "train.parquet", pa.table({"tokens": rows}), 8)
+    write(tmp_path / "data" / "val.parquet", pa.table({"tokens": rows[:8]}), 8)
+    flags = [
+        *("--task", "lm", "--data", "parquet", "--data-dir", str(tmp_path / "data"), "--context", "16"),
+        *("--width", "32", "--batch-size", "4", "--grad-accum", "1", "--validate-every", "0", "--lr", "0.001"),
+    ]
+    # Two epochs; the batch changes in the middle of the first one, and a relaunch in the middle of the second.
+    first = [*flags, "--steps", "40", "--checkpoint-every", "9", "--num-workers", "1", "--keep", "9"]
+    changed = [*first, "--batch-size", "8"]
+    two_ranks.run(train_on, tmp_path / "one", *first, "--steps", "9")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for output, stops in (("one", ("40",)), ("two", ("27", "40"))):
+        for steps in stops:
+            two_ranks.run(
+                train_on, tmp_path / output, *changed, "--schedule", "constant", "--resume", "auto", "--steps", steps
+            )
+    states = [load(tmp_path / output / "checkpoints" / "step_00000040.pt") for output in ("one", "two")]
+    assert states[0]["deals"][-1] == states[1]["deals"][-1] == [72, 2, 8]
+    assert same(states[0]["model"], states[1]["model"])

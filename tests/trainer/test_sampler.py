@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.contract import Fields, Indices
-from trainer.data.sampler import BlockSampler, Order, Sampler, micro_start, order_for
+from trainer.data.sampler import BlockSampler, Deal, Order, Sampler, micro_start, order_for, redealt
 from trainer.errors import TrainerError
 
 sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
@@ -146,3 +146,73 @@ def test_the_order_of_a_split_follows_its_blocks() -> None:
 def test_a_split_without_samples_is_refused() -> None:
     with pytest.raises(TrainerError, match="no samples to train on"):
         order_for(Numbers(0), 0)
+
+
+# --- deals ------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    blocks=lengths,
+    seed=seeds,
+    layouts=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=6),
+)
+def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
+    blocks: list[int], seed: int, layouts: list[tuple[int, int, int]]
+) -> None:
+    order = BlockSampler(tuple(blocks), seed)
+    deals: tuple[Deal, ...] = ()
+    seen: list[int] = []
+    position = 0
+    for lanes, turn, turns in layouts:
+        deals = redealt(deals, order.size, position, lanes, turn)
+        seen += order.indices(position, turns * turn, deals).tolist()
+        position += turns * turn
+    end = -position % order.size
+    seen += order.indices(position, end, deals).tolist()
+    for epoch in range(len(seen) // order.size):
+        assert sorted(seen[epoch * order.size : (epoch + 1) * order.size]) == list(range(order.size))
+    # A resumed run knows the last deals alone; and whoever reads a part of it reads the same.
+    assert order.indices(position, end, redealt(deals, order.size, position, *layouts[-1][:2])).tolist() == (
+        seen[position:] if end else []
+    )
+    assert [int(order.indices(at, 1, deals)[0]) for at in range(position, position + end)] == seen[position:]
+
+
+def test_one_lane_is_the_order_without_deals() -> None:
+    order = BlockSampler((40, 30, 50), 7)
+    deals = redealt((), order.size, 0, 1, 16)
+    assert deals == ()
+    assert order.indices(0, 500, deals).tolist() == order.indices(0, 500).tolist()
+    assert redealt((Deal(0, 4, 8),), 120, 64, 1, 16) == (Deal(0, 4, 8), Deal(64, 1, 1))
+
+
+def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:
+    deals = redealt((), 100, 0, 4, 8)
+    assert deals == (Deal(0, 4, 8),)
+    assert redealt(deals, 100, 32, 4, 8) == deals
+    deals = redealt(deals, 100, 32, 4, 6)
+    assert deals == (Deal(0, 4, 8), Deal(32, 4, 6))
+    assert redealt(deals, 100, 98, 2, 6) == (*deals, Deal(98, 2, 6))
+    assert redealt(deals, 100, 32 + 24 * 6, 2, 6) == (Deal(32, 4, 6), Deal(176, 2, 6))
+    # A batch that did not fit: what it would have been dealt was never taken.
+    assert redealt(deals, 100, 32, 4, 3) == (Deal(0, 4, 8), Deal(32, 4, 3))
+
+
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(8, 4, 16), (8, 1, 24), (2, 2, 5)])
+def test_each_reader_needs_blocks_of_its_own(ranks: int, workers: int, batch: int) -> None:
+    """All row groups of 400, at most one in ten of them twice, in each of three epochs, the first one resumed."""
+    blocks = np.random.default_rng(0).integers(100, 140, 400)
+    order, block_of = BlockSampler(tuple(blocks.tolist()), 3), np.repeat(np.arange(400), blocks)
+    step = ranks * batch * workers
+    deals = redealt((), order.size, 0, ranks * workers, batch)
+    decoded: list[set[tuple[int, int]]] = [set(), set(), set()]
+    for micro in range(3 * order.size // (ranks * batch)):
+        for rank in range(ranks):
+            start = micro_start(0, micro, rank, ranks, batch)
+            reader = micro % workers * ranks + rank
+            if micro == order.size // (2 * step) * workers:
+                deals = redealt(deals, order.size, micro * ranks * batch, ranks * workers, batch)
+            for place, index in enumerate(order.indices(start, batch, deals).tolist(), start):
+                if place < 3 * order.size:
+                    decoded[place // order.size].add((reader, int(block_of[index])))
+    assert all(400 - 1 <= len(pairs) <= 1.1 * 400 for pairs in decoded), [len(pairs) for pairs in decoded]

@@ -13,7 +13,7 @@ import torch
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Split, Transform
 from trainer.data.reading import FeedReport, Fetched, Reader, Request, Tally
-from trainer.data.sampler import micro_start, order_for
+from trainer.data.sampler import Deal, micro_start, order_for, redealt
 from trainer.data.samples import Samples
 from trainer.data.workers import readers_for
 from trainer.errors import TrainerError
@@ -23,7 +23,8 @@ class Feed:
     """The micro batches of rank `rank` of `ranks`, on the device. Use as a context manager or call `close`.
 
     They follow each other endlessly: with whole accumulations per step, that is the order of the run. Which samples a
-    batch has depends on the position alone, never on the number of reading processes.
+    batch has depends on the position alone. Of a split in blocks it depends on `deals` too, which are a part of the
+    run's state: they deal the blocks to all ranks' reading processes, as many as there were at that position.
     """
 
     def __init__(
@@ -34,12 +35,16 @@ class Feed:
         self._device = device
         limit = settings.max_broken_samples
         samples = Samples(split, max_broken=limit, cache_bytes=settings.cache_bytes)
-        reader = Reader(samples, order_for(split, settings.seed), transform)
+        order = order_for(split, settings.seed)
+        reader = Reader(samples, order, transform)
         self._readers = readers_for(reader, settings, device, persistent=settings.persistent_workers)
         self._tally = Tally(limit)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins
         self._batch_size = 0
+        self._size = order.size
+        self._in_blocks = split.blocks is not None
+        self.deals: tuple[Deal, ...] = ()
 
     def seek(self, consumed: int, batch_size: int) -> None:
         """The next batch is this rank's first one of `batch_size` samples after `consumed` samples of all ranks.
@@ -50,7 +55,15 @@ class Feed:
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
         self._consumed, self._batch_size = consumed, batch_size
+        if self._in_blocks:
+            lanes = self._ranks * self._readers.count
+            self.deals = redealt(self.deals, self._size, consumed, lanes, batch_size)
         self._batches = self._readers.fetch(self._requests(consumed, batch_size))
+
+    def resume(self, deals: tuple[Deal, ...]) -> None:
+        """Takes over the deals of another feed of the run; `seek` comes next."""
+        self.deals = deals
+        self._batch_size = 0
 
     def next(self) -> Fields:
         """This rank's next micro batch; `seek` comes first.
@@ -85,7 +98,7 @@ class Feed:
                 micro_start(consumed, turn, self._rank, self._ranks, batch_size)
                 for turn in (micro, micro + self._readers.count)
             )
-            yield Request(here, batch_size, then)
+            yield Request(here, batch_size, then, self.deals)
 
 
 def on_device(fields: Fields, device: torch.device) -> Fields:
@@ -164,7 +177,7 @@ class Spread:
     size: int
     total: int
 
-    def indices(self, start: int, count: int) -> Indices:
+    def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
         """The samples at the positions start .. start + count - 1."""
         return np.arange(start, start + count, dtype=np.int64) * self.total // self.size
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from trainer.data.contract import Fields, ReadsAhead, Transform
-from trainer.data.sampler import Order
+from trainer.data.sampler import Deal, Order
 from trainer.data.samples import Samples, too_many_broken
 
 
@@ -21,6 +21,7 @@ class Request:
     start: int
     count: int
     then: int | None = None
+    deals: tuple[Deal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Reader:
         began = time.perf_counter()
         samples, cache = self._samples, self._samples.cache
         hits, misses = (cache.hits, cache.misses) if cache is not None else (0, 0)
-        taken = samples.take(self._order.indices(request.start, request.count))
+        taken = samples.take(self._order.indices(request.start, request.count, request.deals))
         fields = self._transform(taken.fields, request.start + taken.places) if taken.fields else {}
         if request.then is not None and self._ahead is not None:
-            coming = samples.not_kept(self._order.indices(request.then, request.count))
+            coming = samples.not_kept(self._order.indices(request.then, request.count, request.deals))
             if len(coming):
                 self._ahead.expect(coming)
         return Fetched(

@@ -7,8 +7,10 @@ number of samples that all ranks together have consumed, so it survives another 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +25,43 @@ _CHUNK = 8192  # positions whose order is computed together
 _MASK = 2**64 - 1
 
 
+class Deal(NamedTuple):
+    """From position `start` on, turns of `turn` positions go to `lanes` readers, one after the other.
+
+    Of a split in blocks each lane takes a connected part, so that its reader needs hardly a block that another one
+    needs. One lane is the order without a deal.
+    """
+
+    start: int
+    lanes: int
+    turn: int
+
+
+def redealt(deals: Sequence[Deal], size: int, position: int, lanes: int, turn: int) -> tuple[Deal, ...]:
+    """The deals of a run of epochs of `size` samples, with this one from `position` on.
+
+    Each epoch begins with the last deal there was, and a new one deals out what is left of the epoch: every sample is
+    still taken once. Deals of epochs that are over are left out.
+    """
+    begin = position - position % size
+    earlier = [deal for deal in deals if deal.start < position]
+    over = sum(deal.start <= begin for deal in earlier)
+    kept = tuple(earlier[max(0, over - 1) :])
+    new = (lanes, turn if lanes > 1 else 1)
+    return kept if (kept[-1][1:] if kept else (1, 1)) == new else (*kept, Deal(position, *new))
+
+
 class Order(Protocol):
     """A new order of all samples for each epoch. Position p lies in epoch p // size; an epoch has every sample once."""
 
     @property
     def size(self) -> int: ...
 
-    def indices(self, start: int, count: int) -> Indices:
-        """The samples at the positions start .. start + count - 1; they may reach into following epochs."""
+    def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
+        """The samples at the positions start .. start + count - 1; they may reach into following epochs.
+
+        `deals` are those of `redealt`, up to that position.
+        """
         ...
 
 
@@ -61,7 +92,7 @@ class Sampler:
     size: int
     seed: int
 
-    def indices(self, start: int, count: int) -> Indices:
+    def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
         parts = []
         while count > 0:
             epoch, place = divmod(start, self.size)
@@ -75,7 +106,9 @@ class Sampler:
 class BlockSampler:
     """Blocks in a new order, and the samples within each block in a new order; blocks are not mixed.
 
-    So whoever reads needs one block at a time, two where a batch reaches over the end of one.
+    So whoever reads needs one block at a time, two where a batch reaches over the end of one. That is true of each
+    reader of a deal: an epoch's blocks in a row are cut into one part per lane, and no more blocks than cuts are read
+    twice.
     """
 
     def __init__(self, lengths: tuple[int, ...], seed: int) -> None:
@@ -85,19 +118,31 @@ class BlockSampler:
         self._first = np.cumsum(self._lengths) - self._lengths  # each block's first sample
         self._epochs: dict[int, tuple[Indices, Indices]] = {}
 
-    def indices(self, start: int, count: int) -> Indices:
-        parts = []
+    def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
+        parts = [np.empty(0, dtype=np.int64)]
         while count > 0:
             epoch, place = divmod(start, self.size)
-            blocks, ends = self._blocks(epoch)
+            here = min(count, self.size - place)
+            places = _dealt(np.arange(start, start + here), epoch * self.size, self.size, deals)
+            cuts = np.flatnonzero(np.diff(places) != 1) + 1
+            for run in np.split(places, cuts):
+                parts += self._connected(epoch, int(run[0]), len(run))
+            start, count = start + here, count - here
+        return np.concatenate(parts)
+
+    def _connected(self, epoch: int, place: int, count: int) -> list[Indices]:
+        """The samples of connected places of an epoch, whose blocks lie in a row."""
+        parts = []
+        blocks, ends = self._blocks(epoch)
+        while count > 0:
             turn = int(np.searchsorted(ends, place, side="right"))
             block, length = int(blocks[turn]), int(self._lengths[blocks[turn]])
             offset = place - (int(ends[turn]) - length)
             rows = Sampler(length, _mix(_mix(self._seed) + block + 1))
             part = rows.indices(epoch * length + offset, min(count, length - offset)) + self._first[block]
             parts.append(part)
-            start, count = start + len(part), count - len(part)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+            place, count = place + len(part), count - len(part)
+        return parts
 
     def _blocks(self, epoch: int) -> tuple[Indices, Indices]:
         """The blocks in the order of an epoch, and the place in the epoch where each of them ends."""
@@ -107,6 +152,44 @@ class BlockSampler:
             recent = dict(list(self._epochs.items())[-1:])
             self._epochs = recent | {epoch: (blocks, np.cumsum(self._lengths[blocks]))}
         return self._epochs[epoch]
+
+
+def _dealt(positions: Indices, begin: int, size: int, deals: tuple[Deal, ...]) -> Indices:
+    """The places 0 .. size - 1 in an epoch's row of blocks that its positions stand for; the epoch starts at `begin`.
+
+    A deal cuts the row into one connected part for each lane. The next deal in the same epoch does the same with a row
+    of what those parts have left.
+    """
+    if not len(positions):
+        return positions
+    starting = [deal for deal in deals if deal.start <= begin][-1:] or [Deal(0, 1, 1)]
+    later = [deal for deal in deals if begin < deal.start <= positions[0]]
+    end = begin + size
+    rests: list[tuple[Indices, Indices]] = []  # of each deal that another one followed: where what is left lies
+    for deal, following in itertools.pairwise([*starting, *later]):
+        lanes = np.arange(deal.lanes)
+        capacities, taken = (_taken(lanes, at, begin, deal) for at in (end, following.start))
+        firsts = np.cumsum(capacities) - capacities
+        rests.append((firsts + taken, capacities - taken))
+        begin = following.start
+    deal = [*starting, *later][-1]
+    capacities = _taken(np.arange(deal.lanes), end, begin, deal)
+    first_turn = (begin - deal.start) // deal.turn
+    lane = ((positions - deal.start) // deal.turn - first_turn) % deal.lanes
+    places = (np.cumsum(capacities) - capacities)[lane] + _taken(lane, positions, begin, deal)
+    for first, left in reversed(rests):
+        ends = np.cumsum(left)
+        piece = np.searchsorted(ends, places, side="right")
+        places = first[piece] + places - (ends - left)[piece]
+    return places
+
+
+def _taken(lane: Indices, position: Indices | int, begin: int, deal: Deal) -> Indices:
+    """How many of the positions from `begin` to before `position` are those of a lane; `begin` is in turn of lane 0."""
+    skipped = (begin - deal.start) % deal.turn
+    rounds, rest = np.divmod(position - begin + skipped, deal.lanes * deal.turn)
+    taken: Indices = rounds * deal.turn + np.clip(rest - lane * deal.turn, 0, deal.turn)
+    return taken - np.where(lane == 0, skipped, 0)
 
 
 @functools.lru_cache(maxsize=8)
