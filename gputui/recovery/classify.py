@@ -153,14 +153,18 @@ def _who(finding: Finding, evidence: Evidence) -> str:
 def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
     """What a summary says in parentheses."""
     if finding.kind == "cuda_oom" and (wanted := _CUDA_WANTED.search(finding.text)):
-        return f"tried to allocate {wanted[1]}"
+        return _at(finding, f"tried to allocate {wanted[1]}")
     if finding.kind == "host_oom" and (wanted := _HOST_WANTED.search(finding.text)):
-        return f"tried to allocate {bytes_text(int(wanted[1]))}"
+        return _at(finding, f"tried to allocate {bytes_text(int(wanted[1]))}")
     if finding.detail is None:
         return None
     # Redacted before it is cut, or half a secret would look like none.
     text = hide(without_advice(finding.detail))
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
+
+
+def _at(finding: Finding, text: str) -> str:
+    return f"{text}, {finding.where}" if finding.where else text
 
 
 def _evidence(evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]) -> list[str]:

@@ -55,7 +55,9 @@ def tell(
             )
         )
         before = attempt
-    paragraphs.append(_join(_standing(run, attempts, now), _all_costs(costs)))
+    reason = run.reason or ""
+    is_told = any(one.summary in reason for one in incidents) or any(one.reason == reason for one in decisions)
+    paragraphs.append(_join(_standing(run, attempts, now, is_told=is_told), _all_costs(costs)))
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 
 
@@ -181,7 +183,9 @@ def _all_costs(costs: Mapping[int, Cost] | None) -> str:
     return f"Its {together.incidents} incidents together cost {least}{in_words(together)}."
 
 
-def _standing(run: Run, attempts: Sequence[Attempt], now: float) -> str:
+def _standing(run: Run, attempts: Sequence[Attempt], now: float, *, is_told: bool) -> str:
+    """How it stands; ``is_told``: its reason is that of an incident or decision, which an attempt's
+    paragraph has."""
     count = len(attempts)
     tries = f"{count} attempt" + ("" if count == 1 else "s")
     match run.state:
@@ -189,7 +193,7 @@ def _standing(run: Run, attempts: Sequence[Attempt], now: float) -> str:
             took = "" if run.ended_at is None else f" {duration(run.ended_at - run.created_at)} after its launch"
             return f"The run succeeded{took}, with {tries}."
         case RunState.FAILED | RunState.STOPPED:
-            return f"The run {run.state} after {tries}{_because(run.told_reason)}."
+            return f"The run {run.state} after {tries}{_because(None if is_told else run.told_reason)}."
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
         case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:

@@ -64,7 +64,7 @@ def case_of(name: str) -> Case:
 
 def test_the_rank_that_died_is_named_and_the_other_called_a_consequence(tmp_path: Path) -> None:
     incident = classify(case_of("oom").evidence(tmp_path))
-    assert incident.summary == "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB)"
+    assert incident.summary == "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB, job.py:28 in main)"
     assert "exit: torchrun ended with code 1" in incident.evidence_lines
     assert any(
         line.startswith("rank 1: torch.OutOfMemoryError: CUDA out of memory.") for line in incident.evidence_lines

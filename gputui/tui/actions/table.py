@@ -119,6 +119,8 @@ ACTIONS: tuple[Action, ...] = (
         sections="log"),
     act("hit_previous", "semicolon", "hit before", "The place before it", PAGE, shown=False),
     act("grave_only", "w", "warnings", "Only warnings and errors of the log, or all lines", PAGE, sections="log"),
+    act("traceback", "e", "traceback", "The newest traceback in the logs, that of the failed rank first", PAGE,
+        sections="log"),
     act("check", "V", "check", "Read the newest checkpoint and tell whether it is whole", PAGE, sections="params"),
     act("follow", "f end G", "follow", "The newest again: the end of the log, of the timeline, of the curves", PAGE,
         sections="log story"),

@@ -8,7 +8,7 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import count, metric_value, short_number
+from gputui.charts.units import ago, count, duration, metric_value, short_number
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.tui.layout.columns import fit_line, fitting, rule
@@ -33,7 +33,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     # However long the name is, the state and the step stand behind it.
     name = clip_middle(clean(run.run_id), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
     parts.insert(0, [(" " + name, "title")])
-    words, style = outlook(RunRow(run, progress), now)
+    words, style = outlook(RunRow(run, progress), now) if run.state != "failed" else (_failed_words(page, now), "text")
     parts.append([(" · ", "dim"), (words, style)] if words else [])
     if progress.loss is not None:
         # The head is painted with every snapshot, the curves less often: the newest value is here first.
@@ -44,6 +44,19 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     if run.attempt > 1:
         parts.append([(" · ", "dim"), (f"attempt {run.attempt}", "text")])
     return [*fitting(parts, room), *tail]
+
+
+def _failed_words(page: RunPage, now: float) -> str:
+    """``after 19 s, 1 d ago``; why is in the banner below."""
+    ended = page.run.ended_at
+    if ended is None:
+        return ""
+    took = sum(
+        (one.ended_at if one.ended_at is not None else now) - one.started_at
+        for one in page.attempts
+        if one.started_at is not None
+    )
+    return f"after {duration(took)}, {ago(now - ended)}" if took else ago(now - ended)
 
 
 def _size(spans: Sequence[Span]) -> int:

@@ -17,15 +17,20 @@ class RunLog:
 
     def __init__(self, warn: Callable[[str], object]) -> None:
         self._warn = warn
-        self.pane = Pane(id="log")
+        self.below = Pane(id="log")
+        self.beside = Pane(id="log_beside")
+        self.pane = self.below
         self.view = LogView()
         self.label: str | None = None
         self.is_deep = False
         self.edit: LineEdit | None = None
+        self._to_try: list[str | None] = []
 
     def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool) -> None:
         """Draw what is known."""
         self.view.update(tail, height - 1)
+        if self._to_try:
+            self._seek(tail)
         if tail.lines and len(tail.lines) < height - 1 and not tail.is_whole:
             # Progress bars take much of a file and few lines: older ones fill the pane.
             self.is_deep = True
@@ -52,6 +57,25 @@ class RunLog:
         """The log of this label."""
         self.label = label
         self.is_deep = False
+
+    def show_traceback(self, rank: int | None) -> None:
+        """Show the newest traceback, first looked for in the logs of ``rank``."""
+        labels = self.view.tail.labels
+        preferred = [f"rank {rank} stderr", f"rank {rank}", "launcher"]
+        self._to_try = [*(name for name in preferred if name in labels), *labels, None]
+        self._to_try = list(dict.fromkeys(self._to_try))
+        self.label = self._to_try[0]
+        self.is_deep = False
+
+    def _seek(self, tail: LogTail) -> None:
+        """Stay at this log's traceback, or go on to the next log."""
+        if tail.label != self.label and self.label is not None:
+            return  # not read yet
+        if self.view.to_traceback():
+            self._to_try = []
+            return
+        self._to_try.pop(0)
+        self.label = self._to_try[0] if self._to_try else None
 
     def scroll(self, by: int) -> None:
         """Move by lines; at the upper end older lines are asked for."""

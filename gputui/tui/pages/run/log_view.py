@@ -170,6 +170,21 @@ class LogView:
         self.is_grave_only = not self.is_grave_only
         self._find()
 
+    def to_traceback(self) -> bool:
+        """Show the newest stretch of lines that are errors, from its first line on; False where there is none."""
+        levels = self.tail.levels
+        end = next((place for place in range(len(levels) - 1, -1, -1) if levels[place] == Level.ERROR), None)
+        if end is None:
+            return False
+        start = end
+        while start and levels[start - 1] == Level.ERROR:
+            start -= 1
+        if self.is_grave_only:
+            self.only_grave()
+        self.left = 0
+        self._show_end_at(start + self.height)
+        return True
+
     def look_for(self, text: str) -> None:
         """Search anew; the hit nearest to the pane's end is shown."""
         self.search = Search.of(text)

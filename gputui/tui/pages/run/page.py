@@ -23,6 +23,7 @@ from gputui.tui.layout.chart_settings import ChartMemory, ChartSettings
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.pages.run import chart_files
 from gputui.tui.pages.run.chart_pane import RunCharts
+from gputui.tui.pages.run.failure import banner_lines, fatal_incident
 from gputui.tui.pages.run.head import run_head
 from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.sections import Sections, section_lines, side_heights
@@ -59,12 +60,13 @@ class RunScreen(ActionScreen):
         self.log_part = RunLog(lambda text: self.shell.say(text, "warning"))
         self.parts = (self.charts, self.log_part)
         self.head = Pane(id="head")
+        self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
         self.ranks = Pane(id="ranks")
         self.story = Pane(id="story")
         self.params = Pane(id="params")
         self.side = Vertical(self.params, self.ranks, self.story, id="side")
-        self.middle = Horizontal(self.charts.pane, self.side, id="middle")
+        self.middle = Horizontal(self.charts.pane, self.log_part.beside, self.side, id="middle")
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
         self._memory = memory
@@ -79,10 +81,11 @@ class RunScreen(ActionScreen):
     def compose(self) -> ComposeResult:
         self.paint()
         yield self.head
+        yield self.banner
         yield self.notice
         yield self.tabs
         yield self.middle
-        yield self.log_part.pane
+        yield self.log_part.below
         yield self.message
         yield self.footer
 
@@ -134,11 +137,17 @@ class RunScreen(ActionScreen):
             if snapshot.past is not None:
                 state = "did not exist yet"
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
+            self.banner.clear()
             self._place(0, 0, 0, 0)
             self.charts.prepare(charts_width(width))
             return
+        if not self._was_read and self._has_only_log(page):
+            self.section = "log"
         self._was_read = True
         self.head.show([run_head(page, snapshot.gpus, snapshot.at, width, snapshot.past)])
+        banner = banner_lines(page, self.context(), width)
+        self.banner.show(banner, height=len(banner))
+        around += len(banner)
         is_wide = width >= WIDE and not self.is_maximised
         self.tabs.show([] if is_wide else [self._tabs_line(width)], height=0 if is_wide else 1)
         body = max(0, height - around - (0 if is_wide else 1))
@@ -149,12 +158,16 @@ class RunScreen(ActionScreen):
             self._draw_section(page, width, body)
 
     def _draw_wide(self, page: RunPage, width: int, height: int) -> None:
-        log_height = max(5, height // 4)
+        is_log_beside = self._has_only_log(page) and self.section != "charts"
+        log_height = 0 if is_log_beside else max(5, height // 4)
         upper = height - log_height
         left = charts_width(width)
         side = width - left - 1
-        self._place(upper, left + 1, side, log_height)
-        self.charts.draw(page, self.snapshot.gpus, left, upper, is_focused=self.section == "charts")
+        self._place(upper, left + 1, side, log_height, is_log_beside=is_log_beside)
+        if is_log_beside:
+            self._draw_log(page, left, upper)
+        else:
+            self.charts.draw(page, self.snapshot.gpus, left, upper, is_focused=self.section == "charts")
         sections = self._sections(page)
         inner = side - 2
         heights = side_heights(sections, inner, upper)
@@ -162,7 +175,8 @@ class RunScreen(ActionScreen):
             room = self._rooms[name] = heights[name]
             lines = section_lines(sections, name, inner, room, is_titled=True)
             pane.show(_beside(lines, room), height=room)
-        self._draw_log(page, width, log_height)
+        if not is_log_beside:
+            self._draw_log(page, width, log_height)
 
     def _draw_section(self, page: RunPage, width: int, height: int) -> None:
         section = self.section
@@ -185,16 +199,27 @@ class RunScreen(ActionScreen):
     def _side_panes(self) -> tuple[tuple[Section, Pane], ...]:
         return ("params", self.params), ("ranks", self.ranks), ("story", self.story)
 
-    def _place(self, upper: int, charts_width: int, side_width: int, log_height: int) -> None:
-        """Sizes of the parts; a part without room is not there."""
+    @staticmethod
+    def _has_only_log(page: RunPage) -> bool:
+        """Whether the run failed without a metric: the log says more than empty charts do."""
+        return page.run.state == "failed" and not page.metric_names
+
+    def _place(
+        self, upper: int, charts_width: int, side_width: int, log_height: int, *, is_log_beside: bool = False
+    ) -> None:
+        """Sizes of the parts; one without room is not there. ``is_log_beside`` gives the charts' place to the log."""
+        log = self.log_part
         self.middle.display = upper > 0
         self.middle.styles.height = upper
-        self.charts.pane.display = charts_width > 0
+        self.charts.pane.display = charts_width > 0 and not is_log_beside
         self.charts.pane.styles.width = charts_width
+        log.beside.display = is_log_beside
+        log.beside.styles.width = charts_width
+        log.pane = log.beside if is_log_beside else log.below
         self.side.display = side_width > 0
         self.side.styles.width = side_width
-        self.log_part.pane.display = log_height > 0
-        self.log_part.pane.set_height(log_height)
+        log.below.display = log_height > 0
+        log.below.set_height(log_height)
 
     def _draw_log(self, page: RunPage, width: int, height: int) -> None:
         self.log_part.draw(page.log, width, height, is_focused=self.section == "log" and width >= WIDE)
@@ -224,8 +249,8 @@ class RunScreen(ActionScreen):
 
     def _section_of(self, pane: Widget | None) -> Section | None:
         panes: dict[Widget | None, Section] = {
-            self.charts.pane: "charts", self.log_part.pane: "log", self.ranks: "ranks", self.story: "story",
-            self.params: "params",
+            self.charts.pane: "charts", self.log_part.below: "log", self.log_part.beside: "log",
+            self.ranks: "ranks", self.story: "story", self.params: "params",
         }  # fmt: skip
         return panes.get(pane)
 
@@ -407,6 +432,11 @@ class RunScreen(ActionScreen):
             self.shell.say("There is no chart to write yet.", "warning")
         else:
             self.shell.work(partial(chart_files.write, file), "The chart cannot be written")
+
+    def do_traceback(self) -> None:
+        incident = fatal_incident(self.page) if self.page is not None else None
+        self.section = "log"
+        self.log_part.show_traceback(incident.rank if incident is not None else None)
 
     def do_check(self) -> None:
         page = self.page

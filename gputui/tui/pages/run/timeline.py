@@ -16,6 +16,7 @@ from gputui.store.runs import Attempt, DecisionView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.words import run_sign
+from gputui.tui.pages.run.failure import fatal_incident, title_of
 from gputui.tui.pages.run.head import gpu_words
 
 EVIDENCE_SHOWN = 3
@@ -39,7 +40,8 @@ def timeline_lines(
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)
-        reason = clean(page.run.reason or "")
+        # Of a failed run the banner has the reason.
+        reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
         told.append(
             (page.run.ended_at, sign.style, f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else ""), [])
         )
@@ -74,15 +76,17 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Told]:
     by_incident: dict[int, list[DecisionView]] = {}
     for decision in page.decisions:
         by_incident.setdefault(decision.incident_id, []).append(decision)
+    fatal = fatal_incident(page)
     for incident in page.incidents:
         details: list[Span] = []
         if with_evidence:
             details += [(f"· {clean(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
-        details += [(f"→ {_decision_words(each)}", "text") for each in by_incident.get(incident.incident_id, [])]
+        if incident is not fatal:
+            details += [(f"→ {_decision_words(each)}", "text") for each in by_incident.get(incident.incident_id, [])]
         paid = page.costs.get(incident.incident_id)
         if paid is not None and cost.in_words(paid):
             details.append((f"cost {cost.in_words(paid)}", "dim"))
-        yield incident.at, "warn", clean(incident.summary), details
+        yield incident.at, "warn", title_of(incident) if incident is fatal else clean(incident.summary), details
 
 
 @lru_cache(8192)

@@ -181,7 +181,7 @@ async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: Gput
 
 async def test_a_run_without_a_step_says_where_to_look(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await press(pilot, "G", "enter")
+        await press(pilot, "G", "enter", "1")
         assert page_of(app).run_id == "resnet50-2"
         assert "no step yet; x shows time" in text(app, "charts") and "reading…" not in text(app, "charts")
         await press(pilot, "right", "left", "ctrl+left", "plus", "minus", "shift+left", "E", "y", "asterisk")
@@ -514,3 +514,76 @@ async def test_what_cannot_be_split_by_rank_says_why(app: GputuiApp) -> None:
         await press(pilot, "slash", *"gpu", "enter", "b")
         assert "show each GPU already" in text(app, "message")
         assert "by rank" not in text(app, "charts")
+
+
+# --- a failed run
+
+
+def failed_at_start(filler: Filler, workspace: Workspace) -> None:
+    filler.agent()
+    filler.gpus(2)
+    filler.run("bert-1", "failed", gpus=(0, 1), started_ago=3600.0, ended_ago=3580.0,
+               reason="rank 1 raised an exception (KeyError: 'labels', data.py:17); not retried")  # fmt: skip
+    filler.attempt("bert-1", 1, "failed", gpus=(0, 1), started_ago=3599.0, ended_ago=3580.0, code=1)
+    filler.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
+                    seconds_ago=3580.0, rank=1, reason="not retried", verdict="stop")  # fmt: skip
+    for rank in (0, 1):
+        folder = workspace.run_dir("bert-1") / "attempts" / "1" / "ranks" / "x" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
+        error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
+        (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)], ids=["80x24", "120x36"])
+async def test_a_failed_run_says_why_first_and_once(
+    filler: Filler, make_app: MakeApp, workspace: Workspace, size: tuple[int, int]
+) -> None:
+    failed_at_start(filler, workspace)
+    app = make_app()
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "enter")
+        banner = text(app, "banner")
+        assert "KeyError: 'labels', data.py:17" in banner and "not retried" in banner
+        for key in ("e traceback", "3 log", "X restart", "N launch with changes"):
+            assert key in banner
+        await press(pilot, "4")
+        everything = "\n".join(pane.text for pane in app.screen.query(Pane))
+        assert everything.count("data.py:17") == 1
+
+
+async def test_without_metrics_the_log_has_the_place_of_the_charts(
+    filler: Filler, make_app: MakeApp, workspace: Workspace
+) -> None:
+    failed_at_start(filler, workspace)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await press(pilot, "enter")
+        page = page_of(app)
+        assert "hello of rank 0" in text(app, "log_beside")
+        assert not page.charts.pane.display and not page.log_part.below.display
+        await press(pilot, "1")
+        assert page.charts.pane.display and "hello of rank 0" in text(app, "log")
+        await press(pilot, "2")
+        assert not page.charts.pane.display
+
+
+async def test_a_key_goes_to_the_traceback_of_the_rank_that_failed(
+    filler: Filler, make_app: MakeApp, workspace: Workspace
+) -> None:
+    failed_at_start(filler, workspace)
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "enter", "e")
+        for _ in range(5):
+            feed_of(app).refresh()
+            await pilot.pause()
+        assert page_of(app).section == "log"
+        lines = text(app, "log").splitlines()
+        assert "rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
+
+
+async def test_a_run_that_did_not_fail_has_no_banner(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await press(pilot, "enter")
+        assert app.screen.query_one("#banner").size.height == 0
