@@ -1,0 +1,94 @@
+"""What a study found, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gputui.store.studies import TrialRecord, TrialState
+from gputui.studies.analysis import best_so_far, best_trial, complete, importances, pareto_front
+from gputui.studies.spec import Dimension, Objective
+
+LOSS = Objective("loss")
+
+
+def trial(
+    number: int,
+    *values: float,
+    state: TrialState = TrialState.COMPLETE,
+    params: Mapping[str, Any] | None = None,
+    constraints: tuple[float, ...] = (),
+) -> TrialRecord:
+    ended_at = 100.0 + number if state.is_over else None
+    return TrialRecord(
+        "s-1", number, f"s-1-{number}", state, "sampled", params or {}, None, values, constraints, None, None, None, 1,
+        None, {}, float(number), ended_at,
+    )  # fmt: skip
+
+
+def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() -> None:
+    pruned = trial(1, 0.1, state=TrialState.PRUNED)
+    diverged, withheld, too_large = trial(2, math.nan), trial(3), trial(4, 0.1, constraints=(5.0,))
+    kept = trial(5, 0.4, constraints=(-1.0, 0.0))
+    assert complete([trial(0, 0.5), pruned, diverged, withheld, too_large, kept]) == [trial(0, 0.5), kept]
+
+
+def test_the_best_is_by_the_direction_and_the_earlier_of_equals() -> None:
+    trials = [trial(0, 0.5), trial(1, 0.2), trial(2, 0.9), trial(3, 0.2)]
+    assert best_trial(trials, LOSS) == trials[1]
+    assert best_trial(trials, Objective("accuracy", "maximize")) == trials[2]
+    assert best_trial([trial(0, state=TrialState.FAILED)], LOSS) is None
+
+
+def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
+    trials = [trial(0, 0.9, state=TrialState.PRUNED), trial(1, 0.5), trial(2, 0.7), trial(3, 0.2)]
+    assert best_so_far([*trials, trial(4, state=TrialState.RUNNING)], LOSS) == [(2, 0.5), (3, 0.5), (4, 0.2)]
+
+
+def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
+    objectives = (LOSS, Objective("accuracy", "maximize"))
+    trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
+    assert [one.number for one in pareto_front(trials, objectives)] == [4, 1, 3, 0]
+
+
+def planted(count: int, seed: int = 3) -> list[TrialRecord]:
+    """The loss falls with ``lr``, has its least value in the middle of ``width``, and knows nothing of ``seed``."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        lr, width, other = draw.random(), draw.random(), draw.choice("abc")
+        value = 3 * (1 - lr) + 6 * abs(width - 0.5) + 0.01 * draw.random()
+        made.append(trial(number, value, params={"lr": lr, "width": width, "other": other}))
+    return made
+
+
+SPACE = (
+    Dimension("lr", "float", 0.0, 1.0),
+    Dimension("width", "float", 0.0, 1.0),
+    Dimension("other", "choice", choices=("a", "b", "c")),
+)
+
+
+def test_what_mattered_is_found_a_bend_included() -> None:
+    found = importances(planted(90), SPACE, LOSS)
+    assert found is not None
+    shares = {one.name: one.share for one in found}
+    assert shares["lr"] > 0.2 and shares["width"] > 0.2 and shares["other"] < 0.1
+    assert {one.name: one.sign for one in found} == {"lr": 1, "width": 0, "other": 0}
+    turned = importances(planted(90), SPACE, Objective("loss", "maximize"))
+    assert turned is not None and {one.name: one.sign for one in turned}["lr"] == -1
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_too_few_trials_say_nothing(count: int) -> None:
+    assert importances(planted(count), SPACE, LOSS) is None
+
+
+def test_a_parameter_that_never_changed_explains_nothing() -> None:
+    trials = [trial(number, float(number), params={"lr": 0.1}) for number in range(6)]
+    [found] = importances(trials, SPACE[:1], LOSS) or []
+    assert found.share == 0.0 and found.sign == 0
