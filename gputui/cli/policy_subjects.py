@@ -19,8 +19,7 @@ from gputui.recovery import trying
 from gputui.recovery.action_results import Result
 from gputui.recovery.checkpoint_search import CheckpointChoice, choose, surveyed
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.policies import POLICIES, Policy, PolicyAction
-from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
@@ -179,9 +178,9 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
 
 def _policy(spec: RunSpec, name: str) -> Policy:
     try:
-        return parse_policy(spec.recovery)
+        return policy_from(spec.recovery)
     except PolicyError as error:
-        resolving.refuse([f"{name}: {problem}" for problem in error.problems], EXIT_USAGE)
+        resolving.refuse([f"{name}: {error}"], EXIT_USAGE)
 
 
 def _stored_spec(view: Run) -> RunSpec:

@@ -153,9 +153,9 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
 
 def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     """What the learning rate should be: as the script says, else by the schedule of the profile."""
-    from gputui.alerts.overrides import AlertsError, parse_overrides
+    from gputui.alerts.overrides import overrides_from
     from gputui.alerts.schedules import expected_rate
-    from gputui.runs.spec import RunSpec, SpecError
+    from gputui.runs.spec import RunSpec
     from gputui.store.runs import read_attempts
 
     schedule = None
@@ -163,12 +163,12 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     try:
         spec = RunSpec.from_json(json.loads(run.spec_json))
         if isinstance(spec.alerts, Mapping):
-            schedule = parse_overrides(spec.alerts, "profile").schedule
+            schedule = overrides_from(spec.alerts).schedule
         for attempt in read_attempts(connection, run.run_id):
             value = attempt.params.get(spec.role("lr", attempt.params) or "")
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 peaks[attempt.number] = float(value)
-    except (ValueError, SpecError, AlertsError):
+    except ValueError:
         schedule = None  # stored by another version of gputui; the script's own word still counts
 
     def expected(attempt: int, step: int, values: Mapping[str, float]) -> tuple[float, float] | None:

@@ -1,34 +1,23 @@
-"""``alerts.yaml``: what this machine changes of the alert rules, and how alerts are told. Needs no pydantic, for the
-agent reads it."""
+"""``alerts.yaml``: what this machine changes of the alert rules, and how alerts are delivered."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.alerts.overrides import AlertsError, Overrides, parse_overrides
-from gputui.profiles.problems import ProfileError
-from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.alerts.overrides import Overrides, overrides_from
+from gputui.profiles.yaml_file import parse_file, read_text
 
 
 def load_alerts(path: Path) -> Overrides:
     """What the file says; nothing where it is not there. Raises ProfileError with every problem, each with its line."""
-    if not path.exists():
-        return Overrides()
-    return read_alerts(read_text(path, "file of alert rules"), path)
+    return read_alerts(read_text(path, "file of alert rules"), path) if path.exists() else Overrides()
 
 
 def read_alerts(text: str, path: Path) -> Overrides:
     """The same from the file's text. Raises ProfileError."""
+    from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
+    from gputui.profiles.forms import validated
+
     document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
-    if document.data is None:
-        return Overrides()
-    if not isinstance(document.data, dict):
-        raise whole_file(path, "expected a mapping from rules to what is changed of them")
-    problems = given_twice(path, document)
-    try:
-        found = parse_overrides(document.data, "machine")
-    except AlertsError as error:
-        problems += [problem_at(path, document, one.place, one.text, nearest=one.nearest) for one in error.problems]
-    if problems:
-        raise ProfileError(problems)
-    return found
+    validated(document, path, MachineAlertsForm, OF_MACHINE)
+    return overrides_from(document.data or {})

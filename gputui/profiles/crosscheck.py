@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gputui.alerts.overrides import AlertsError, parse_overrides
-from gputui.profiles.nearest import nearest
+from gputui.profiles.nearest import nearest, not_one_of
 from gputui.profiles.sink_checks import sink_problems
-from gputui.profiles.values import recovery_mapping
 from gputui.profiles.yamldoc import Place
-from gputui.recovery.policy_parse import PolicyError, parse_policy
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
@@ -38,27 +35,10 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
         yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
     if launcher is not None:
         yield from _of_launcher(launcher, programs, data)
-    if (policy := recovery_mapping(data.get("recovery", "standard"))) is not None:
-        try:
-            parse_policy(policy)
-        except PolicyError as error:
-            for mistake in error.problems:
-                yield CrossFinding(("recovery", *mistake.key), mistake.text)
-    if isinstance(alerts := data.get("alerts"), dict):
-        try:
-            parse_overrides(alerts, "profile")
-        except AlertsError as error:
-            for one in error.problems:
-                yield CrossFinding(("alerts", *one.place), one.text, one.nearest)
     if isinstance(gates := data.get("gates"), dict):
         for name in gates:
             if name not in GATE_THRESHOLDS:
-                meant = nearest(str(name), GATE_THRESHOLDS)
-                yield CrossFinding(
-                    ("gates", name),
-                    "unknown gate" + ("" if meant else f"; there are {', '.join(GATE_THRESHOLDS)}"),
-                    meant,
-                )
+                yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
     for place, problem, meant in sink_problems(data.get("sinks")):
         yield CrossFinding(place, problem, meant)
     yield from _scopes(data)
@@ -67,10 +47,7 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
         names = list(params) if isinstance(params, dict) else []
         for role, name in roles.items():
             if role not in ROLE_NAMES:
-                meant = nearest(role, ROLE_NAMES)
-                yield CrossFinding(
-                    ("roles", role), "unknown role" + ("" if meant else f"; there are {', '.join(ROLE_NAMES)}"), meant
-                )
+                yield CrossFinding(("roles", role), *not_one_of("role", role, ROLE_NAMES))
             elif isinstance(name, str) and name not in names:
                 yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, names))
 

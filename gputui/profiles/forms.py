@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+import math
+import re
+import types
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from gputui.profiles.nearest import nearest, one_of
-from gputui.profiles.problems import shown_value
-from gputui.profiles.yamldoc import Place
+from gputui.profiles.nearest import nearest, not_one_of, one_of
+from gputui.profiles.problems import ProfileError, shown_value
+from gputui.profiles.yaml_file import given_twice, problem_at
+from gputui.profiles.yamldoc import Document, Place
 
 _EXPECTED = "gputui_expected"
 _PROBLEM = "gputui_problem"
+# A bound so large is none.
+UNBOUNDED = 1e12
+# More options are not listed where one of them was probably meant.
+_OPTIONS_SHOWN = 8
 IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
 
 _IN_WORDS = {
@@ -21,6 +30,8 @@ _IN_WORDS = {
     "string_too_short": "text that is not empty",
     "string_too_long": "text of at most {max_length} characters",
     "float_type": "a number of seconds",
+    "int_type": "a whole number",
+    "none_required": "no number",
     "finite_number": "a finite number",
     "list_type": "a list",
     "too_short": "at least {min_length} of them",
@@ -36,9 +47,10 @@ _PATTERNS = {
 
 
 class Model(BaseModel):
-    """Exactly the keys of its fields, each of exactly its type."""
+    """Exactly the keys of its fields, each of exactly its type. ``called`` is what its keys are."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    called: ClassVar[str] = "key"
 
 
 def expected(what: str) -> PydanticCustomError:
@@ -46,54 +58,128 @@ def expected(what: str) -> PydanticCustomError:
     return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
 
 
-def problem(what: str) -> PydanticCustomError:
-    """An error of a validator that says what is wrong in a sentence."""
-    return PydanticCustomError(_PROBLEM, "{what}", {"what": what})
+def problem(what: str, *, at: Place = ()) -> PydanticCustomError:
+    """An error of a validator that says what is wrong in a sentence; ``at`` leads to it inside the value."""
+    return PydanticCustomError(_PROBLEM, "{what}", {"what": what, "at": at})
+
+
+def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: str = "") -> BeforeValidator:
+    """The bounds of a finite number, for its type; ``what`` says more of it than that it is a number."""
+    what = what or ("a whole number" if whole else "a number")
+    sentence = f"{what} from {least:.12g}" + ("" if most >= UNBOUNDED else f" to {most:.12g}")
+
+    def check(given: Any) -> object:
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not (is_number and least <= given <= most and math.isfinite(given)) or (whole and given % 1):
+            raise expected(sentence)
+        return given
+
+    return BeforeValidator(check)
+
+
+def _words(given: object) -> object:
+    if not isinstance(given, list) or not all(isinstance(word, str) and "\0" not in word for word in given):
+        # A command may hold a secret, so it is not shown.
+        raise problem("expected a list of words such as [notify-send, gputui]")
+    return given
+
+
+def _webhook(given: object) -> object:
+    if given is not None and not (isinstance(given, str) and re.fullmatch(r"https?://[^\s/]\S*", given)):
+        # What is written there may be half a secret.
+        raise problem("expected an address that begins with http:// or https://")
+    return given
+
+
+F = TypeVar("F", bound=Model)
+
+
+class NotifyForm(Model):
+    """How somebody is notified: a command, an address, or both."""
+
+    command: Annotated[list[str], BeforeValidator(_words)] = []
+    webhook: Annotated[str | None, BeforeValidator(_webhook)] = None
+
+
+def _not_empty(given: object) -> object:
+    if given == {}:
+        raise expected("a mapping with command or webhook")
+    return given
+
+
+NotEmpty = BeforeValidator(_not_empty)
+
+
+def validated(document: Document, path: Path, form: type[F], context: str | None = None) -> F:
+    """What a file holds as its model. Raises ProfileError with every problem, each with its place."""
+    problems = given_twice(path, document)
+    try:
+        found = form.model_validate({} if document.data is None else document.data, context=context)
+    except ValidationError as error:
+        problems += [problem_at(path, document, place, **what) for place, what in findings(error, form)]
+    if problems:
+        raise ProfileError(problems)
+    return found
 
 
 def findings(
-    error: ValidationError,
-    valid_keys: Callable[[Place], list[str]],
-    *,
-    empty: Collection[Place] = (),
-    has_one_source: bool = False,
+    error: ValidationError, form: type[Model], *, empty: Collection[Place] = (), has_one_source: bool = False
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """For each error its place and the fields of a Problem: problem, expected, found, nearest.
+    """For each error of ``form`` its place and the fields of a Problem: problem, expected, found, nearest.
 
-    ``valid_keys`` are those that the mapping at a place may hold. A key that is ``empty`` has been spoken of, and does
-    not count as missing. With ``has_one_source``, ``metrics`` was no list in the file.
+    A key that is ``empty`` has been spoken of, and does not count as missing. With ``has_one_source``, ``metrics`` was
+    no list in the file.
     """
     for detail in error.errors(include_url=False):
-        place = tuple(part for part in detail["loc"] if part != "[key]")
+        place = written = tuple(part for part in detail["loc"] if part != "[key]")
         if has_one_source and place[:2] == ("metrics", 0):
             place = ("metrics", *place[2:])
         if detail["type"] == "missing" and place in empty:
             continue
-        yield _finding(detail, place, valid_keys)
+        if detail["type"] == "extra_forbidden":
+            model = _model_at(form, written[:-1])
+            keys = [one.alias or name for name, one in model.model_fields.items()]
+            sentence, meant = not_one_of(model.called, str(place[-1]), keys)
+            yield place, {"problem": sentence, "nearest": meant}
+        else:
+            yield _finding(detail, place)
 
 
-def _finding(
-    detail: ErrorDetails, place: Place, valid_keys: Callable[[Place], list[str]]
-) -> tuple[Place, dict[str, Any]]:
+def _model_at(form: Any, place: Place) -> type[Model]:
+    """The model of the mapping at a place inside ``form``."""
+    for part in place:
+        form = _inside(form)
+        if isinstance(form, type) and issubclass(form, Model):
+            fields = form.model_fields
+            form = next(one.annotation for name, one in fields.items() if (one.alias or name) == part)
+        else:
+            form = get_args(form)[-1]
+    found: type[Model] = _inside(form)
+    return found
+
+
+def _inside(kind: Any) -> Any:
+    """A type without what is annotated to it, and without None."""
+    while get_origin(kind) in (Annotated, Union, types.UnionType):
+        kind = get_args(kind)[0]
+    return kind
+
+
+def _finding(detail: ErrorDetails, place: Place) -> tuple[Place, dict[str, Any]]:
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
     # A value of the environment may be a secret.
     found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)
-    if kind == "extra_forbidden":
-        keys = valid_keys(place[:-1])
-        meant = nearest(str(place[-1]), keys)
-        return place, {
-            "problem": "unknown key" if meant else f"unknown key; there are {', '.join(keys)}",
-            "nearest": meant,
-        }
     if kind == "missing":
         return place[:-1], {"problem": f"the key {place[-1]} is missing"}
     if kind == _PROBLEM:
-        return place, {"problem": context["what"]}
+        return (*place, *context["at"]), {"problem": context["what"]}
     if kind == _EXPECTED:
         return place, {"expected": context["what"], "found": found}
     if kind == "literal_error":
         options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
         meant = nearest(given, options) if isinstance(given, str) else None
+        if meant is not None and len(options) > _OPTIONS_SHOWN:
+            return place, {"problem": f"there is no {found}", "nearest": meant}
         return place, {"expected": one_of(options), "found": found, "nearest": meant}
     if kind == "string_pattern_mismatch":
         return place, {"expected": _PATTERNS[str(place[-1])], "found": found}

@@ -16,7 +16,7 @@ from gputui.profiles.forms import findings
 from gputui.profiles.nearest import nearest
 from gputui.profiles.params import Parameter
 from gputui.profiles.problems import ProfileError, shown_path
-from gputui.profiles.schema import ProfileForm, is_literal, valid_keys
+from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.profiles.yamldoc import Place
 from gputui.runs.launchers import FOR_COMMAND
@@ -87,7 +87,7 @@ def read_profile(text: str, path: Path) -> Profile:
         form = ProfileForm.model_validate(_with_launcher(document.data))
     except ValidationError as error:
         has_one_source = isinstance(document.data.get("metrics"), dict)
-        found = findings(error, valid_keys, empty=empty, has_one_source=has_one_source)
+        found = findings(error, ProfileForm, empty=empty, has_one_source=has_one_source)
         problems += [problem_at(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)

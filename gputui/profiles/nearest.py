@@ -14,6 +14,13 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return plain[found[0]] if found else None
 
 
+def not_one_of(what: str, name: str, known: Iterable[str]) -> tuple[str, str | None]:
+    """What is wrong with a name that is none of those there are, and the one that was probably meant."""
+    names = list(known)
+    meant = nearest(name, names)
+    return f"unknown {what}" + ("" if meant else f"; there are {', '.join(names)}"), meant
+
+
 def one_of(names: Iterable[object]) -> str:
     """``a, b or c``."""
     words = [str(name) for name in names]

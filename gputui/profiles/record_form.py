@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import PlainValidator, ValidationError, model_validator
+from pydantic import PlainValidator, model_validator
 
-from gputui.profiles.forms import Model, expected, findings, problem
-from gputui.profiles.problems import ProfileError
+from gputui.profiles.forms import Model, expected, problem, validated
 from gputui.profiles.sizes import parse_size
-from gputui.profiles.yaml_file import given_twice, parse_file, problem_at
+from gputui.profiles.yaml_file import parse_file
 from gputui.store.retention import DAY_SECONDS, LEAST_BYTES, LEAST_RAW_SECONDS, Retention
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(h|d|w|y)")
@@ -69,14 +68,5 @@ class RecordForm(Model):
 
 def read_retention(text: str, path: Path) -> Retention:
     """The standard with what the file's text changes of it. Raises ProfileError."""
-    document = parse_file(text, path)
-    problems = given_twice(path, document)
-    form = RecordForm()
-    try:
-        form = RecordForm.model_validate({} if document.data is None else document.data)
-    except ValidationError as error:
-        found = findings(error, lambda place: [] if place else list(RecordForm.model_fields))
-        problems += [problem_at(path, document, place, **what) for place, what in found]
-    if problems:
-        raise ProfileError(problems)
+    form = validated(parse_file(text, path), path, RecordForm)
     return Retention(form.raw, form.minutes, form.hours, form.events, form.size)

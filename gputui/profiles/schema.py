@@ -235,17 +235,6 @@ class ProfileForm(Model):
     )
 
 
-def valid_keys(place: Place) -> list[str]:
-    """The keys that the mapping at ``place`` may hold; empty where they are free."""
-    models: dict[object, type[Model]] = {"requires": Requires, "metrics": Metrics, "checkpoints": Checkpoints}
-    if not place:
-        return list(ProfileForm.model_fields)
-    if place[0] == "params" and len(place) == 2:
-        return list(ParameterForm.model_fields)
-    is_one = len(place) == 1 or (place[0] == "metrics" and len(place) == 2 and isinstance(place[1], int))
-    return list(models[place[0]].model_fields) if place[0] in models and is_one else []
-
-
 def is_literal(place: Place) -> bool:
     """Places whose values are text as written: arguments and the environment, where ``on`` and ``1.10`` mean
     themselves."""

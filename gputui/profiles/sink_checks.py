@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.profiles.nearest import nearest
+from gputui.profiles.nearest import not_one_of
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import sink_target
@@ -26,8 +26,7 @@ def sink_problems(sinks: object) -> Iterator[tuple[Place, str, str | None]]:
     """Place, problem and nearest name of all that is wrong. Targets are never shown: they may hold a password."""
     for place, name, target in _entries(sinks):
         if not is_format(name):
-            meant = nearest(name, FORMATS)
-            yield place, "unknown sink" + ("" if meant else f"; there are {', '.join(FORMATS)}"), meant
+            yield place, *not_one_of("sink", name, FORMATS)
         elif target is None:
             if FORMATS[name].place is None:
                 yield place, f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…", None

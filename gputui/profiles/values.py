@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    StringConstraints,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from gputui.metrics.formats import UNITS
+from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import NoSelectionError, Selection, SelectionError, parse_selection
 from gputui.profiles.forms import IN_QUOTES, expected, problem
 from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
+from gputui.profiles.recovery_form import RecoveryForm
 from gputui.profiles.sizes import SIZE_PATTERN, parse_size
 from gputui.recovery.policies import POLICIES
 from gputui.reports.export.formats import FORMATS
@@ -137,30 +146,24 @@ def _unit(given: object) -> float:
     raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 
 
-def _alerts(given: object) -> str | dict[str, Any] | None:
-    """What is in a mapping is for `gputui.alerts.overrides`."""
+def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[str, Any] | None:
     if isinstance(given, dict):
+        check(given)
         return given
     if given not in ("standard", "off") and given is not False:
         raise expected("standard, off, or a mapping of what is changed")
     return "standard" if given == "standard" else None
 
 
-def _recovery(given: object) -> dict[str, Any]:
-    policy = recovery_mapping(given)
-    if policy is None:
-        raise expected("a policy's name, off, or a mapping")
-    return policy
-
-
-def recovery_mapping(given: object) -> dict[str, Any] | None:
-    """``recovery`` in its long form, or None when it is neither a name nor a mapping. What is in it is for
-    `gputui.recovery.policy_parse`."""
+def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:
+    """Its long form, as it is stored with the run."""
     if given is False:
         return {"policy": "off"}
     if isinstance(given, str):
-        return {"policy": given}
-    return {"policy": "standard", **given} if isinstance(given, dict) else None
+        given = {"policy": given}
+    if not isinstance(given, dict):
+        raise expected("a policy's name, off, or a mapping")
+    return {**given, "policy": check(given).policy}
 
 
 def _sinks(given: object) -> dict[str, str | None]:
@@ -208,14 +211,20 @@ Processes = Annotated[
     BeforeValidator(_nproc),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "gpus"}]}),
 ]
-Alerts = Annotated[
-    Any, BeforeValidator(_alerts), WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]})
-]
-Recovery = Annotated[
-    dict[str, Any],
-    BeforeValidator(_recovery),
-    WithJsonSchema({"anyOf": [{"enum": [*POLICIES, False]}, {"type": "object"}]}),
-]
+if TYPE_CHECKING:
+    Alerts = str | dict[str, Any] | None
+    Recovery = dict[str, Any]
+else:
+    Alerts = Annotated[
+        AlertsForm,
+        WrapValidator(_alerts),
+        WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]}),
+    ]
+    Recovery = Annotated[
+        RecoveryForm,
+        WrapValidator(_recovery),
+        WithJsonSchema({"anyOf": [{"enum": [*POLICIES, False]}, {"type": "object"}]}),
+    ]
 Sinks = Annotated[
     dict[str, Any],
     BeforeValidator(_sinks),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
@@ -111,7 +112,11 @@ def ladder(*rungs: str) -> Ladder:
 
 def _action(word: str) -> PolicyAction:
     name, _, number = word.partition(":")
-    return PolicyAction(name, float(number) if number else ACTIONS[name].default)
+    return _numbered(name, float(number) if number else None)
+
+
+def _numbered(name: str, number: float | None) -> PolicyAction:
+    return PolicyAction(name, ACTIONS[name].default if number is None else float(number))
 
 
 _RESTART_ONLY: dict[str, Ladder] = {
@@ -190,3 +195,48 @@ POLICIES: dict[str, Policy] = {
 def kinds_with_ladders() -> list[str]:
     """What a profile may write a ladder for: every kind that is not retried on principle, and the default."""
     return [name for name, kind in KINDS.items() if not kind.deterministic] + [DEFAULT]
+
+
+class PolicyError(ValueError):
+    """A run's specification holds a policy that this gputui does not understand."""
+
+
+def policy_from(recovery: Mapping[str, Any]) -> Policy:
+    """The policy of a valid ``recovery:`` (see `gputui.profiles.recovery_form`); what it leaves out is as in the ready
+    policy that it names, by default ``standard``. Raises PolicyError."""
+    try:
+        name = recovery.get("policy", "standard")
+        base = POLICIES["off" if name is False else name]
+        changes = {key: recovery[key] for key in ("max_attempts", "max_without_progress") if key in recovery}
+        if "hang_after" in recovery:
+            changes["hang_after_seconds"] = float(recovery["hang_after"])
+        if recovery.get("ends_on") is not None:
+            changes["ends_on"] = frozenset(recovery["ends_on"])
+        if recovery.get("ladders"):
+            changes["ladders"] = {**base.ladders, **{kind: _ladder(one) for kind, one in recovery["ladders"].items()}}
+        if recovery.get("backoff"):
+            given = {_BACKOFF[key]: float(number) for key, number in recovery["backoff"].items()}
+            changes["backoff"] = replace(base.backoff, **given)
+        if recovery.get("notify"):
+            notify = recovery["notify"]
+            changes["notify"] = NoticeTarget(tuple(notify.get("command", ())), notify.get("webhook"))
+        return replace(base, **changes)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"the recovery policy is not understood: {error!r}") from error
+
+
+_BACKOFF = {"base": "base_seconds", "factor": "factor", "max": "max_seconds", "jitter": "jitter"}
+
+
+def _ladder(given: str | list[Any]) -> Ladder:
+    rungs = [_rung(entry) for entry in ([given] if isinstance(given, str) else given)]
+    return (*(rung for rung in rungs if rung != STOP), STOP)
+
+
+def _rung(given: str | Mapping[str, float | None] | list[Any]) -> Rung:
+    """Its actions: ``restart``, ``{rollback: 2}``, or a list of such."""
+    if isinstance(given, str):
+        return (_numbered(given, None),)
+    if isinstance(given, Mapping):
+        return tuple(_numbered(name, number) for name, number in given.items())
+    return tuple(action for entry in given for action in _rung(entry))

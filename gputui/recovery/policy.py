@@ -18,24 +18,10 @@ from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Case, MachineContext
-from gputui.recovery.policies import POLICIES, Policy, Rung
-from gputui.recovery.policy_parse import PolicyError, PolicyProblem, parse_policy
+from gputui.recovery.policies import Policy, Rung
 from gputui.recovery.resume import ResumePoint, resume_points
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
-
-__all__ = [
-    "POLICIES",
-    "AttemptReach",
-    "PastDecision",
-    "Policy",
-    "PolicyError",
-    "PolicyProblem",
-    "RecoveryPlan",
-    "chance_of",
-    "decide",
-    "parse_policy",
-]
 
 # A run without metrics that lived this long is past its set-up.
 SETTLED_SECONDS = 60.0

@@ -20,9 +20,9 @@ from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, u
 from gputui.profiles.problems import Problem, ProfileError, shown_path
 from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.profiles.yamldoc import Document
-from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
-from gputui.studies.schema import MOST_POINTS, DimensionForm, StudyForm, valid_keys
+from gputui.studies.schema import MOST_POINTS, DimensionForm, StudyForm
 from gputui.studies.spec import (
     Budget,
     Constraints,
@@ -97,7 +97,7 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyF
         form = StudyForm.model_validate(document.data)
     except ValidationError as error:
         is_one = isinstance(document.data.get("objective"), dict)
-        for place, what in findings(error, valid_keys):
+        for place, what in findings(error, StudyForm):
             if is_one and place[:2] == ("objective", 0):
                 place = ("objective", *place[2:])
             problems.append(problem_at(path, document, place, **what))
@@ -216,10 +216,7 @@ def _of_recovery(spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
     recovery = profile.form.recovery
     if not recovery.get("ladders"):
         return
-    try:
-        ladders = parse_policy(recovery).ladders
-    except PolicyError:
-        return  # said of the profile
+    ladders = policy_from(recovery).ladders
     roles = profile.form.roles
     for kind in recovery["ladders"]:
         for rung in ladders.get(kind, ()):

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from gputui.profiles.forms import Model, expected, problem
 from gputui.profiles.values import Bound, ParameterName, Size, Text, Value
-from gputui.profiles.yamldoc import Place
 from gputui.studies.spec import PRIORITY, RUNGS, DimensionKind, Direction, PrunerKind, SamplerKind
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(s|m|h|d)")
@@ -230,25 +229,6 @@ class StudyForm(Model):
         0, description="how many earlier runs of the profile the sampler learns from"
     )
     pbt: PbtForm | None = Field(None, description="population-based training instead of a sampler and a pruner")
-
-
-_FORMS: dict[object, type[Model]] = {
-    "objective": ObjectiveForm,
-    "sampler": SamplerForm,
-    "pruner": PrunerForm,
-    "constraints": ConstraintsForm,
-    "budget": BudgetForm,
-    "pbt": PbtForm,
-}
-
-
-def valid_keys(place: Place) -> list[str]:
-    """The keys that the mapping at ``place`` may hold; empty where they are free."""
-    if not place:
-        return list(StudyForm.model_fields)
-    if place[0] == "space" and len(place) == 2:
-        return list(DimensionForm.model_fields)
-    return list(_FORMS[place[0]].model_fields) if place[0] in _FORMS else []
 
 
 def json_schema() -> dict[str, Any]:

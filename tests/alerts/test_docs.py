@@ -7,8 +7,9 @@ import re
 import pytest
 
 from docs.alert_tables import PAGE, updated
-from gputui.alerts.overrides import parse_overrides
+from gputui.alerts.overrides import overrides_from
 from gputui.alerts.rules import RULES
+from gputui.profiles.alerts_form import OF_MACHINE, AlertsForm, MachineAlertsForm
 from gputui.profiles.yamldoc import parse
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -26,6 +27,8 @@ def test_every_rule_is_documented_once(rule_id: str) -> None:
 
 def test_the_examples_are_valid() -> None:
     machine, profile = EXAMPLES
-    found = parse_overrides(machine, "machine")
+    MachineAlertsForm.model_validate(machine, context=OF_MACHINE)
+    AlertsForm.model_validate(profile["alerts"])
+    found = overrides_from(machine)
     assert found.delivery is not None and found.rules["gpu_parked"]["for_seconds"] == 7200.0
-    assert parse_overrides(profile["alerts"], "profile").schedule is not None
+    assert overrides_from(profile["alerts"]).schedule is not None

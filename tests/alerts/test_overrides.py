@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from gputui.alerts.in_force import changed, standard
-from gputui.alerts.overrides import AlertsError, parse_overrides, parse_seconds
+from gputui.alerts.overrides import overrides_from, parse_seconds
 from gputui.alerts.rules import RULES
 from gputui.alerts.schedules import RateSchedule
 from gputui.profiles.alert_file import load_alerts, read_alerts
+from gputui.profiles.loading import read_profile
 from gputui.profiles.problems import ProfileError
 
 FILE = Path("alerts.yaml")
@@ -29,7 +30,7 @@ def test_what_is_left_out_stays_the_standard() -> None:
 
 def test_a_profile_goes_before_the_machine() -> None:
     machine = changed(standard(), read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
-    own = parse_overrides({"slow_steps": {"times_median": 3}}, "profile")
+    own = overrides_from({"slow_steps": {"times_median": 3}})
     rule = changed(machine, own.rules, "profile")["slow_steps"]
     assert rule.enabled and rule.limits["times_median"] == 3.0
     assert rule.sources == {"enabled": "profile", "times_median": "profile"}
@@ -41,54 +42,70 @@ def test_nothing_there_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line", "key", "meant"),
     [
-        ("gpu_hott: off", "alerts.yaml:1: gpu_hott: unknown rule; did you mean gpu_hot?"),
-        (
-            "gpu_hot: {abov_celsius: 80}",
-            "alerts.yaml:1: gpu_hot.abov_celsius: unknown key; did you mean above_celsius?",
-        ),
-        ("gpu_hot:\n  above_celsius: hot", "alerts.yaml:2: gpu_hot.above_celsius: expected a number from 20 to 150"),
-        ("gpu_hot:\n  above_celsius: 500", "alerts.yaml:2: gpu_hot.above_celsius: expected a number from 20 to 150"),
-        ("gpu_hot: {for: soon}", "expected seconds, or a time such as 90 s, 5 min or 2 h, of at most 30 days"),
-        ("gpu_hot: {severity: eror}", "expected one of info, warning, error; did you mean error?"),
-        ("gpu_hot: 80", "alerts.yaml:1: gpu_hot: expected off, or a mapping of what is changed"),
-        ("gpu_hot: off\ngpu_hot: on", "alerts.yaml:2: gpu_hot: the key is given twice"),
-        ("- gpu_hot", "alerts.yaml: expected a mapping from rules to what is changed of them"),
-        ("notify: {comand: [mail]}", "alerts.yaml:1: notify.comand: unknown key; did you mean command?"),
-        ("notify: {command: mail me}", "expected a list of words such as [notify-send, gputui]"),
-        ("notify: {webhook: 'ftp://x'}", "expected an address that begins with http:// or https://"),
-        ("lr_off_schedule: {schedule: cosine}", "is a matter of a profile, not of the machine"),
-        ("gpu_hot: {\n", "alerts.yaml:"),
+        ("gpu_hott: off", 1, "gpu_hott", "gpu_hot"),
+        ("gpu_hot: {abov_celsius: 80}", 1, "gpu_hot.abov_celsius", "above_celsius"),
+        ("gpu_hot:\n  above_celsius: hot", 2, "gpu_hot.above_celsius", None),
+        ("gpu_hot:\n  above_celsius: 500", 2, "gpu_hot.above_celsius", None),
+        ("gpu_hot: {for: soon}", 1, "gpu_hot.for", None),
+        ("gpu_hot: {severity: eror}", 1, "gpu_hot.severity", "error"),
+        ("gpu_hot: 80", 1, "gpu_hot", None),
+        ("gpu_hot: off\ngpu_hot: on", 2, "gpu_hot", None),
+        ("- gpu_hot", 1, "", None),
+        ("notify: {}", 1, "notify", None),
+        ("notify: {comand: [mail]}", 1, "notify.comand", "command"),
+        ("notify: {command: mail me}", 1, "notify.command", None),
+        ("notify: {webhook: 'ftp://x'}", 1, "notify.webhook", None),
+        ("lr_off_schedule: {schedule: cosine}", 1, "lr_off_schedule.schedule", None),
+        ("gpu_hot: {\n", 2, "", None),
     ],
 )
-def test_a_mistake_names_its_line_and_what_was_meant(text: str, said: str) -> None:
+def test_a_mistake_names_its_line_and_what_was_meant(text: str, line: int, key: str, meant: str | None) -> None:
     with pytest.raises(ProfileError) as caught:
         read_alerts(text, FILE)
-    assert said in str(caught.value)
-    assert len(caught.value.problems) == 1
+    (found,) = caught.value.problems
+    assert (found.line, found.key, found.nearest) == (line, key, meant)
+
+
+def test_bounds_are_in_the_message() -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_alerts("gpu_hot: {above_celsius: 500, cooldown: x}\nxid: 3", FILE)
+    hot, cooldown, xid = caught.value.problems
+    assert (hot.expected, hot.found) == ("a number from 20 to 150", "500")
+    assert cooldown.key == "gpu_hot.cooldown" and xid.key == "xid"
 
 
 @pytest.mark.parametrize(
-    ("mapping", "said"),
+    ("alerts", "key", "meant"),
     [
-        ({"disk": "off"}, "disk: is about the whole machine; change it in alerts.yaml"),
-        ({"notify": {"command": ["x"]}}, "notify: unknown rule"),
-        ({"lr_off_schedule": {"schedule": "cosin"}}, "expected one of constant, linear, cosine"),
+        ("{disk: off}", "alerts.disk", None),
+        ("{notify: {command: [x]}}", "alerts.notify", None),
+        ("{lr_off_schedule: {schedule: cosin}}", "alerts.lr_off_schedule.schedule", "cosine"),
+        ("{lr_off_schedule: {schedule: {peak: 1}}}", "alerts.lr_off_schedule.schedule", None),
         (
-            {"lr_off_schedule": {"schedule": {"shape": "linear", "warmup_steps": 1.5}}},
-            "expected a whole number of steps",
+            "{lr_off_schedule: {schedule: {shape: linear, warmup_steps: 1.5}}}",
+            "alerts.lr_off_schedule.schedule.warmup_steps",
+            None,
         ),
         (
-            {"lr_off_schedule": {"schedule": {"shape": "linear", "peek": 1}}},
-            "lr_off_schedule.schedule.peek: unknown key",
+            "{lr_off_schedule: {schedule: {shape: linear, peek: 1}}}",
+            "alerts.lr_off_schedule.schedule.peek",
+            "peak",
         ),
     ],
 )
-def test_a_profile_may_not(mapping: dict[str, object], said: str) -> None:
-    with pytest.raises(AlertsError) as caught:
-        parse_overrides(mapping, "profile")
-    assert said in str(caught.value)
+def test_a_profile_may_not(alerts: str, key: str, meant: str | None) -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_profile(f"script: a.py\nalerts: {alerts}", FILE)
+    (found,) = caught.value.problems
+    assert (found.key, found.nearest) == (key, meant)
+
+
+def test_rules_of_another_gputui_are_refused() -> None:
+    for stored in ({"rule_of_tomorrow": "off"}, {"lr_off_schedule": {"schedule": {"curve": 1}}}):
+        with pytest.raises(ValueError):
+            overrides_from(stored)
 
 
 def test_an_address_that_is_wrong_is_not_shown() -> None:
@@ -109,11 +126,11 @@ def test_times(given: object, seconds: float | None) -> None:
 
 
 def test_a_schedule_by_its_shape_alone() -> None:
-    found = parse_overrides({"lr_off_schedule": {"schedule": "linear", "above_percent": 5}}, "profile")
+    found = overrides_from({"lr_off_schedule": {"schedule": "linear", "above_percent": 5}})
     assert found.schedule == RateSchedule("linear") and found.rules["lr_off_schedule"]["above_percent"] == 5.0
 
 
 def test_every_threshold_may_be_given_its_own_default() -> None:
     for rule in RULES.values():
         given = {each.name: each.default for each in rule.thresholds}
-        assert parse_overrides({rule.id: given}, "machine").rules[rule.id].items() >= given.items()
+        assert overrides_from({rule.id: given}).rules[rule.id].items() >= given.items()

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import yaml
 
+from gputui.profiles.loading import load
+from gputui.profiles.recovery_form import RecoveryForm
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import POLICIES, Ladder
-from gputui.recovery.policy import parse_policy
+from gputui.recovery.policies import POLICIES, Ladder, policy_from
 
 DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
 TEXT = DOCS.read_text(encoding="utf-8")
@@ -60,7 +61,8 @@ def test_the_examples_are_valid() -> None:
     mappings = [block["recovery"] for block in blocks if isinstance(block.get("recovery"), dict)]
     assert mappings
     for mapping in mappings:
-        policy = parse_policy(mapping)
+        RecoveryForm.model_validate(mapping)
+        policy = policy_from(mapping)
         assert policy.backoff == POLICIES["standard"].backoff
         assert "ladders" not in mapping or len(policy.ladder("nan_loss")) == 4
 
@@ -69,5 +71,4 @@ def test_every_shipped_profile_has_a_policy_that_is_understood() -> None:
     profiles = sorted((DOCS.parents[1] / "profiles").glob("*.yaml"))
     assert profiles
     for path in profiles:
-        recovery = yaml.safe_load(path.read_text(encoding="utf-8")).get("recovery", "standard")
-        parse_policy(recovery if isinstance(recovery, dict) else {"policy": recovery})
+        assert policy_from(load(path).form.recovery).name in POLICIES

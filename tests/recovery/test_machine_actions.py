@@ -17,8 +17,8 @@ from gputui.recovery.batches import Grain, fit
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, MachineContext
-from gputui.recovery.policies import NoticeTarget
-from gputui.recovery.policy import POLICIES, AttemptReach, PolicyError, decide, parse_policy
+from gputui.recovery.policies import POLICIES, NoticeTarget, policy_from
+from gputui.recovery.policy import AttemptReach, decide
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 
 PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
@@ -173,7 +173,7 @@ def test_parameters_for_offloading_and_patience() -> None:
 
 
 def plan(recovery: dict[str, Any], around: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
-    policy = parse_policy(recovery)
+    policy = policy_from(recovery)
     return decide(
         incident, [], AttemptReach(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
         around=around,
@@ -211,17 +211,6 @@ def test_telling_somebody_is_no_attempt() -> None:
 
 def test_how_somebody_is_told() -> None:
     given_ = {"command": ["mail", "-s", "gputui", "me"], "webhook": "https://example.org/hook"}
-    assert parse_policy({"notify": given_}).notify == NoticeTarget(
+    assert policy_from({"notify": given_}).notify == NoticeTarget(
         ("mail", "-s", "gputui", "me"), "https://example.org/hook"
     )
-    wrong: list[Any] = [
-        {},
-        "mail",
-        {"command": "mail me"},
-        {"webhook": "ftp://x"},
-        {"webhook": "file:///etc"},
-        {"x": 1},
-    ]
-    for value in wrong:
-        with pytest.raises(PolicyError, match="notify"):
-            parse_policy({"notify": value})

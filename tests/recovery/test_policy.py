@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import POLICIES, STOP, Backoff
-from gputui.recovery.policy import AttemptReach, PastDecision, Policy, RecoveryPlan, chance_of, decide, parse_policy
+from gputui.recovery.policies import POLICIES, STOP, Backoff, Policy, policy_from
+from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, chance_of, decide
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 
 PARAMS: dict[str, Scalar] = {
@@ -330,7 +330,7 @@ def test_every_ladder_ends_in_stop() -> None:
 def test_whatever_happens_it_ends_within_the_budget(
     kinds: list[str], policy: str, gains: list[bool], saves: bool, params: dict[str, Scalar], limit: int
 ) -> None:
-    chosen = parse_policy({"policy": policy, "max_attempts": limit})
+    chosen = policy_from({"policy": policy, "max_attempts": limit})
     history: list[PastDecision] = []
     now, best = dict(params), 0
     for number in range(1, 1000):

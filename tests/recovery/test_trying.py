@@ -8,8 +8,7 @@ import pytest
 
 from gputui.recovery.action_results import AppliedAction, SkippedAction
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import POLICIES, Policy, PolicyAction
-from gputui.recovery.policy import parse_policy
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction, policy_from
 from gputui.recovery.trying import EXAMPLE, FIRST_FAILURE, STEPS, Round, attempts_of, effect_of, fresh
 from gputui.runs.spec import RunSpec, Scalar
 
@@ -108,7 +107,7 @@ def test_the_effect_of_single_actions() -> None:
 
 
 def test_a_ladder_of_the_profile_counts() -> None:
-    policy = parse_policy({"policy": "standard", "ladders": {"killed": [{"wait": 7}]}})
+    policy = policy_from({"policy": "standard", "ladders": {"killed": [{"wait": 7}]}})
     rounds = tried("killed", policy)
     assert rounds[0].plan.delay_seconds == 7.0 and rounds[1].plan.verdict == "stop"
 

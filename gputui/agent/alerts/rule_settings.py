@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.alerts.in_force import RuleSet, changed, of_runs, standard, without
-from gputui.alerts.overrides import AlertsError, Delivery, parse_overrides
+from gputui.alerts.overrides import Delivery, overrides_from
 from gputui.alerts.schedules import RateSchedule
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,8 @@ def rules_for(machine: RuleSet, said: str | Mapping[str, Any] | None) -> RunRule
     if not isinstance(said, Mapping):
         return RunRules(machine)
     try:
-        overrides = parse_overrides(said, "profile")
-    except AlertsError as error:
+        overrides = overrides_from(said)
+    except ValueError as error:
         # The profile was checked at the launch, by another version of gputui.
         log.warning("a profile's alerts are not understood: %s", error)
         return RunRules(machine)

@@ -11,8 +11,7 @@ from pathlib import Path
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
-from gputui.recovery.policies import NoticeTarget, Policy
-from gputui.recovery.policy import PolicyError, parse_policy
+from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
 from gputui.redaction import Redactor, secrets_in
 from gputui.runs.command import in_run
 from gputui.runs.redaction import secrets_of
@@ -62,16 +61,16 @@ def policy_of(run: RunRecord) -> Policy:
     """The run's policy; the standard one where its specification holds none that this gputui understands. Raises
     SpecError."""
     try:
-        return parse_policy(run.spec.recovery)
+        return policy_from(run.spec.recovery)
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
-        return parse_policy({"policy": "standard"})
+        return POLICIES["standard"]
 
 
 def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
     """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
     try:
-        return parse_policy(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
+        return policy_from(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
     except (SpecError, PolicyError):
         return None
 

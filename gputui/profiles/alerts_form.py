@@ -1,0 +1,90 @@
+"""What changes alert rules, as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a profile.
+
+The same keys in both: a rule's id with ``off``, or with a mapping of its thresholds, ``for``, ``clear_after``,
+``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file says how alerts are delivered; only a profile
+names the schedule of a learning rate. A valid one is read by `gputui.alerts.overrides.overrides_from`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo, create_model
+
+from gputui.alerts.overrides import parse_seconds
+from gputui.alerts.rules import RULES, Rule, Severity
+from gputui.alerts.schedules import Shape
+from gputui.profiles.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
+
+OF_MACHINE = "machine"
+"""The context of a validation of ``alerts.yaml``; without one it is of a profile."""
+
+
+def _duration(given: object) -> object:
+    if parse_seconds(given) is None:
+        raise expected("seconds, or a time such as 90 s, 5 min or 2 h, of at most 30 days")
+    return given
+
+
+Duration = Annotated[Any, BeforeValidator(_duration)]
+
+
+class _RuleForm(Model):
+    for_: Duration = Field(None, alias="for")
+    clear_after: Duration = None
+    cooldown: Duration = None
+    hysteresis: Annotated[float, within(0, UNBOUNDED)] = 0.0
+    severity: Severity = "info"
+
+
+class ScheduleForm(Model):
+    """What a learning rate should be; see `gputui.alerts.schedules.RateSchedule`."""
+
+    shape: Shape
+    peak: Annotated[float, within(0)] = 0.0
+    final: Annotated[float, within(0)] = 0.0
+    warmup_steps: Annotated[int, within(0, whole=True)] = 0
+    total_steps: Annotated[int, within(0, whole=True)] = 0
+
+
+class DeliveryForm(NotifyForm):
+    """How alerts are delivered outside the screen, and from which severity on."""
+
+    severity: Severity = "warning"
+
+
+class _Rules(Model):
+    called = "rule"
+
+
+def _schedule(given: object, info: ValidationInfo) -> object:
+    if info.context == OF_MACHINE:
+        raise problem("is a matter of a profile, not of the machine")
+    return {"shape": given} if isinstance(given, str) else given
+
+
+def _rule(rule: Rule) -> Any:
+    """The type of what is changed of one rule."""
+    keys: dict[str, Any] = {
+        each.name: (Annotated[float, within(each.least, each.most)], each.default) for each in rule.thresholds
+    }
+    if rule.id == "lr_off_schedule":
+        keys["schedule"] = (Annotated[ScheduleForm, BeforeValidator(_schedule)] | None, None)
+
+    def check(given: object, info: ValidationInfo) -> object:
+        if rule.subject == "host" and info.context != OF_MACHINE:
+            raise problem("is about the whole machine; change it in alerts.yaml")
+        if given in ("off", "on") or isinstance(given, bool):
+            return {}
+        if not isinstance(given, dict):
+            raise expected("off, or a mapping of what is changed")
+        return given
+
+    return Annotated[create_model(rule.id, __base__=_RuleForm, **keys), BeforeValidator(check)]
+
+
+_OWN: dict[str, Any] = {name: (_rule(rule), None) for name, rule in RULES.items()}
+AlertsForm = create_model("AlertsForm", __base__=_Rules, **_OWN)
+MachineAlertsForm = create_model(
+    "MachineAlertsForm", __base__=AlertsForm, notify=(Annotated[DeliveryForm, NotEmpty], None)
+)

@@ -1,0 +1,114 @@
+"""A profile's ``recovery:`` as pydantic models. `gputui.recovery.policies.policy_from` makes a policy of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, create_model, model_validator
+
+from gputui.profiles.forms import Model, NotEmpty, NotifyForm, expected, problem, within
+from gputui.recovery.actions import ACTIONS, ActionKind
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import ENDS_ON, POLICIES, kinds_with_ladders
+
+MAX_RUNGS = 50
+# Of seconds that is eleven days; no action means more of anything.
+MOST_NUMBER = 1_000_000
+_DAY_SECONDS = 86_400
+
+
+class _Actions(Model):
+    called = "action"
+
+
+def _number(action: ActionKind) -> Any:
+    """The type of the number behind an action's name; without it the action's own is taken."""
+    if action.argument is None:
+        return None
+    what = f"{'a whole number' if action.whole else 'a number'} ({action.argument})"
+    return Annotated[float, within(action.least, MOST_NUMBER, whole=action.whole, what=what)] | None
+
+
+def _entry(given: object) -> object:
+    if not isinstance(given, str | dict):
+        raise expected("an action such as restart or {rollback: 2}")
+    return {given: None} if isinstance(given, str) else given
+
+
+def _stop_alone(rung: list[_Actions]) -> list[_Actions]:
+    names = [name for entry in rung for name in entry.model_fields_set]
+    if "stop" in names and len(names) > 1:
+        raise problem("stop stands alone")
+    return rung
+
+
+def _rungs(given: object) -> object:
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, list) or len(given) > MAX_RUNGS:
+        raise expected(f"a list of at most {MAX_RUNGS} actions such as [restart, stop]")
+    return given
+
+
+def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
+    for place, rung in enumerate(ladder[:-1]):
+        if any("stop" in entry.model_fields_set for entry in rung):
+            raise problem("nothing can follow stop", at=(place,))
+    return ladder
+
+
+def _retried(given: object) -> object:
+    if isinstance(given, str) and given in KINDS and KINDS[given].deterministic:
+        raise problem(f"{given} is never retried, because another attempt would end in the same way")
+    return given
+
+
+if TYPE_CHECKING:
+    PolicyName = str
+    EndsOn = str
+    KindName = str
+    Action = _Actions
+else:
+    PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(lambda given: "off" if given is False else given)]
+    EndsOn = Literal[tuple(ENDS_ON)]
+    KindName = Literal[tuple(kinds_with_ladders())]
+    numbers = {name: (_number(action), None) for name, action in ACTIONS.items()}
+    Action = Annotated[create_model("Action", __base__=_Actions, **numbers), BeforeValidator(_entry)]
+
+Rung = Annotated[
+    list[Action],
+    BeforeValidator(lambda given: given if isinstance(given, list) and given else [given]),
+    AfterValidator(_stop_alone),
+]
+Ladder = Annotated[list[Rung], BeforeValidator(_rungs), AfterValidator(_stop_last)]
+Times = Annotated[int, within(1, 10_000, whole=True)]
+Seconds = Annotated[float, within(0, _DAY_SECONDS)]
+
+
+class BackoffForm(Model):
+    """How long an unchanged restart waits, in seconds, and by how much longer each time."""
+
+    base: Seconds = 0.0
+    factor: Annotated[float, within(1, 100)] = 1.0
+    max: Seconds = 0.0
+    jitter: Annotated[float, within(0, 1)] = 0.0
+
+
+class RecoveryForm(Model):
+    """A ready policy by its name, and what is changed of it."""
+
+    policy: PolicyName = "standard"
+    max_attempts: Times = 1
+    max_without_progress: Times = 1
+    backoff: BackoffForm | None = None
+    ladders: dict[Annotated[KindName, BeforeValidator(_retried)], Ladder] | None = None
+    ends_on: list[EndsOn] | None = None
+    hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = 1.0
+    notify: Annotated[NotifyForm, NotEmpty] | None = None
+
+    @model_validator(mode="after")
+    def _builds_on_ladders(self) -> RecoveryForm:
+        if self.policy == "off":
+            for key in ("ladders", "ends_on"):
+                if getattr(self, key):
+                    raise problem(f"the policy off has no {key}; choose another policy to build on", at=(key,))
+        return self
