@@ -22,8 +22,8 @@ from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.store.database import open_writer
+from gputui.store.run_states import RunState
 from gputui.store.series import HostSample
 
 GIB = 2**30

@@ -28,10 +28,10 @@ from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, stop_
 from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import MetricsSpec, RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, database, queue
 from gputui.store.database import open_commander, open_reader, open_writer, room
+from gputui.store.run_states import RunState
 
 AIM_TURN_SECONDS = 0.05
 AIM_HEARTBEAT_SECONDS = 1.5

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scene import wait_until
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from tests.faults.live import LIVE, Live, Provoked, told_of_heat
 from tests.machine import Machine
 

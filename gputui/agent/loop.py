@@ -37,10 +37,10 @@ from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import anybody_looks
 from gputui.runs.identity import boot_id, identify
-from gputui.runs.states import RunState
 from gputui.store.database import StoreCorruptError, is_outdated, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event, has_event
 from gputui.store.retention import RAW_SECONDS
+from gputui.store.run_states import RunState
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)

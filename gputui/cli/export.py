@@ -12,8 +12,8 @@ import click
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 from gputui.profiles.nearest import nearest
 from gputui.reports.export.formats import FORMATS, Format
-from gputui.runs.states import RunState
 from gputui.store.metrics import queries
+from gputui.store.run_states import RunState
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target

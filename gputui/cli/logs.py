@@ -12,7 +12,7 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, Session, fail
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from gputui.store.runs import find_run
 
 TAIL_BYTES = 256 << 10

@@ -11,9 +11,9 @@ from gputui.charts import units
 from gputui.cli.context import Session, print_json, say
 from gputui.cli.queue import pause_line
 from gputui.cli.table import columns
-from gputui.runs.states import RunState
 from gputui.store import json_shapes, queue
 from gputui.store.metrics import intake
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.layout.run_words import time_left

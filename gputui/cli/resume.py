@@ -12,9 +12,9 @@ from gputui.cli.acting import act
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.redaction import redact_params
 from gputui.runs.spec import Scalar
-from gputui.runs.states import RunState
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.run_states import RunState
 
 
 @click.command("resume")

@@ -11,8 +11,8 @@ import click
 from gputui.cli.context import EXIT_REFUSED, Session, actor, print_json, say
 from gputui.cli.gpus import wait_for_gpus
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import submit_run
+from gputui.store.run_states import RunState
 
 
 @click.command("run")

@@ -14,9 +14,9 @@ from gputui.charts import units
 from gputui.charts.cells import clip
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Session, print_json, say
-from gputui.runs.states import RunState
 from gputui.store.database import data_version
 from gputui.store.events import EventView, read_events
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run, read_incidents
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import Progress

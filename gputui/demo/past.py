@@ -31,10 +31,10 @@ from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import node_folder
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import AttemptRecord, transaction
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_writer
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gputui.recovery.policy import UNDO, AttemptReach, PastDecision, Verdict
 from gputui.runs.spec import Scalar
-from gputui.runs.states import RunState
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.run_states import RunState
 from gputui.store.runs import Attempt, DecisionView, IncidentView, TransitionView
 
 

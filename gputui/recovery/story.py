@@ -11,7 +11,7 @@ from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.resumption import Resumption, resumptions
 from gputui.runs.launchers.reports import REPORTERS
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
 
 # Whose word stands at the beginning of a line of evidence that the summary does not quote.

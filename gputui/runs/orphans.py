@@ -23,7 +23,7 @@ from gputui.runs.identity import (
     read_stat,
     send_signal,
 )
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 
 TERM_SECONDS = 5.0
 KILL_SECONDS = 5.0

@@ -21,9 +21,9 @@ from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStanding
 from gputui.runs.spec import RunSpec, Scalar, SpecError
-from gputui.runs.states import RunState, check_move
 from gputui.store import checkpoints
 from gputui.store.queue import ORDER
+from gputui.store.run_states import RunState, check_move
 
 _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
 _RUN_COLUMNS = (

@@ -18,9 +18,9 @@ from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import MetricsSpec, RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_private, write_spec
 from gputui.store.database import open_writer
+from gputui.store.run_states import RunState
 from tests.conftest import wait_until
 from tests.machine import Machine
 

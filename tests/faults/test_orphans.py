@@ -16,7 +16,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.orphan_watch import LOOK_SECONDS, OrphanWatch
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.orphans import MarkedProcess, RunStanding, orphans, without_ancestors
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from tests.machine import Machine
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

@@ -30,9 +30,9 @@ from gputui.recovery.policies import NoticeTarget
 from gputui.runs import repository
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import SpecError
-from gputui.runs.states import RunState
 from gputui.store import alerts
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

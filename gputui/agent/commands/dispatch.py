@@ -37,13 +37,13 @@ from gputui.runs.identity import is_gone
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.hardware import clear
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

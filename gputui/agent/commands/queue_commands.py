@@ -6,10 +6,10 @@ from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
-from gputui.runs.states import RunState
 from gputui.store import commands, queue
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:

@@ -20,10 +20,10 @@ from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.events import SINK_KINDS, EventKind, add_event, last_kind
 from gputui.store.metrics.exported import is_told
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

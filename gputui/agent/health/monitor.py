@@ -33,9 +33,9 @@ from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.store.events import add_event
 from gputui.store.metrics.watched import newest_lines, observations
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from gputui.runs.executors.base import ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
 from gputui.store.events import add_event, last_kind
+from gputui.store.run_states import RunState
 
 # A driver that is loaded, or a GPU that is reset, is back within minutes.
 MISSING_SECONDS = 300.0

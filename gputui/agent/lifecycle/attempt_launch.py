@@ -25,9 +25,9 @@ from gputui.runs.logs import FIRST_NODE, node_folder
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

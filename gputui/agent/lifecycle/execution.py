@@ -12,8 +12,8 @@ from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
 from gputui.runs.logs import rank_logs
 from gputui.runs.repository import transaction
-from gputui.runs.states import RunState
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 # A command without steps counts as running once it has lived so long and written something; a silent one later.
 ALIVE_SECONDS = 5.0

@@ -34,9 +34,9 @@ from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
-from gputui.runs.states import RunState
 from gputui.store.events import add_event
 from gputui.store.metrics import watched
+from gputui.store.run_states import RunState
 from gputui.store.runs import read_attempts, read_decisions, read_incidents, read_transitions
 
 log = logging.getLogger(__name__)

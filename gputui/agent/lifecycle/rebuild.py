@@ -21,9 +21,9 @@ from gputui.runs.command import Launch
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import RunRecord, transaction
 from gputui.runs.spec import SpecError
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

@@ -49,9 +49,9 @@ from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import SpecError
-from gputui.runs.states import RunState
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
+from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Preconditions
 from gputui.runs import repository
 from gputui.runs.repository import RunRecord, transaction
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 
 
 @dataclass(slots=True)

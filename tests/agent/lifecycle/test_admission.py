@@ -23,9 +23,9 @@ from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import AttemptRecord, RunRecord, transaction
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.events import read_events
+from gputui.store.run_states import RunState
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0

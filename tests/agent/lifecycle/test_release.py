@@ -15,7 +15,7 @@ from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0

@@ -25,8 +25,8 @@ from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.store import commands
+from gputui.store.run_states import RunState
 from tests.conftest import wait_until
 from tests.stores import open_store
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, schedule
 from gputui.runs.repository import RunRecord
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 
 
 def run(

@@ -28,10 +28,10 @@ from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import identify
 from gputui.runs.repository import AttemptRecord, transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, queue
 from gputui.store.events import read_events
+from gputui.store.run_states import RunState
 from gputui.store.runs import find_run
 from tests.conftest import wait_until
 from tests.stores import open_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.runs.states import MOVES, ForbiddenMoveError, RunState, check_move
+from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_move
 
 
 def test_every_state_has_its_moves_and_every_move_its_state() -> None:
