@@ -24,6 +24,7 @@ from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec
 from gputui.store.database import open_writer
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, get_attempt
 from gputui.store.series import HostSample
 
 GIB = 2**30
@@ -84,7 +85,7 @@ def _healthy(uuid: str) -> GpuSample:
     )
 
 
-def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> repository.AttemptRecord:
+def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> Attempt:
     spec = RunSpec("bench", "python", ("x.py",), "/", python="/p")
     with repository.transaction(connection):
         repository.insert_run(
@@ -97,7 +98,7 @@ def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> repo
             (RUN, json.dumps(uuids), launch, now),
         )
         connection.execute("UPDATE runs SET state = ?, attempt = 1", (RunState.RUNNING,))
-    record = repository.get_attempt(connection, RUN, 1)
+    record = get_attempt(connection, RUN, 1)
     assert record is not None
     return record
 

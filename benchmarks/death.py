@@ -19,7 +19,8 @@ from benchmarks.alone import alone
 from benchmarks.scene import Scene, wait_until
 from gputui.runs.identity import environment_of, marked_processes
 from gputui.store.database import StoreMissingError, open_reader
-from gputui.store.runs import OVER_STATES, Attempt, find_run, read_attempts
+from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, find_run, read_attempts
 
 PROFILE = "digits-ddp"
 RANK = "1"
@@ -72,7 +73,7 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         }
     finally:
         scene.call("stop", run_id, "--now")
-        wait_until(lambda: _state(scene, run_id) in OVER_STATES, what="the run's end")
+        wait_until(lambda: _state(scene, run_id).is_over, what="the run's end")
 
 
 def _attempts(scene: Scene, run_id: str) -> list[Attempt]:
@@ -80,7 +81,7 @@ def _attempts(scene: Scene, run_id: str) -> list[Attempt]:
         return sorted(read_attempts(connection, run_id), key=lambda attempt: attempt.number)
 
 
-def _state(scene: Scene, run_id: str) -> str:
+def _state(scene: Scene, run_id: str) -> RunState:
     with closing(open_reader(scene.workspace.database)) as connection:
         return find_run(connection, run_id).state
 

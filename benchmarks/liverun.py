@@ -16,7 +16,8 @@ from types import TracebackType
 
 from benchmarks.scene import Scene, wait_until
 from gputui.store.database import StoreMissingError, open_reader
-from gputui.store.runs import OVER_STATES, RunLookupError, find_run
+from gputui.store.run_states import RunState
+from gputui.store.runs import RunLookupError, find_run
 
 # Says that it is there, then waits for the end.
 _SCRIPT = """
@@ -86,7 +87,7 @@ class LiveRun:
         """The newest step written."""
         return self._step
 
-    def _state(self) -> str | None:
+    def _state(self) -> RunState | None:
         try:
             with closing(open_reader(self._scene.workspace.database)) as connection:
                 return find_run(connection, self.run_id).state
@@ -101,4 +102,4 @@ class LiveRun:
     ) -> None:
         os.close(self._metrics)
         self._scene.call("stop", self.run_id, "--now")
-        wait_until(lambda: self._state() in OVER_STATES, what="the run's end")
+        wait_until(lambda: (state := self._state()) is not None and state.is_over, what="the run's end")

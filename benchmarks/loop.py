@@ -32,6 +32,7 @@ from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, database, queue
 from gputui.store.database import open_commander, open_reader, open_writer, room
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 
 AIM_TURN_SECONDS = 0.05
 AIM_HEARTBEAT_SECONDS = 1.5
@@ -296,7 +297,7 @@ def add_run(
         repository.insert_run(
             connection, run_id=run_id, sequence=sequence, name="long", spec=spec, params={}, now=time.time(), actor="me"
         )
-        run = repository.get_run(connection, run_id)
+        run = get_run(connection, run_id)
         assert run is not None
         if state is not RunState.QUEUED:
             repository.move(connection, run, state, cause="benchmark", now=time.time())
@@ -336,7 +337,7 @@ def begin_attempt(connection: sqlite3.Connection, run_dir: Path, run_id: str) ->
     now = time.time()
     (folder / "started.json").write_text(json.dumps({"at": now}))
     with transaction(connection):
-        run = repository.get_run(connection, run_id)
+        run = get_run(connection, run_id)
         assert run is not None
         launch = Launch(_SPEC.program, {}, "/", 30.0)
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=now)

@@ -19,9 +19,8 @@ from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, StepPace, silence
-from gputui.runs.command import Launch
-from gputui.runs.repository import AttemptRecord
 from gputui.store.metrics.watched import WatchedLine
+from gputui.store.runs import Attempt
 
 POLICY = POLICIES["standard"]
 BEGAN_AT = 1_700_000_000.0
@@ -146,20 +145,14 @@ class Watcher:
         self.alarms.setdefault(kind, Alarm(kind, at, text, overdue_at))
 
 
-def _record(gpus: tuple[str, ...]) -> AttemptRecord:
-    return AttemptRecord(
+def _record(gpus: tuple[str, ...]) -> Attempt:
+    return Attempt(
         run_id="simulated",
         number=1,
         state="running",
         params={},
         gpus=gpus,
-        launch=Launch((), {}, "/", 30.0),
+        launch={},
         created_at=BEGAN_AT,
         started_at=BEGAN_AT,
-        first_step_at=None,
-        executor=None,
-        first_step=None,
-        last_step=None,
-        resumed_step=None,
-        stop_requested=None,
     )

@@ -13,7 +13,6 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE,
 from gputui.profiles.nearest import nearest
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.store.metrics import queries
-from gputui.store.run_states import RunState
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target
@@ -96,7 +95,7 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, w
     from gputui.reports.export.making import absolute_target
 
     target = absolute_target(name, where, Path.cwd())
-    if not RunState(view.state).is_over:
+    if not view.state.is_over:
         session.need_agent()
     workspace = session.workspace
     run_dir = workspace.run_dir(view.run_id)

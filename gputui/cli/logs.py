@@ -12,7 +12,6 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, Session, fail
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
-from gputui.store.run_states import RunState
 from gputui.store.runs import find_run
 
 TAIL_BYTES = 256 << 10
@@ -50,7 +49,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
             fresh = find_run(connection, view.run_id)
             folder = session.workspace.run_dir(view.run_id) / "attempts" / str(fresh.attempt)
             printed = follow_once(folder, rank, positions)
-            if not printed and RunState(fresh.state).is_over:
+            if not printed and fresh.state.is_over:
                 return
             if not printed:
                 time.sleep(FOLLOW_SECONDS)

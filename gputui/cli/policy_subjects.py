@@ -23,7 +23,6 @@ from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError
 from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
-from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store.database import StoreError, open_reader
@@ -32,6 +31,7 @@ from gputui.store.runs import (
     Run,
     RunLookupError,
     find_run,
+    get_run,
     read_attempts,
     read_decisions,
     read_incidents,
@@ -107,7 +107,7 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         incidents = read_incidents(connection, view.run_id)
         decisions = read_decisions(connection, view.run_id)
         transitions = read_transitions(connection, view.run_id)
-        record = repository.get_run(connection, view.run_id)
+        record = get_run(connection, view.run_id)
         search = None if record is None else search_of(connection, session.workspace, record, time.time())
     spec = _stored_spec(view)
     policy = _policy(spec, view.run_id)

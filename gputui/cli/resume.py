@@ -32,7 +32,7 @@ def command(
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        if view.state == RunState.SUCCEEDED and not (changes or named or force):
+        if view.state is RunState.SUCCEEDED and not (changes or named or force):
             fail(
                 f"{view.run_id} is complete; --set changes what it trains to, --force resumes it as it is", EXIT_REFUSED
             )

@@ -70,7 +70,7 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
             print_json({"id": run_id, "state": view.state})
         elif not is_quiet:
             _print_end(connection, view)
-    return EXIT_OK if view.state == RunState.SUCCEEDED else EXIT_RUN_FAILED
+    return EXIT_OK if view.state is RunState.SUCCEEDED else EXIT_RUN_FAILED
 
 
 def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:
@@ -90,7 +90,7 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
                     line.clear()
                     say(event_line(event))
             view = find_run(connection, run_id)
-            if RunState(view.state).is_over:
+            if view.state.is_over:
                 return view
             if is_shown and view.waiting_for != waits_for:
                 waits_for = view.waiting_for

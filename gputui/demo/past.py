@@ -30,11 +30,12 @@ from gputui.runs import repository
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import node_folder
 from gputui.runs.redaction import redact_spec
-from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_writer
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, get_attempt, get_run
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -164,13 +165,13 @@ class DemoPast:
     def _act(self, story: Story, run_id: str, act: Act, gpus: tuple[int, ...]) -> tuple[int, ...]:
         """One attempt from its start to its end; the GPUs that the next one gets."""
         clock, connection, workspace = self._clock, self._connection, self._workspace
-        run = repository.get_run(connection, run_id)
+        run = get_run(connection, run_id)
         assert run is not None
         if run.state is RunState.RECOVERING:
             clock.at += 12.0
             with transaction(connection):
                 repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
-            run = repository.get_run(connection, run_id)
+            run = get_run(connection, run_id)
             assert run is not None
         uuids = [self._gpus[index].uuid for index in gpus]
         attempt = prepare_attempt(connection, self._context.ingest, workspace, run, uuids, gpus, clock.at)
@@ -183,7 +184,7 @@ class DemoPast:
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
-                fresh = repository.get_run(connection, run_id)
+                fresh = get_run(connection, run_id)
                 assert fresh is not None
                 repository.move(connection, fresh, RunState.STOPPING, cause="stop", actor=story.actor, now=clock.at)
         if act.xid is not None:
@@ -195,7 +196,7 @@ class DemoPast:
         left = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
         return tuple(index for index in gpus if self._gpus[index].uuid not in left)
 
-    def _train(self, story: Story, run_id: str, attempt: AttemptRecord, act: Act, ranks: int) -> None:
+    def _train(self, story: Story, run_id: str, attempt: Attempt, act: Act, ranks: int) -> None:
         """Metrics and checkpoints of an attempt; moves the clock to its end."""
         clock, folder = self._clock, self._workspace.run_dir(run_id)
         begin = attempt.resumed_step or 0
@@ -222,22 +223,22 @@ class DemoPast:
             os.utime(save(folder / "checkpoints", step), (at, at))
         clock.at = first_at + (act.last_step - begin) * story.step_seconds + 1.0
 
-    def _end(self, run_id: str, attempt: AttemptRecord, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
+    def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
         while not has_read_rest(context, attempt, 60.0):
             pass
-        fresh = repository.get_attempt(self._connection, run_id, attempt.number)
+        fresh = get_attempt(self._connection, run_id, attempt.number)
         assert fresh is not None
         record = {
             "code": act.code, "signal": None, "started_at": began_at, "ended_at": self._clock.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
-        run = repository.get_run(self._connection, run_id)
+        run = get_run(self._connection, run_id)
         assert run is not None
         resolved = resolved_run(context.workspace, run)
         task = evidence_to_read(context, resolved, fresh, record, ())
         Ending(context, resolved).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
-        run = repository.get_run(self._connection, run_id)
+        run = get_run(self._connection, run_id)
         assert run is not None
         if run.state.is_over:
             with transaction(self._connection):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +19,7 @@ _PROC = Path("/proc")
 _STATE, _PARENT, _START_TICKS = 0, 1, 19
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):
     """One process of one boot. ``start_ticks`` is field 22 of /proc/PID/stat, in clock ticks since boot."""
 
     pid: int

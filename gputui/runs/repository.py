@@ -10,8 +10,6 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -20,86 +18,12 @@ from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStanding
-from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
-from gputui.store.queue import ORDER
 from gputui.store.run_states import RunState, check_move
+from gputui.store.runs import Run
 
 _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
-_RUN_COLUMNS = (
-    "run_id, name, state, attempt, spec, params, created_at, queued_at, not_before, started_at, resume_from, "
-    "waiting_for, priority, gpu_count"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """A run as the agent works with it. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than
-    the specification asks for. ``stored_spec`` and ``stored_params`` are as they lie in the store, or understood
-    already: a run whose row cannot be understood can still be stopped, removed, and told of."""
-
-    run_id: str
-    name: str
-    state: RunState
-    attempt: int
-    stored_spec: RunSpec | str
-    stored_params: dict[str, Scalar] | str
-    created_at: float
-    queued_at: float | None
-    not_before: float | None
-    started_at: float | None
-    resume_from: str | None
-    waiting_for: str | None
-    priority: int = 0
-    gpu_count: int | None = None
-
-    @property
-    def spec(self) -> RunSpec:
-        """What the run was launched with. Raises SpecError."""
-        return understood(self.stored_spec) if isinstance(self.stored_spec, str) else self.stored_spec
-
-    @property
-    def params(self) -> dict[str, Scalar]:
-        """The parameters of the attempt that is running or will start next. Raises SpecError."""
-        if isinstance(self.stored_params, dict):
-            return self.stored_params
-        try:
-            value = json.loads(self.stored_params)
-        except ValueError as error:
-            raise SpecError(f"its parameters are damaged: {error}") from error
-        if not isinstance(value, dict):
-            raise SpecError("its parameters are damaged")
-        return value
-
-
-# A specification never changes, and all that wait are looked at twice a second.
-@lru_cache(maxsize=4096)
-def understood(text: str) -> RunSpec:
-    """A stored specification. Raises SpecError."""
-    try:
-        return RunSpec.from_json(json.loads(text))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise error if isinstance(error, SpecError) else SpecError(f"not a run specification: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
-    """An attempt as the agent works with it. ``executor`` serves it, None until its identity is known."""
-
-    run_id: str
-    number: int
-    state: str
-    params: dict[str, Scalar]
-    gpus: tuple[str, ...]
-    launch: Launch
-    created_at: float
-    started_at: float | None
-    first_step_at: float | None
-    executor: ProcessIdentity | None
-    first_step: int | None
-    last_step: int | None
-    resumed_step: int | None
-    stop_requested: str | None
 
 
 @contextmanager
@@ -167,7 +91,7 @@ def insert_run(
 
 
 def move(
-    connection: sqlite3.Connection, run: RunRecord, target: RunState, *, cause: str, actor: str = "agent", now: float
+    connection: sqlite3.Connection, run: Run, target: RunState, *, cause: str, actor: str = "agent", now: float
 ) -> None:
     """Move a run along the table of states and note why. Raises ForbiddenMoveError."""
     check_move(run.state, target)
@@ -217,44 +141,14 @@ def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | Non
     connection.execute("UPDATE runs SET waiting_for = ? WHERE run_id = ?", (text, run_id))
 
 
-def runs_in(connection: sqlite3.Connection, states: Sequence[RunState]) -> list[RunRecord]:
-    """The runs in any of these states, in the order they were launched."""
-    marks = ", ".join("?" * len(states))
-    rows = connection.execute(
-        f"SELECT {_RUN_COLUMNS} FROM runs WHERE state IN ({marks}) ORDER BY sequence",  # noqa: S608 - marks only
-        tuple(states),
-    )
-    return [_run(row) for row in rows.fetchall()]
-
-
-def queue(connection: sqlite3.Connection) -> list[RunRecord]:
-    """The runs that wait, in the order in which they are served."""
-    rows = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs WHERE state = 'queued' ORDER BY {ORDER}")  # noqa: S608
-    return [_run(row) for row in rows.fetchall()]
-
-
 def standings(connection: sqlite3.Connection) -> dict[str, RunStanding]:
     """State and newest attempt of every run."""
     rows = connection.execute("SELECT run_id, state, attempt FROM runs")
     return {run_id: RunStanding(RunState(state), attempt) for run_id, state, attempt in rows.fetchall()}
 
 
-def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
-    row = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ?", (run_id,)).fetchone()  # noqa: S608
-    return None if row is None else _run(row)
-
-
-def run_in(connection: sqlite3.Connection, run_id: str, state: RunState) -> RunRecord | None:
-    """The run where it is in this state; nothing of it is read otherwise."""
-    row = connection.execute(
-        f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ? AND state = ?",  # noqa: S608
-        (run_id, state),
-    ).fetchone()
-    return None if row is None else _run(row)
-
-
 def insert_attempt(
-    connection: sqlite3.Connection, run: RunRecord, *, number: int, gpus: Sequence[str], launch: Launch, now: float
+    connection: sqlite3.Connection, run: Run, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
     """A new attempt in state ``starting``; its executor is not known yet. It begins with the step of the ledger."""
     connection.execute(
@@ -263,7 +157,7 @@ def insert_attempt(
         (
             run.run_id,
             number,
-            json.dumps(run.params),
+            json.dumps(dict(run.params)),
             json.dumps(list(gpus)),
             json.dumps(launch.to_json()),
             now,
@@ -276,40 +170,12 @@ def insert_attempt(
     )
 
 
-def _resumed_step(connection: sqlite3.Connection, run: RunRecord) -> int | None:
+def _resumed_step(connection: sqlite3.Connection, run: Run) -> int | None:
     """The step of the checkpoint that a run resumes from: that of the ledger, or of its name where it has none."""
     if run.resume_from is None:
         return None
     known = checkpoints.step_of(connection, run.run_id, run.resume_from)
     return known if known is not None else step_in_name(PurePath(run.resume_from))
-
-
-def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> AttemptRecord | None:
-    row = connection.execute(
-        "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, shim_pid, "
-        "shim_start_ticks, boot_id, first_step, last_step, resumed_step, stop_requested "
-        "FROM attempts WHERE run_id = ? AND number = ?",
-        (run_id, number),
-    ).fetchone()
-    if row is None:
-        return None
-    executor = None if row[9] is None else ProcessIdentity(row[9], row[10], row[11])
-    return AttemptRecord(
-        run_id=row[0],
-        number=row[1],
-        state=row[2],
-        params=json.loads(row[3]),
-        gpus=tuple(json.loads(row[4])),
-        launch=Launch.from_json(json.loads(row[5])),
-        created_at=row[6],
-        started_at=row[7],
-        first_step_at=row[8],
-        executor=executor,
-        first_step=row[12],
-        last_step=row[13],
-        resumed_step=row[14],
-        stop_requested=row[15],
-    )
 
 
 def set_executor(connection: sqlite3.Connection, run_id: str, number: int, executor: ProcessIdentity) -> None:
@@ -407,22 +273,3 @@ def end_lease(connection: sqlite3.Connection, run_id: str, uuid: str) -> None:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _run(row: Sequence[Any]) -> RunRecord:
-    return RunRecord(
-        run_id=row[0],
-        name=row[1],
-        state=RunState(row[2]),
-        attempt=row[3],
-        stored_spec=row[4],
-        stored_params=row[5],
-        created_at=row[6],
-        queued_at=row[7],
-        not_before=row[8],
-        started_at=row[9],
-        resume_from=row[10],
-        waiting_for=row[11],
-        priority=row[12],
-        gpu_count=row[13],
-    )

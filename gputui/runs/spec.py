@@ -6,12 +6,16 @@ those are kept per attempt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
+from gputui.store.json_columns import UNREADABLE
+from gputui.store.runs import Run
 
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
@@ -149,6 +153,23 @@ class RunSpec:
         if not LAUNCHERS[spec.launcher].takes_command and not spec.python:
             raise SpecError("not a run specification: no interpreter")
         return spec
+
+
+# A specification never changes, and all that wait are looked at twice a second.
+@lru_cache(maxsize=4096)
+def parse_spec(text: str) -> RunSpec:
+    """A specification as it is stored. Raises SpecError."""
+    try:
+        return RunSpec.from_json(json.loads(text))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise error if isinstance(error, SpecError) else SpecError(f"not a run specification: {error}") from error
+
+
+def spec_of(run: Run) -> RunSpec:
+    """What a run was launched with. Raises SpecError, also where the parameters of its next attempt cannot be read."""
+    if run.params is UNREADABLE:
+        raise SpecError("its parameters are damaged")
+    return parse_spec(run.spec_json)
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:

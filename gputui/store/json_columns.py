@@ -9,14 +9,15 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+UNREADABLE: Mapping[str, Any] = MappingProxyType({})
+"""In place of an object that cannot be read, to be known by its identity."""
 
 
 @lru_cache(maxsize=512)
 def mapping(text: str | None) -> Mapping[str, Any]:
-    """A JSON object; anything else is empty."""
+    """A JSON object; UNREADABLE where it is anything else."""
     value = _parse(text)
-    return MappingProxyType(value) if isinstance(value, dict) else _NOTHING
+    return MappingProxyType(value) if isinstance(value, dict) else UNREADABLE
 
 
 def optional_mapping(text: str | None) -> Mapping[str, Any] | None:

@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gputui.store import json_columns
+from gputui.store.queue import ORDER
+from gputui.store.run_states import RunState
 
 if TYPE_CHECKING:
     import sqlite3
 
 Json = Any
 
-OVER_STATES = ("succeeded", "failed", "stopped")
-"""States of a run that never moves again but by a person's wish."""
-
-
-_HOLDING = ("starting", "running", "recovering", "stopping")
-
+_OVER = tuple(str(state) for state in RunState if state.is_over)
 QUEUED_WORDS = "in the queue"
 """What a waiting run waited for at a past moment is not recorded."""
 
@@ -32,33 +29,36 @@ QUEUED_WORDS = "in the queue"
 class Run:
     """A run and its newest attempt.
 
-    ``params`` are those of the attempt that is running or will start next; the specification keeps the launch's.
-    ``gpus`` are the GPUs it leases where ``holds_gpus``, else those of its newest attempt. ``spec_json`` is the stored
-    specification as text: only pages of one run parse it. A higher ``priority`` goes first in the queue.
+    ``params`` are those of the attempt that is running or will start
+    next; the specification keeps the launch's. ``gpus`` are the GPUs it leases where ``holds_gpus``, else those of its
+    newest attempt. ``spec_json`` is the stored specification as text, which `runs.spec.spec_of` parses once: a run
+    whose row cannot be understood can still be stopped, removed and shown. A higher ``priority`` goes first in the
+    queue. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than the specification asks for.
     """
 
     run_id: str
     sequence: int
     name: str
     profile: str
-    state: str
+    state: RunState
     attempt: int
     params: Mapping[str, Json]
-    created_at: float
-    queued_at: float | None
-    not_before: float | None
-    started_at: float | None
-    ended_at: float | None
-    reason: str | None
-    waiting_for: str | None
-    resume_from: str | None
-    attempt_state: str | None
-    attempt_started_at: float | None
-    attempt_last_step: int | None
-    attempt_resumed_step: int | None
-    gpus: tuple[str, ...]
     spec_json: str
+    created_at: float
+    queued_at: float | None = None
+    not_before: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: str | None = None
+    waiting_for: str | None = None
+    resume_from: str | None = None
+    attempt_state: str | None = None
+    attempt_started_at: float | None = None
+    attempt_last_step: int | None = None
+    attempt_resumed_step: int | None = None
+    gpus: tuple[str, ...] = ()
     priority: int = 0
+    gpu_count: int | None = None
     holds_gpus: bool = False
 
     @property
@@ -69,7 +69,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a run: what it was started with and how it ended."""
+    """One attempt of a run: what it was started with and how it ended. ``executor`` is who serves it, as the fields of
+    a `runs.identity.ProcessIdentity`, None until that is known."""
 
     run_id: str
     number: int
@@ -78,17 +79,18 @@ class Attempt:
     gpus: tuple[str, ...]
     launch: Mapping[str, Json]
     created_at: float
-    started_at: float | None
-    first_step_at: float | None
-    ended_at: float | None
-    exit_code: int | None
-    exit_signal: int | None
-    exit: Mapping[str, Json] | None
-    resumed_from: str | None
-    resumed_step: int | None
-    first_step: int | None
-    last_step: int | None
-    stop_requested: str | None
+    started_at: float | None = None
+    first_step_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    exit: Mapping[str, Json] | None = None
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    stop_requested: str | None = None
+    executor: tuple[int, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +162,10 @@ class AmbiguousRunError(RunLookupError):
 
 
 _RUNS = """
-SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.created_at, r.queued_at, r.not_before,
-    r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
+SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.spec, r.created_at, r.queued_at,
+    r.not_before, r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
     a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.spec, r.priority
+    r.priority, r.gpu_count, (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id)
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 """
@@ -181,9 +183,26 @@ def read_runs(
     ``limit`` bounds those that were over, to the newest ends."""
     if at is not None:
         return _runs_at(connection, at, limit, active_only=active_only, over_only=over_only)
-    where = f"WHERE r.state {'' if over_only else 'NOT '}IN {OVER_STATES}" if active_only or over_only else ""
+    where = f"WHERE r.state {'' if over_only else 'NOT '}IN {_OVER}" if active_only or over_only else ""
     query = f"{_RUNS} {where} ORDER BY r.sequence DESC LIMIT ?"
     return [_run(row) for row in connection.execute(query, (-1 if limit is None else limit,))]
+
+
+def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
+    """The run with this very id."""
+    row = connection.execute(f"{_RUNS} WHERE r.run_id = ?", (run_id,)).fetchone()
+    return None if row is None else _run(row)
+
+
+def runs_in(connection: sqlite3.Connection, *states: str) -> list[Run]:
+    """The runs in any of these states, in the order they were launched."""
+    marks = ", ".join("?" * len(states))
+    return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state IN ({marks}) ORDER BY r.sequence", states)]
+
+
+def queued_runs(connection: sqlite3.Connection) -> list[Run]:
+    """The runs that wait, in the order in which they are served."""
+    return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state = 'queued' ORDER BY {ORDER}")]
 
 
 def runs_mark(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -210,14 +229,14 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
         "ORDER BY transition_id DESC LIMIT 1",
         (found.run_id, at),
     ).fetchone()
-    return _as_it_was(connection, found, _Move(*row) if row else _told_by_the_row(found, at), at)
+    return _as_it_was(connection, found, _move(*row) if row else _told_by_the_row(found, at), at)
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Run:
     text = wanted.strip()
-    row = connection.execute(f"{_RUNS} WHERE r.run_id = ?", (text,)).fetchone()
-    if row is not None:
-        return _run(row)
+    exact = get_run(connection, text)
+    if exact is not None:
+        return exact
     candidates = []
     if text:
         candidates = connection.execute(
@@ -236,9 +255,9 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Run:
 
 
 def _run(row: Any) -> Run:
-    leased = json_columns.items(row[20])
-    gpus = tuple(leased or json_columns.items(row[19]))
-    return Run(*[*row[:6], json_columns.mapping(row[6]), *row[7:19], gpus, *row[21:], bool(leased)])
+    leased = json_columns.items(row[23])
+    params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
+    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:23], bool(leased)])
 
 
 def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
@@ -248,7 +267,8 @@ def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
 
 _ATTEMPTS = (
     "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
-    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested FROM attempts"
+    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested, "
+    "shim_pid, shim_start_ticks, boot_id FROM attempts"
 )
 
 
@@ -256,6 +276,11 @@ def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None 
     """The attempts of a run, first to last; at a past moment each without what came later."""
     found = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
     return found if at is None else [_attempt_at(one, at) for one in found if one.created_at <= at]
+
+
+def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
+    row = connection.execute(f"{_ATTEMPTS} WHERE run_id = ? AND number = ?", (run_id, number)).fetchone()
+    return None if row is None else _attempt(row)
 
 
 def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
@@ -275,7 +300,8 @@ def _attempt(row: Any) -> Attempt:
         json_columns.mapping(row[5]),
         *row[6:12],
         exit_report,
-        *row[13:],
+        *row[13:18],
+        None if row[18] is None else tuple(row[18:]),
     ]
     return Attempt(*values)
 
@@ -361,9 +387,13 @@ class _Move:
     """The newest move of a run: where it came from and went, when, why."""
 
     origin: str | None
-    state: str
+    state: RunState
     at: float
     cause: str
+
+
+def _move(origin: str | None, state: str, at: float, cause: str) -> _Move:
+    return _Move(origin, RunState(state), at, cause)
 
 
 _MOVES = """
@@ -375,14 +405,14 @@ WHERE transition_id IN (SELECT max(transition_id) FROM transitions WHERE at <= ?
 def _runs_at(
     connection: sqlite3.Connection, at: float, limit: int | None, *, active_only: bool, over_only: bool
 ) -> list[Run]:
-    moves = {row[0]: _Move(*row[1:]) for row in connection.execute(_MOVES, (at,)).fetchall()}
+    moves = {row[0]: _move(*row[1:]) for row in connection.execute(_MOVES, (at,)).fetchall()}
     known = [run for run in read_runs(connection) if run.created_at <= at]
     found = [(run, moves.get(run.run_id) or _told_by_the_row(run, at)) for run in known]
     if active_only or over_only:
-        found = [one for one in found if (one[1].state in OVER_STATES) == over_only]
+        found = [one for one in found if one[1].state.is_over == over_only]
     if limit is not None:
         # What a run was like is worked out for those alone that are asked for.
-        over = sorted((one for one in found if one[1].state in OVER_STATES), key=lambda one: -one[1].at)
+        over = sorted((one for one in found if one[1].state.is_over), key=lambda one: -one[1].at)
         left_out = {run.run_id for run, _ in over[limit:]}
         found = [one for one in found if one[0].run_id not in left_out]
     return [_as_it_was(connection, run, move, at) for run, move in found]
@@ -419,17 +449,17 @@ def _by(time: float | None, at: float) -> bool:
 
 def _told_by_the_row(run: Run, at: float) -> _Move:
     """For a run without moves, as one is whose history was lost and rebuilt from its folder."""
-    if run.state in OVER_STATES and _by(run.ended_at, at):
+    if run.state.is_over and _by(run.ended_at, at):
         return _Move(None, run.state, run.ended_at or at, run.reason or "")
     if _by(run.started_at, at):
-        return _Move(None, "running", run.started_at or at, "")
-    return _Move(None, "queued", run.created_at, "")
+        return _Move(None, RunState.RUNNING, run.started_at or at, "")
+    return _Move(None, RunState.QUEUED, run.created_at, "")
 
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float) -> Run:
-    is_over = move.state in OVER_STATES
+    is_over, is_queued = move.state.is_over, move.state is RunState.QUEUED
     # A run that goes on after an incident keeps its GPUs while it waits for its turn.
-    holds = move.state in _HOLDING or (move.state == "queued" and move.origin == "recovering")
+    holds = not is_over and (not is_queued or move.origin == RunState.RECOVERING)
     if is_over and run.state == move.state and run.ended_at == move.at:
         return replace(run, holds_gpus=holds)
     found = newest_attempt(connection, run.run_id, at)
@@ -439,7 +469,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float)
     params = run.params if attempt is None else attempt.params
     for decision in decided:
         params = {**params, **decision.params}
-    is_again = move.state == "queued" and bool(decided)
+    is_again = is_queued and bool(decided)
     return replace(
         run,
         state=move.state,
@@ -448,8 +478,8 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float)
         not_before=decided[-1].at + decided[-1].delay_seconds if is_again else None,
         started_at=run.started_at if _by(run.started_at, at) else None,
         ended_at=move.at if is_over else None,
-        reason=move.cause if is_over or move.state == "recovering" else None,
-        waiting_for=QUEUED_WORDS if move.state == "queued" else None,
+        reason=move.cause if is_over or move.state is RunState.RECOVERING else None,
+        waiting_for=QUEUED_WORDS if is_queued else None,
         resume_from=decided[-1].resume_from if is_again else None,
         attempt_state=None if attempt is None else attempt.state,
         attempt_started_at=None if attempt is None else attempt.started_at,

@@ -39,7 +39,6 @@ from gputui.tui.commands import Answered, Asked, Commands
 from gputui.tui.data.feed import Feed
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
-from gputui.tui.layout.words import OVER
 from gputui.tui.navigation import Navigation
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.settings import CHOICES, LIMITS, Preferences, Settings, load
@@ -388,7 +387,7 @@ def run(
         keeper.stop()
         feed.stop()
         app.preferences.finish()
-    active = sum(row.run.state not in OVER for row in app.time_travel.live_runs)
+    active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run goes on" if active == 1 else f"{active} runs go on"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201

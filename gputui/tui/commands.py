@@ -23,7 +23,7 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.commands import submit as insert_command
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
 from gputui.store.runs import Run
-from gputui.tui.layout.words import OVER, RUN_SIGNS, run_sign
+from gputui.tui.layout.words import RUN_SIGNS, run_sign
 from gputui.tui.shell import Shell
 from gputui.tui.widgets.page import ActionScreen
 
@@ -112,7 +112,7 @@ class Commands:
 
     def do_restart(self) -> None:
         run = self._run()
-        now = "" if run.state in OVER else " Its processes are stopped first."
+        now = "" if run.state.is_over else " Its processes are stopped first."
         text = f"Begin {run.run_id} again from the start, with the parameters of its launch?{now}"
         self._shell.confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
 

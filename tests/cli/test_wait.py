@@ -10,14 +10,15 @@ import pytest
 
 from gputui.cli.wait import event_line, status_words
 from gputui.store.events import EventView
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress
 from tests.machine import Machine
 
 NOW = 1_700_000_000.0
 RUN = Run(
-    "demo-1", 1, "demo", "demo.yaml", "running", 1, {}, NOW, NOW, None, NOW, None, None, None, None, "running",
-    NOW, None, None, (), "{}",
+    "demo-1", 1, "demo", "demo.yaml", RunState.RUNNING, 1, {}, "{}", NOW, NOW, None, NOW, attempt_state="running",
+    attempt_started_at=NOW,
 )  # fmt: skip
 NOTHING = Progress()
 
@@ -25,8 +26,8 @@ NOTHING = Progress()
 @pytest.mark.parametrize(
     ("changes", "progress", "words"),
     [
-        ({"state": "queued", "waiting_for": "GPU 1"}, {}, "demo-1 queued · GPU 1"),
-        ({"state": "starting", "attempt": 2}, {}, "demo-1 starting · attempt 2 · 14 s"),
+        ({"state": RunState.QUEUED, "waiting_for": "GPU 1"}, {}, "demo-1 queued · GPU 1"),
+        ({"state": RunState.STARTING, "attempt": 2}, {}, "demo-1 starting · attempt 2 · 14 s"),
         ({}, {}, "demo-1 running"),
         ({}, {"step": 140}, "demo-1 running · step 140"),
         (

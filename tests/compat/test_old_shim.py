@@ -21,6 +21,7 @@ from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_private, write_spec
 from gputui.store.database import open_writer
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -58,7 +59,7 @@ def shim(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
             connection, run_id="old-1", sequence=1, name="old", spec=spec, params={}, now=1.0, actor="me"
         )
         ingest.open_source("old-1", str(run_dir), "stdout", Reading((PATTERN,)))
-        run = repository.get_run(connection, "old-1")
+        run = get_run(connection, "old-1")
         assert run is not None
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=1.0)
         ingest.begin_attempt("old-1", 1, "output.log")

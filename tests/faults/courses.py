@@ -29,9 +29,10 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_search import CheckpointChoice, choose, for_person, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
+from gputui.store.runs import Run, get_run
 from tests.stores import open_store
 
 WANTED = 3
@@ -70,7 +71,7 @@ class Content:
 class ModelRun:
     """What is true of a run: the line of training that leads to where it stands, as (attempt, until when)."""
 
-    record: RunRecord
+    record: Run
     folder: Path
     has_metrics: bool
     source_id: int = 0
@@ -139,7 +140,7 @@ class History:
             source = connection.execute(
                 "INSERT INTO metric_sources (run_id, path, format) VALUES (?, '/m', 'jsonl')", (run_id,)
             ).lastrowid
-        record = repository.get_run(self.connection, run_id)
+        record = get_run(self.connection, run_id)
         assert record is not None and source is not None
         return ModelRun(record, folder, has_metrics, source)
 
@@ -237,7 +238,7 @@ class History:
         number = run.attempts
         with transaction(self.connection) as connection:
             repository.set_next_attempt(connection, run.run_id, params={}, resume_from=path, not_before=None)
-            record = repository.get_run(connection, run.run_id)
+            record = get_run(connection, run.run_id)
             assert record is not None
             repository.insert_attempt(connection, record, number=number, gpus=(), launch=LAUNCH, now=self.now)
             checkpoint_survey.attempt_begins(connection, record, number, run.folder)
@@ -332,8 +333,8 @@ class History:
         with transaction(self.connection) as connection:
             checkpoint_survey.write(connection, search, rows, self.now)
 
-    def record(self, run: ModelRun) -> RunRecord:
-        record = repository.get_run(self.connection, run.run_id)
+    def record(self, run: ModelRun) -> Run:
+        record = get_run(self.connection, run.run_id)
         assert record is not None
         return record
 

@@ -21,16 +21,10 @@ def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -
         "launch": {},
         "created_at": at,
         "started_at": at + 1,
-        "first_step_at": None,
         "ended_at": at + 50,
         "exit_code": 1,
-        "exit_signal": None,
-        "exit": None,
-        "resumed_from": None,
-        "resumed_step": None,
         "first_step": None if last is None else 1,
         "last_step": last,
-        "stop_requested": None,
     }
     return Attempt(**fields | values)
 

@@ -11,6 +11,7 @@ import pytest
 
 from gputui.recovery.cost import Cost
 from gputui.recovery.story import tell
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.recovery.test_history import attempt, decision, incident, move
 
@@ -23,23 +24,13 @@ def run(state: str, **values: Any) -> Run:
         "sequence": 1,
         "name": "digits",
         "profile": "digits-ddp",
-        "state": state,
+        "state": RunState(state),
         "attempt": 1,
         "params": {},
+        "spec_json": json.dumps({"nproc": 2}),
         "created_at": 1.0,
         "queued_at": 1.0,
-        "not_before": None,
         "started_at": 2.0,
-        "ended_at": None,
-        "reason": None,
-        "waiting_for": None,
-        "resume_from": None,
-        "attempt_state": None,
-        "attempt_started_at": None,
-        "attempt_last_step": None,
-        "attempt_resumed_step": None,
-        "gpus": (),
-        "spec_json": json.dumps({"nproc": 2}),
     }
     return Run(**fields | values)
 

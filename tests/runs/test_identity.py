@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,16 @@ def test_this_process_is_alive_as_itself_only() -> None:
     own = identify(os.getpid())
     assert own is not None
     assert is_alive(own)
-    assert not is_alive(replace(own, start_ticks=own.start_ticks + 1))
-    assert not is_alive(replace(own, boot_id="another boot"))
+    assert not is_alive(own._replace(start_ticks=own.start_ticks + 1))
+    assert not is_alive(own._replace(boot_id="another boot"))
 
 
 def test_no_signal_reaches_a_process_that_took_over_a_number() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         identity = identify(child.pid)
         assert identity is not None
-        assert not send_signal(replace(identity, start_ticks=identity.start_ticks - 1), signal.SIGKILL)
-        assert not send_signal(replace(identity, boot_id="another boot"), signal.SIGKILL)
+        assert not send_signal(identity._replace(start_ticks=identity.start_ticks - 1), signal.SIGKILL)
+        assert not send_signal(identity._replace(boot_id="another boot"), signal.SIGKILL)
         assert child.poll() is None
         assert send_signal(identity, signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
@@ -41,7 +40,6 @@ def test_no_signal_reaches_a_process_that_took_over_a_number() -> None:
 def test_signals_are_sent_where_there_are_no_pidfds(number: int, open_too: bool) -> None:
     code = f"""
 import signal, subprocess, sys
-from dataclasses import replace
 from gputui.runs import signalling
 from gputui.runs.identity import identify, send_signal
 from tests.runs.seccomp import forbid_pidfds
@@ -51,7 +49,7 @@ child = subprocess.Popen(["sleep", "60"])
 other = subprocess.Popen(["sleep", "60"])
 identity, second = identify(child.pid), identify(other.pid)
 try:
-    assert not send_signal(replace(identity, start_ticks=identity.start_ticks - 1), signal.SIGKILL)
+    assert not send_signal(identity._replace(start_ticks=identity.start_ticks - 1), signal.SIGKILL)
     assert child.poll() is None
     assert send_signal(identity, signal.SIGTERM)
     assert child.wait(10) == -signal.SIGTERM

@@ -27,12 +27,12 @@ from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
 from gputui.metrics.report import IngestReport
 from gputui.recovery.policies import NoticeTarget
-from gputui.runs import repository
-from gputui.runs.repository import AttemptRecord, transaction
-from gputui.runs.spec import SpecError
+from gputui.runs.repository import transaction
+from gputui.runs.spec import SpecError, spec_of
 from gputui.store import alerts
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, get_run
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Alerting:
     """All alerts of one state directory. ``living`` gives the attempts that run."""
 
     context: AgentContext
-    living: Callable[[], Iterable[AttemptRecord]]
+    living: Callable[[], Iterable[Attempt]]
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
     ids: dict[Key, int] = field(default_factory=dict)
@@ -206,21 +206,21 @@ class Alerting:
 
     def _rules_of(self, run_id: str) -> RunRules:
         def read() -> str | Mapping[str, Any] | None:
-            run = repository.get_run(self.context.connection, run_id)
+            run = get_run(self.context.connection, run_id)
             try:
-                return "standard" if run is None else run.spec.alerts
+                return "standard" if run is None else spec_of(run).alerts
             except SpecError:
                 return "standard"
 
         return self.settings.of_run(run_id, read)
 
-    def _peak(self, record: AttemptRecord) -> float | None:
+    def _peak(self, record: Attempt) -> float | None:
         """The parameter that is the attempt's learning rate, where it is a number."""
         key = (record.run_id, record.number)
         if key not in self.peaks:
-            run = repository.get_run(self.context.connection, record.run_id)
+            run = get_run(self.context.connection, record.run_id)
             try:
-                name = None if run is None else run.spec.role("lr", record.params)
+                name = None if run is None else spec_of(run).role("lr", record.params)
             except SpecError:
                 name = None
             value = None if name is None else record.params.get(name)

@@ -15,7 +15,7 @@ from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
 from gputui.alerts.schedules import RateSchedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth
 from gputui.metrics.report import IngestReport
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Training:
     """An attempt that lives and has made a step. ``peak`` is the parameter that is its learning rate, and after
     ``patience_steps`` without improvement somebody wants to know."""
 
-    record: AttemptRecord
+    record: Attempt
     schedule: RateSchedule | None = None
     peak: float | None = None
     patience_steps: float = PATIENCE_STEPS

@@ -35,8 +35,8 @@ from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_gone
 from gputui.runs.redaction import redact_spec
-from gputui.runs.repository import RunRecord, transaction
-from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands
 from gputui.store.commands import PendingCommand, WithdrawnError
@@ -44,6 +44,7 @@ from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.hardware import clear
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sql
 
 def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
     """Answer with the run's state. Belongs into the transaction of what was done."""
-    found = repository.get_run(supervisor.context.connection, run_id)
+    found = get_run(supervisor.context.connection, run_id)
     result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state)}
     commands.give_answer(
         supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
@@ -215,7 +216,7 @@ def restart(supervisor: Supervisor, command: PendingCommand) -> None:
             note=lambda: done(supervisor, command, target.run_id),
         )
     elif target.state.is_over:
-        requeue(supervisor, target, params=dict(target.spec.params), resume_from=None, command=command)
+        requeue(supervisor, target, params=dict(spec_of(target).params), resume_from=None, command=command)
     else:
         raise RefusedError(f"{target.run_id} is {target.state} and will start by itself; gputui stop ends that")
 
@@ -226,8 +227,8 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     target = find(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
-    folder = checkpoint_directory(target.spec, supervisor.context.workspace.run_dir(target.run_id))
-    if target.spec.checkpoints is None or folder is None:
+    folder = checkpoint_directory(spec_of(target), supervisor.context.workspace.run_dir(target.run_id))
+    if spec_of(target).checkpoints is None or folder is None:
         raise RefusedError(f"{target.run_id} has no checkpoints in its profile; gputui restart begins it again")
     changes = command.args.get("set") or {}
     unknown = [name for name in changes if name not in target.params]
@@ -336,8 +337,8 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
 }
 
 
-def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
-    found = None if command.run_id is None else repository.get_run(supervisor.context.connection, command.run_id)
+def find(supervisor: Supervisor, command: PendingCommand) -> Run:
+    found = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
     if found is None:
         raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
     return found
@@ -345,7 +346,7 @@ def find(supervisor: Supervisor, command: PendingCommand) -> RunRecord:
 
 def requeue(
     supervisor: Supervisor,
-    target: RunRecord,
+    target: Run,
     *,
     params: dict[str, Scalar],
     resume_from: str | None,

@@ -8,11 +8,11 @@ from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.charts.safe_text import clean
 from gputui.redaction import redact_text
-from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
+from gputui.store.runs import get_run
 
 COMMAND_CHARACTERS = 200
 
@@ -26,7 +26,7 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         for process in processes:
             run_id = str(process.get("run_id"))
-            known = repository.get_run(connection, run_id) is not None
+            known = get_run(connection, run_id) is not None
             add_event(
                 connection,
                 "orphan_killed" if process.get("killed") else "orphan_unkillable",

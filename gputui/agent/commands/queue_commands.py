@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.runs import repository
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.store import commands, queue
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run, queued_runs
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -39,10 +39,10 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 def move(supervisor: Supervisor, command: PendingCommand) -> None:
     """Change a run's priority: to ``priority``, or to what puts it ``first`` or ``last`` among those that wait. Or move
     it one place ``up`` or ``down``, which may raise the priority of others."""
-    waiting = repository.queue(supervisor.context.connection)
+    waiting = queued_runs(supervisor.context.connection)
     target = next((run for run in waiting if run.run_id == command.run_id), None)
     if target is None:
-        found = None if command.run_id is None else repository.get_run(supervisor.context.connection, command.run_id)
+        found = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
         if found is None:
             raise RefusedError(f"no run {command.run_id!r}; gputui queue lists those that wait")
         if found.state is not RunState.RECOVERING:
@@ -61,9 +61,7 @@ def move(supervisor: Supervisor, command: PendingCommand) -> None:
     supervisor.needs_schedule = True
 
 
-def new_priorities(
-    supervisor: Supervisor, target: RunRecord, waiting: list[RunRecord], args: dict[str, object]
-) -> dict[str, int]:
+def new_priorities(supervisor: Supervisor, target: Run, waiting: list[Run], args: dict[str, object]) -> dict[str, int]:
     """The priorities that a move asks for, by run. Raises RefusedError."""
     by = {"up": -1, "down": 1}.get(str(args.get("place")))
     if by is None:
@@ -73,7 +71,7 @@ def new_priorities(
     return queue.moved(queue.entries(supervisor.context.connection), target.run_id, by)
 
 
-def new_priority(target: RunRecord, waiting: list[RunRecord], args: dict[str, object]) -> int:
+def new_priority(target: Run, waiting: list[Run], args: dict[str, object]) -> int:
     """The priority that a move asks for. Raises RefusedError."""
     others = [run for run in waiting if run.run_id != target.run_id]
     place = args.get("place")

@@ -18,9 +18,9 @@ from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, Progress
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.process_readings import ProcessReading, reaches_out, read_process
-from gputui.runs.repository import AttemptRecord
 from gputui.store.metrics.queries import Cursor
 from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines
+from gputui.store.runs import Attempt
 
 LOOK_SECONDS = 2.0
 LINES_PER_LOOK = 5000
@@ -54,7 +54,7 @@ class AttemptState:
     connection beyond the machine; ``is_patient``: an earlier attempt was ended for a hang, so that ranks that
     wait get all the time that history explains."""
 
-    record: AttemptRecord
+    record: Attempt
     course: Course
     progress_at: float
     cursor: Cursor = field(default_factory=dict)
@@ -80,7 +80,7 @@ class AttemptState:
     metrics_searched_at: float = -math.inf
 
     @classmethod
-    def begin(cls, connection: sqlite3.Connection, record: AttemptRecord, clock: float, wall: float) -> AttemptState:
+    def begin(cls, connection: sqlite3.Connection, record: Attempt, clock: float, wall: float) -> AttemptState:
         """Start from what the store knows, so that an agent that follows a killed one need not learn anew."""
         pace = StepPace()
         for seconds in earlier_starts(connection, record.run_id, record.number):

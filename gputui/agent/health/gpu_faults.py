@@ -13,10 +13,10 @@ from gputui.agent.lifecycle.active_run import GpuProgress, LiveAttempt
 from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
-from gputui.runs import repository
-from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.store import samples, series
 from gputui.store.events import add_event
+from gputui.store.runs import Attempt, get_attempt
 
 LOOK_SECONDS = 2.0
 # The sampler's own start may lie between an event and the attempt's first row.
@@ -69,7 +69,7 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
 
 
 def hardware_evidence(
-    connection: sqlite3.Connection, attempt: AttemptRecord, nproc: int, *, ended_at: float
+    connection: sqlite3.Connection, attempt: Attempt, nproc: int, *, ended_at: float
 ) -> tuple[Observation, ...]:
     """What the driver said of an attempt's GPUs while it ran."""
     if not attempt.gpus:
@@ -98,7 +98,7 @@ class GpuFaults:
 
     def _look(self, attempt: LiveAttempt) -> None:
         record = attempt.record
-        fresh = repository.get_attempt(self.context.connection, record.run_id, record.number)
+        fresh = get_attempt(self.context.connection, record.run_id, record.number)
         if fresh is None or fresh.stop_requested is not None:
             return
         course = attempt.gpu_progress
@@ -116,7 +116,7 @@ class GpuFaults:
                 if may_end:
                     attempt.executor.ask_to_end(at_once=True)
 
-    def _gone(self, record: AttemptRecord) -> Observation | None:
+    def _gone(self, record: Attempt) -> Observation | None:
         """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""
         began = record.started_at if record.started_at is not None else record.created_at
         now = self.context.now()
@@ -127,7 +127,7 @@ class GpuFaults:
         ]
         return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)
 
-    def _tell(self, record: AttemptRecord, text: str) -> None:
+    def _tell(self, record: Attempt, text: str) -> None:
         with transaction(self.context.connection) as connection:
             add_event(
                 connection,

@@ -28,7 +28,6 @@ from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Finding
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.redaction import BY_LOOK
-from gputui.runs import repository
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.repository import transaction
@@ -36,6 +35,7 @@ from gputui.runs.spec import RunSpec
 from gputui.store.events import add_event
 from gputui.store.metrics.watched import newest_lines, observations
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class HealthMonitor:
 
     def _look(self, attempt: LiveAttempt) -> None:
         record = attempt.record
-        run = repository.get_run(self.context.connection, record.run_id)
+        run = get_run(self.context.connection, record.run_id)
         resolved = attempt.resolved
         if run is None or resolved is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return

@@ -12,7 +12,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.logs import RankLog, rank_logs, read_window
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class NcclLogs:
     places: dict[Path, int] = field(default_factory=dict)
     due: float = float("-inf")
 
-    def turn(self, now: float, records: Iterable[AttemptRecord]) -> dict[str, list[str]]:
+    def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
         """What is new since the look before, by run; ``now`` is monotonic. An attempt on one GPU communicates with
         nobody."""
         if now < self.due:

@@ -20,7 +20,7 @@ from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 
 TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
@@ -60,7 +60,7 @@ class LiveAttempt:
     looked at before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this
     gputui cannot understand it."""
 
-    record: AttemptRecord
+    record: Attempt
     executor: ExecutorProcess
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     served_since: float = float("-inf")

@@ -22,12 +22,13 @@ from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
 from gputui.runs.executors.base import ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
-from gputui.runs.spec import SpecError
+from gputui.runs.repository import transaction
+from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
 from gputui.store.events import add_event, last_kind
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, Run, queued_runs
 
 # A driver that is loaded, or a GPU that is reset, is back within minutes.
 MISSING_SECONDS = 300.0
@@ -47,8 +48,8 @@ class Admission:
     runs: ActiveRuns
     guard: ErrorBarrier
     draining: GpuRelease
-    spawn: Callable[[AttemptRecord, Sequence[int], Mapping[str, int | None]], None]
-    may_start: Callable[[RunRecord], bool]
+    spawn: Callable[[Attempt, Sequence[int], Mapping[str, int | None]], None]
+    may_start: Callable[[Run], bool]
     locks: GpuLocks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Admission:
     def turn(self) -> bool:
         """Start queued runs that may, for START_SECONDS, and write down what the others wait for; whether none is left
         that may start. Raises sqlite3.Error."""
-        waiting = [run for run in repository.queue(self.context.connection) if self.is_understood(run)]
+        waiting = [run for run in queued_runs(self.context.connection) if self.is_understood(run)]
         queued = {run.run_id for run in waiting}
         for active, phase in self.runs.waiting():
             if phase.due_at is None and active.run_id not in queued:
@@ -98,10 +99,10 @@ class Admission:
                 connection.executemany("UPDATE runs SET waiting_for = ? WHERE run_id = ?", reasons)
         return is_done
 
-    def is_understood(self, run: RunRecord) -> bool:
+    def is_understood(self, run: Run) -> bool:
         """Whether the run's row can be understood; the run fails where it cannot, and no other with it."""
         try:
-            return run.spec is not None and run.params is not None
+            return spec_of(run) is not None and run.params is not None
         except SpecError as error:
             with self.guard.around(run.run_id):
                 why = f"cannot be read by this gputui: {error}; update gputui and restart it, or launch it again"
@@ -141,7 +142,7 @@ class Admission:
         if not any(action.name == "exclude_gpu" for rung in ladder for action in rung):
             give_up(self.context, run, f"{why}; its policy does not exclude GPUs")
             return
-        result = go_on_with_fewer(run.spec, run.params, gpus_wanted(run), left, names)
+        result = go_on_with_fewer(spec_of(run), run.params, gpus_wanted(run), left, names)
         if isinstance(result, SkippedAction):
             give_up(self.context, run, f"{why}; {result.why}")
             return
@@ -160,7 +161,7 @@ class Admission:
     def _start(self, start: Start) -> None:
         facts = self.context.recorder.facts
         indices = [facts[uuid].index for uuid in start.uuids]
-        disk = start.run.spec.disk_bytes
+        disk = spec_of(start.run).disk_bytes
         try:
             held = self.locks.take(start.uuids)
         except GpuHeldError as error:
@@ -205,7 +206,7 @@ class Admission:
         finally:
             held.close()
 
-    def _cannot_start(self, run: RunRecord, error: Exception) -> None:
+    def _cannot_start(self, run: Run, error: Exception) -> None:
         if not (self.context.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
             give_up(self.context, run, "its folder is gone; launch it again")
             return
@@ -224,7 +225,7 @@ class Admission:
                 )
 
 
-def give_up(context: AgentContext, run: RunRecord, why: str) -> None:
+def give_up(context: AgentContext, run: Run, why: str) -> None:
     """End a run that cannot start (again) as failed, and owe its notices. Raises sqlite3.Error."""
     notice, now = notice_of(context.workspace, run.run_id), context.now()
     kind, summary = last_incident(context.connection, run.run_id) or ("unknown", "it could not be started")

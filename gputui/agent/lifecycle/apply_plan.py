@@ -22,28 +22,29 @@ from gputui.redaction import redact_text
 from gputui.runs import next_attempt, notices, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.notices import Way
-from gputui.runs.repository import AttemptRecord, RunRecord
+from gputui.runs.spec import spec_of
 from gputui.store.events import add_event
 from gputui.store.hardware import quarantine
+from gputui.store.runs import Attempt, Run
 
 
 def seen_by_driver(
     connection: sqlite3.Connection,
-    run: RunRecord,
-    attempt: AttemptRecord,
+    run: Run,
+    attempt: Attempt,
     exit_record: Mapping[str, Any] | None,
     ended_at: float,
 ) -> tuple[Observation, ...]:
     """What the driver said of the attempt's GPUs while it ran. A lost GPU is why gputui itself asked an attempt to end
     that no person did."""
-    nproc = ranks(run.spec, len(attempt.gpus))
+    nproc = ranks(spec_of(run), len(attempt.gpus))
     found = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
     was_asked = bool((exit_record or {}).get("stop_requested"))
     return tuple(replace(one, ended_run=True) if was_asked and one.kind == "gpu_lost" else one for one in found)
 
 
 def surroundings(
-    workspace: Workspace, resolved: ResolvedRun, attempt: AttemptRecord, gpus: Sequence[GpuAvailability]
+    workspace: Workspace, resolved: ResolvedRun, attempt: Attempt, gpus: Sequence[GpuAvailability]
 ) -> MachineContext:
     """What a decision needs to know of the machine."""
     spec, run_dir = resolved.spec, workspace.run_dir(attempt.run_id)
@@ -70,8 +71,8 @@ def surroundings(
 
 def take_effect(
     connection: sqlite3.Connection,
-    run: RunRecord,
-    attempt: AttemptRecord,
+    run: Run,
+    attempt: Attempt,
     incident: Incident,
     plan: RecoveryPlan,
     now: float,
@@ -102,7 +103,7 @@ def take_effect(
 def owe_notices(
     connection: sqlite3.Connection,
     notice: NoticeTarget | None,
-    run: RunRecord,
+    run: Run,
     kind: str,
     summary: str,
     reason: str,

@@ -23,11 +23,12 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE, node_folder
 from gputui.runs.redaction import redact_launch, restore, secrets_of
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
-from gputui.runs.spec import RunSpec
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, Run, get_attempt
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def prepare_attempt(
     connection: sqlite3.Connection,
     ingest: MetricsIngest,
     workspace: Workspace,
-    run: RunRecord,
+    run: Run,
     uuids: Sequence[str],
     indices: Sequence[int],
     now: float,
@@ -66,7 +67,7 @@ def prepare_attempt(
     replaced: Sequence[str] = (),
     taken_from: Sequence[tuple[str, str]] = (),
     lock_files: Sequence[str] = (),
-) -> AttemptRecord:
+) -> Attempt:
     """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
     besides ``uuids`` is given up; ``replaced`` says why. ``taken_from`` are leases that end, each a run and a GPU.
     ``lock_files`` are what its executor holds meanwhile.
@@ -111,7 +112,7 @@ def prepare_attempt(
                 "attempt": number,
                 "created_at": now,
                 "gpus": list(uuids),
-                "params": run.params,
+                "params": dict(run.params),
                 "resume_from": run.resume_from,
                 "lock_files": list(lock_files),
                 "shell": None if spec.shell is None else asdict(spec.shell),
@@ -136,7 +137,7 @@ def prepare_attempt(
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
-        folder_of_checkpoints = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
+        folder_of_checkpoints = checkpoint_directory(spec_of(run), workspace.run_dir(run.run_id))
         checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
         output = rank_output(spec, len(uuids), folder / str(number))
         ingest.begin_attempt(run.run_id, number, output)
@@ -151,7 +152,7 @@ def prepare_attempt(
             run_id=run.run_id,
             attempt=number,
         )
-    attempt = repository.get_attempt(connection, run.run_id, number)
+    attempt = get_attempt(connection, run.run_id, number)
     assert attempt is not None
     return attempt
 

@@ -17,14 +17,13 @@ from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
 from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
-from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.repository import RunRecord, transaction
-from gputui.runs.spec import SpecError
+from gputui.runs.repository import transaction
+from gputui.runs.spec import SpecError, spec_of
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import add_event
-from gputui.store.runs import read_attempts, read_incidents
+from gputui.store.runs import Run, get_run, read_attempts, read_incidents
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +33,15 @@ DEADLINE_SECONDS = 60.0
 
 
 def search_of(
-    connection: sqlite3.Connection, workspace: Workspace, run: RunRecord, now: float, ended_at: float | None = None
+    connection: sqlite3.Connection, workspace: Workspace, run: Run, now: float, ended_at: float | None = None
 ) -> CheckpointSearch | None:
     """What a look for the run's checkpoints needs, None where its profile names none. ``ended_at`` is when its newest
     attempt ended, where that is not in its row yet. Times are UTC unix seconds."""
-    folder = checkpoint_directory(run.spec, workspace.run_dir(run.run_id))
-    if folder is None or run.spec.checkpoints is None:
+    spec = spec_of(run)
+    folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
+    if folder is None or spec.checkpoints is None:
         return None
-    attempts = spans(read_attempts(connection, run.run_id), has_metrics=bool(run.spec.metrics), now=now)
+    attempts = spans(read_attempts(connection, run.run_id), has_metrics=bool(spec.metrics), now=now)
     if attempts and ended_at is not None:
         attempts = (*attempts[:-1], replace(attempts[-1], ended_at=ended_at))
     begun_at = attempts[0].begun_at if attempts else now
@@ -50,7 +50,7 @@ def search_of(
         database=workspace.database,
         run_id=run.run_id,
         folder=folder,
-        pattern=run.spec.checkpoints.pattern,
+        pattern=spec.checkpoints.pattern,
         rows=tuple(checkpoints.of_run(connection, run.run_id)),
         attempts=attempts,
         neighbours=tuple(checkpoints.neighbours(connection, run.run_id, str(folder), begun_at)),
@@ -76,7 +76,7 @@ def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequen
         )
 
 
-def attempt_begins(connection: sqlite3.Connection, run: RunRecord, number: int, folder: Path | None) -> None:
+def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder: Path | None) -> None:
     """Note that an attempt begins from ``run.resume_from``. Works inside the caller's transaction, after the attempt's
     row was written."""
     if folder is None:
@@ -84,7 +84,7 @@ def attempt_begins(connection: sqlite3.Connection, run: RunRecord, number: int, 
     checkpoints.note_folder(connection, run.run_id, number, str(folder))
     before = tuple(checkpoints.of_run(connection, run.run_id))
     rows = read_attempts(connection, run.run_id)
-    known = spans(rows, has_metrics=bool(run.spec.metrics), now=rows[-1].created_at)
+    known = spans(rows, has_metrics=bool(spec_of(run).metrics), now=rows[-1].created_at)
     earlier = tuple(span for span in known if span.number < number)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)
     checkpoints.save(connection, run.run_id, before, after)
@@ -110,7 +110,7 @@ class CheckpointSurveys:
                 self._begin(attempt.record.run_id, attempt.record.number, one)
 
     def _begin(self, run_id: str, number: int, one: CheckpointLook) -> None:
-        run = repository.get_run(self.context.connection, run_id)
+        run = get_run(self.context.connection, run_id)
         one.due_at = self.context.monotonic() + SURVEY_SECONDS
         try:
             one.search = (

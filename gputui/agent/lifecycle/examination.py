@@ -13,7 +13,7 @@ from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.redaction import BY_LOOK, Redactor
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Task:
     ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end."""
 
     folder: Path
-    attempt: AttemptRecord
+    attempt: Attempt
     exit_record: Mapping[str, Any] | None
     survivors: tuple[int, ...]
     launcher: str

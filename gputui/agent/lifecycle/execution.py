@@ -14,6 +14,7 @@ from gputui.runs.logs import rank_logs
 from gputui.runs.repository import transaction
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_attempt, get_run
 
 # A command without steps counts as running once it has lived so long and written something; a silent one later.
 ALIVE_SECONDS = 5.0
@@ -50,7 +51,7 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     connection, run_id, number = context.connection, attempt.record.run_id, attempt.record.number
     at = time_in(started.get("at")) or context.now()
     repository.set_attempt_started(connection, run_id, number, at)
-    refreshed = repository.get_attempt(connection, run_id, number)
+    refreshed = get_attempt(connection, run_id, number)
     if refreshed is not None and refreshed.executor is None and attempt.executor.identity is not None:
         repository.set_executor(connection, run_id, number, attempt.executor.identity)
     if refreshed is not None:
@@ -82,8 +83,8 @@ def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) ->
     else:
         return False
     with transaction(context.connection) as connection:
-        run = repository.run_in(connection, record.run_id, RunState.STARTING)
-        if run is not None and run.attempt == record.number:
+        run = get_run(connection, record.run_id)
+        if run is not None and run.state is RunState.STARTING and run.attempt == record.number:
             repository.move(connection, run, RunState.RUNNING, cause=cause, now=context.now())
     return True
 

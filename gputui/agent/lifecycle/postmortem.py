@@ -33,11 +33,21 @@ from gputui.runs import repository
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.repository import transaction
+from gputui.runs.spec import spec_of
 from gputui.store.events import add_event
 from gputui.store.metrics import watched
 from gputui.store.run_states import RunState
-from gputui.store.runs import read_attempts, read_decisions, read_incidents, read_transitions
+from gputui.store.runs import (
+    Attempt,
+    Run,
+    get_attempt,
+    get_run,
+    read_attempts,
+    read_decisions,
+    read_incidents,
+    read_transitions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +57,7 @@ LOOK_TOLD_SECONDS = 1.0
 EXAMINE_SECONDS = 1800.0
 
 
-def has_read_rest(context: AgentContext, attempt: AttemptRecord, budget_seconds: float) -> bool:
+def has_read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
     """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
     sqlite3.Error."""
     report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
@@ -58,7 +68,7 @@ def has_read_rest(context: AgentContext, attempt: AttemptRecord, budget_seconds:
 def evidence_to_read(
     context: AgentContext,
     resolved: ResolvedRun,
-    attempt: AttemptRecord,
+    attempt: Attempt,
     exit_record: Mapping[str, Any] | None,
     survivors: Sequence[int],
 ) -> Task:
@@ -74,7 +84,7 @@ def evidence_to_read(
         exit_record=exit_record,
         survivors=tuple(survivors),
         launcher=resolved.spec.launcher,
-        rebooted=is_of_former_boot(fresh.executor, folder),
+        rebooted=is_of_former_boot(fresh, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
         checkpoints_wanted=resolved.policy.checkpoints_wanted,
@@ -127,7 +137,7 @@ def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
     task, begun_at = phase.task, phase.job.begun_at
     if begun_at is not None and context.monotonic() - begun_at < LOOK_TOLD_SECONDS:
         return phase
-    run = repository.get_run(context.connection, task.attempt.run_id)
+    run = get_run(context.connection, task.attempt.run_id)
     if run is None:
         return phase
     if run.state is RunState.STOPPING:
@@ -141,9 +151,9 @@ def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
     return phase
 
 
-def _current(connection: sqlite3.Connection, attempt: AttemptRecord) -> tuple[RunRecord, AttemptRecord]:
-    run = repository.get_run(connection, attempt.run_id)
-    fresh = repository.get_attempt(connection, attempt.run_id, attempt.number)
+def _current(connection: sqlite3.Connection, attempt: Attempt) -> tuple[Run, Attempt]:
+    run = get_run(connection, attempt.run_id)
+    fresh = get_attempt(connection, attempt.run_id, attempt.number)
     assert run is not None and fresh is not None
     return run, fresh
 
@@ -170,7 +180,7 @@ class Ending:
 
     # --- the three ends -------------------------------------------------------------------------------------------
 
-    def _stopped(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+    def _stopped(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
         ended_at = task.ended_at
         forced = bool((task.exit_record or {}).get("forced"))
         how = "stopped; it did not end in time and was killed" if forced else "stopped"
@@ -183,11 +193,11 @@ class Ending:
             if attempt.stop_requested == "restart":
                 self._requeue_from_start(run, ended_at)
 
-    def _lost_by_stop(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> str:
+    def _lost_by_stop(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> str:
         """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
         save when it gets SIGTERM loses what it did since its last checkpoint."""
         last = attempt.last_step
-        if run.spec.checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
+        if spec_of(run).checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
             return ""
         if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
             return ""
@@ -198,16 +208,16 @@ class Ending:
         steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
         return f"; no checkpoint was saved, so that its {steps} lost"
 
-    def _requeue_from_start(self, run: RunRecord, now: float) -> None:
-        stopped = repository.get_run(self.context.connection, run.run_id)
+    def _requeue_from_start(self, run: Run, now: float) -> None:
+        stopped = get_run(self.context.connection, run.run_id)
         assert stopped is not None
         repository.set_next_attempt(
-            self.context.connection, run.run_id, params=dict(run.spec.params), resume_from=None, not_before=None
+            self.context.connection, run.run_id, params=dict(spec_of(run).params), resume_from=None, not_before=None
         )
         repository.set_gpu_count(self.context.connection, run.run_id, None)
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
-    def _succeeded(self, run: RunRecord, attempt: AttemptRecord, task: Task, findings: Findings) -> None:
+    def _succeeded(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
         ended_at = task.ended_at
         took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
         tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
@@ -227,8 +237,8 @@ class Ending:
 
     def _failed(
         self,
-        run: RunRecord,
-        attempt: AttemptRecord,
+        run: Run,
+        attempt: Attempt,
         task: Task,
         findings: Findings,
         around: MachineContext | None,
@@ -300,8 +310,8 @@ class Ending:
 
     def _decide(
         self,
-        run: RunRecord,
-        attempt: AttemptRecord,
+        run: Run,
+        attempt: Attempt,
         incident: Incident,
         checkpoints: CheckpointChoice | None,
         ended_at: float,
@@ -327,7 +337,7 @@ class Ending:
             incident,
             past,
             progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
-            run.spec,
+            spec_of(run),
             run.params,
             self.resolved.policy,
             [] if checkpoints is None else checkpoints.infos,
@@ -339,9 +349,7 @@ class Ending:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def _close(
-        self, attempt: AttemptRecord, state: str, ended_at: float, exit_record: Mapping[str, Any] | None
-    ) -> None:
+    def _close(self, attempt: Attempt, state: str, ended_at: float, exit_record: Mapping[str, Any] | None) -> None:
         repository.end_attempt(
             self.context.connection,
             attempt.run_id,
@@ -357,7 +365,7 @@ class Ending:
         rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
         checkpoint_survey.write(self.context.connection, task.checkpoints, rows, self.context.now())
 
-    def _write_incident(self, run: RunRecord, attempt: AttemptRecord, incident: Incident, at: float) -> int:
+    def _write_incident(self, run: Run, attempt: Attempt, incident: Incident, at: float) -> int:
         cursor = self.context.connection.execute(
             "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -375,9 +383,7 @@ class Ending:
         )
         return int(cursor.lastrowid or 0)
 
-    def _write_decision(
-        self, run: RunRecord, attempt: AttemptRecord, incident_id: int, plan: RecoveryPlan, now: float
-    ) -> None:
+    def _write_decision(self, run: Run, attempt: Attempt, incident_id: int, plan: RecoveryPlan, now: float) -> None:
         self.context.connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
             "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -403,7 +409,7 @@ class Ending:
             (outcome, run_id),
         )
 
-    def _note_survivors(self, attempt: AttemptRecord, survivors: Sequence[int], now: float) -> None:
+    def _note_survivors(self, attempt: Attempt, survivors: Sequence[int], now: float) -> None:
         """Say who cannot be ended, and what ends him."""
         listed = [str(pid) for pid in survivors]
         are = "process " + listed[0] if len(listed) == 1 else "processes " + ", ".join(listed)
@@ -430,8 +436,8 @@ def note_first_steps(connection: sqlite3.Connection, report: IngestReport, now: 
         return
     with transaction(connection):
         for progress in report.progress:
-            run = repository.run_in(connection, progress.run_id, RunState.STARTING)
-            if run is not None and run.attempt == progress.attempt:
+            run = get_run(connection, progress.run_id)
+            if run is not None and run.state is RunState.STARTING and run.attempt == progress.attempt:
                 repository.move(connection, run, RunState.RUNNING, cause="its first step was seen", now=now)
 
 

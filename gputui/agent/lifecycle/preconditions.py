@@ -23,8 +23,9 @@ from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
 from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.repository import RunRecord
+from gputui.runs.spec import spec_of
 from gputui.store.events import EventKind, add_event
+from gputui.store.runs import Run
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 30.0
@@ -48,7 +49,7 @@ class Preconditions:
 
     context: AgentContext
 
-    def look(self, run: RunRecord, waiting: Waiting) -> Closed | None:
+    def look(self, run: Run, waiting: Waiting) -> Closed | None:
         """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
         wanted = next_attempt.get(self.context.connection, run.run_id)
         waited = self.context.now() - wanted.since
@@ -75,7 +76,7 @@ class Preconditions:
             next_attempt.set_gates(self.context.connection, run.run_id, left)
         return None
 
-    def _closed(self, run: RunRecord, waiting: Waiting, gate: Mapping[str, Any]) -> str | None:
+    def _closed(self, run: Run, waiting: Waiting, gate: Mapping[str, Any]) -> str | None:
         match gate.get("kind"):
             case "cool":
                 return self._hot(run, float(gate["margin_celsius"]))
@@ -87,7 +88,7 @@ class Preconditions:
                 return self._not_pruned(run, waiting, int(gate["keep"]))
         return None
 
-    def _hot(self, run: RunRecord, margin_celsius: float) -> str | None:
+    def _hot(self, run: Run, margin_celsius: float) -> str | None:
         facts = self.context.recorder.facts
         leased = [uuid for uuid, holder in repository.leases(self.context.connection).items() if holder == run.run_id]
         for uuid in leased:
@@ -110,7 +111,7 @@ class Preconditions:
                 )
         return None
 
-    def _no_room(self, run: RunRecord, waiting: Waiting, needed: int, or_share: float = 1.0) -> str | None:
+    def _no_room(self, run: Run, waiting: Waiting, needed: int, or_share: float = 1.0) -> str | None:
         """Why there is no room, None where there is: for ``needed`` bytes, or that share of the disk if less."""
         folder = self._checkpoints(run)
         if folder is None:
@@ -137,9 +138,9 @@ class Preconditions:
         room.job = None
         return room.text
 
-    def _not_pruned(self, run: RunRecord, waiting: Waiting, keep: int) -> str | None:
+    def _not_pruned(self, run: Run, waiting: Waiting, keep: int) -> str | None:
         folder = self._checkpoints(run)
-        if folder is None or run.spec.checkpoints is None:
+        if folder is None or spec_of(run).checkpoints is None:
             return None
         job = waiting.pruning
         if job is None:
@@ -160,8 +161,8 @@ class Preconditions:
         add_event(self.context.connection, kind, text, now=self.context.now(), severity=severity, run_id=run.run_id)
         return None
 
-    def _checkpoints(self, run: RunRecord) -> Path | None:
-        return checkpoint_directory(run.spec, self.context.workspace.run_dir(run.run_id))
+    def _checkpoints(self, run: Run) -> Path | None:
+        return checkpoint_directory(spec_of(run), self.context.workspace.run_dir(run.run_id))
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:

@@ -19,11 +19,12 @@ from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, 
             _end(connection, _get(connection, folder.name), newest, now)
 
 
-def _end(connection: sqlite3.Connection, run: RunRecord, newest: dict[str, Any], now: float) -> None:
+def _end(connection: sqlite3.Connection, run: Run, newest: dict[str, Any], now: float) -> None:
     ended = newest["exit"]
     if ended.get("stop_requested"):
         state, cause = RunState.STOPPED, "stopped"
@@ -124,8 +125,8 @@ def _end(connection: sqlite3.Connection, run: RunRecord, newest: dict[str, Any],
     repository.move(connection, run, state, cause=cause, now=ended_at)
 
 
-def _get(connection: sqlite3.Connection, run_id: str) -> RunRecord:
-    run = repository.get_run(connection, run_id)
+def _get(connection: sqlite3.Connection, run_id: str) -> Run:
+    run = get_run(connection, run_id)
     assert run is not None
     return run
 

@@ -12,6 +12,7 @@ from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.store.events import add_event
+from gputui.store.runs import get_run
 
 # A GPU counts as released when its used memory is back to what it was before the attempt, within this margin
 # (other processes come and go), or after the deadline.
@@ -67,7 +68,7 @@ class GpuRelease:
                 entry.is_held = True
                 self._lock(entry)
                 continue
-            run = repository.get_run(context.connection, run_id)
+            run = get_run(context.connection, run_id)
             if run is None or run.state.is_over:
                 repository.release_leases(context.connection, run_id)
             if entry.locks is not None:

@@ -14,9 +14,10 @@ from gputui.agent.lifecycle.checkpoint_survey import search_of, write
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, surveyed
 from gputui.recovery.checkpoints import measured
 from gputui.runs import repository
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import add_event
+from gputui.store.runs import Run
 
 # Where another is to be chosen, checkpoints are read whole.
 DEADLINE_SECONDS = 900.0
@@ -30,7 +31,7 @@ class ResumeChecks:
 
     context: AgentContext
     runs: ActiveRuns
-    give_up: Callable[[RunRecord, str], None]
+    give_up: Callable[[Run, str], None]
 
     def is_one_over(self) -> bool:
         """Whether a check has ended since this was last asked."""
@@ -40,7 +41,7 @@ class ResumeChecks:
             check.is_told = True
         return bool(over)
 
-    def may_start(self, run: RunRecord) -> bool:
+    def may_start(self, run: Run) -> bool:
         """Whether the run may start now. Where its checkpoint is another by now, the next best takes its place; the run
         ends where there is none. Raises sqlite3.Error."""
         path = run.resume_from
@@ -70,7 +71,7 @@ class ResumeChecks:
         self._choose_again(run, check, choice, waiting)
         return False
 
-    def _begin(self, run: RunRecord, path: str, waiting: Waiting) -> bool:
+    def _begin(self, run: Run, path: str, waiting: Waiting) -> bool:
         context = self.context
         search = search_of(context.connection, context.workspace, run, context.now())
         row = None if search is None else next((row for row in search.rows if row.path == path), None)
@@ -81,7 +82,7 @@ class ResumeChecks:
         waiting.resume_check = ResumeCheck(path, search, job)
         return False
 
-    def _choose_again(self, run: RunRecord, check: ResumeCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
+    def _choose_again(self, run: Run, check: ResumeCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
         name = Path(check.path).name
         changed = f"{name} was removed, or written again by another, after it had been chosen"
         if not choice.usable:

@@ -15,9 +15,9 @@ from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError
 from gputui.redaction import Redactor, secrets_in
 from gputui.runs.command import in_run
 from gputui.runs.redaction import secrets_of
-from gputui.runs.repository import RunRecord
-from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +52,18 @@ class ResolvedRun:
     redactor: Redactor
 
 
-def resolved_run(workspace: Workspace, run: RunRecord) -> ResolvedRun:
+def resolved_run(workspace: Workspace, run: Run) -> ResolvedRun:
     """Raises SpecError where the run's row cannot be understood."""
-    return ResolvedRun(run.spec, policy_of(run), notice_of(workspace, run.run_id), redactor_of(workspace, run.run_id))
+    return ResolvedRun(
+        spec_of(run), policy_of(run), notice_of(workspace, run.run_id), redactor_of(workspace, run.run_id)
+    )
 
 
-def policy_of(run: RunRecord) -> Policy:
+def policy_of(run: Run) -> Policy:
     """The run's policy; the standard one where its specification holds none that this gputui understands. Raises
     SpecError."""
     try:
-        return policy_from(run.spec.recovery)
+        return policy_from(spec_of(run).recovery)
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
         return POLICIES["standard"]

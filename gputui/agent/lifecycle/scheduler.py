@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gputui.runs.repository import RunRecord
+from gputui.runs.spec import spec_of
+from gputui.store.runs import Run
 
 # A foreign process below this is a display server or a context that shares a GPU peacefully.
 FOREIGN_BUSY_BYTES = 1 << 30
@@ -37,7 +38,7 @@ class Start:
     """This run starts now, on these GPUs. ``replaced`` says of each GPU that it held and does not get again why;
     ``taken_from`` names the runs whose leases on some of them end, each with a GPU."""
 
-    run: RunRecord
+    run: Run
     uuids: tuple[str, ...]
     replaced: tuple[str, ...] = ()
     taken_from: tuple[tuple[str, str], ...] = ()
@@ -48,7 +49,7 @@ class Wait:
     """This run waits, and why. ``in_service`` is set where a run goes on after an incident and GPUs that it held are
     out of service, so that fewer than it needs are left: so many."""
 
-    run: RunRecord
+    run: Run
     reason: str
     in_service: int | None = None
 
@@ -56,9 +57,9 @@ class Wait:
 PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
-def gpus_wanted(run: RunRecord) -> int:
+def gpus_wanted(run: Run) -> int:
     """How many GPUs the run's next attempt has: what its specification asks for, unless exclude_gpu left fewer."""
-    request = run.spec.gpus
+    request = spec_of(run).gpus
     return run.gpu_count or len(request.uuids) or request.count
 
 
@@ -76,7 +77,7 @@ class CpuRoom:
 
 
 def schedule(
-    queue: Sequence[RunRecord],
+    queue: Sequence[Run],
     gpus: Sequence[GpuAvailability] | None,
     *,
     paused: bool = False,
@@ -106,8 +107,8 @@ def schedule(
             outcome.append(Start(run, ()))
         elif not gpus_wanted(run):
             # More ranks than there is ever room for have it to themselves.
-            if cpu is None or not ranks or ranks + run.spec.nproc <= cpu.limit:
-                ranks += run.spec.nproc
+            if cpu is None or not ranks or ranks + spec_of(run).nproc <= cpu.limit:
+                ranks += spec_of(run).nproc
                 outcome.append(Start(run, ()))
             else:
                 ranks = cpu.limit
@@ -137,7 +138,7 @@ def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuAvailabili
     return outcomes
 
 
-def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[RunRecord]:
+def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[Run]:
     """The runs that go on after an incident and would wait for ever, were each to keep what it leases: what is in
     service and not leased by them will be free one day, and is not enough."""
     runs = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and goes_on(outcome.run)]
@@ -151,7 +152,7 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability
             > sum(
                 not gpu.out_of_service and (gpu.holder == run.run_id or gpu.holder not in names)
                 for gpu in gpus
-                if gpu.holder == run.run_id or not run.spec.gpus.uuids or gpu.uuid in run.spec.gpus.uuids
+                if gpu.holder == run.run_id or not spec_of(run).gpus.uuids or gpu.uuid in spec_of(run).gpus.uuids
             )
         ]
         if len(left) == len(stuck):
@@ -159,9 +160,9 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability
         stuck = left
 
 
-def _place(run: RunRecord, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start | Wait:
+def _place(run: Run, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start | Wait:
     """What becomes of one run; adds to ``taken`` what later ones cannot have."""
-    request, wanted = run.spec.gpus, gpus_wanted(run)
+    request, wanted = spec_of(run).gpus, gpus_wanted(run)
     own = [gpu for gpu in gpus if gpu.holder == run.run_id]
     pool = own + [gpu for gpu in gpus if gpu not in own and (not request.uuids or gpu.uuid in request.uuids)]
     fitting = [gpu for gpu in pool if _fits(gpu, run, taken)]
@@ -181,31 +182,31 @@ def _place(run: RunRecord, gpus: Sequence[GpuAvailability], taken: set[str]) -> 
     return Wait(run, _why(pool, fitting, wanted, run), len(in_service) if is_short else None)
 
 
-def goes_on(run: RunRecord) -> bool:
+def goes_on(run: Run) -> bool:
     """Whether the run goes on by itself after an incident: only recovery says when the next attempt may start."""
     return run.not_before is not None
 
 
-def _fits(gpu: GpuAvailability, run: RunRecord, taken: set[str]) -> bool:
+def _fits(gpu: GpuAvailability, run: Run, taken: set[str]) -> bool:
     if gpu.uuid in taken or gpu.blocked_by is not None or gpu.holder not in (None, run.run_id):
         return False
-    needed = run.spec.gpus.memory_bytes
+    needed = spec_of(run).gpus.memory_bytes
     return needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed
 
 
-def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: RunRecord) -> str:
+def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run) -> str:
     noun = "GPU" if wanted == 1 else "GPUs"
     obstacles = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in candidates if gpu not in fitting]
     detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
     return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
 
 
-def _obstacle(gpu: GpuAvailability, run: RunRecord) -> str:
+def _obstacle(gpu: GpuAvailability, run: Run) -> str:
     if gpu.blocked_by is not None:
         return gpu.blocked_by
     if gpu.holder not in (None, run.run_id):
         return f"is leased to {gpu.holder}"
-    needed = run.spec.gpus.memory_bytes
+    needed = spec_of(run).gpus.memory_bytes
     if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
         return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
     return "is promised to an earlier run"

@@ -47,11 +47,13 @@ from gputui.runs import notices, repository
 from gputui.runs.executors.base import ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.identity import ProcessIdentity
+from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, Run, get_attempt, get_run, runs_in
 
 log = logging.getLogger(__name__)
 
@@ -105,14 +107,14 @@ class Supervisor:
     def adopt(self) -> None:
         """Take over what a predecessor left: every run of which processes may exist."""
         states = [state for state in RunState if state.has_attempt]
-        for run in repository.runs_in(self.context.connection, states):
+        for run in runs_in(self.context.connection, *states):
             self.runs.of(run.run_id).phase = Adopting()
         self._adopt_more()
         leased: dict[str, list[str]] = {}
         for uuid, run_id in repository.leases(self.context.connection).items():
             leased.setdefault(run_id, []).append(uuid)
         for run_id, uuids in leased.items():
-            holder = repository.get_run(self.context.connection, run_id)
+            holder = get_run(self.context.connection, run_id)
             if self.runs.attempt(run_id) is None and (holder is None or holder.state.is_over):
                 self.draining.begin(run_id, None if holder is None else holder.attempt, dict.fromkeys(uuids))
 
@@ -125,18 +127,21 @@ class Supervisor:
 
     def _adopt(self, active: ActiveRun) -> None:
         connection, run_id = self.context.connection, active.run_id
-        run = repository.get_run(connection, run_id)
+        run = get_run(connection, run_id)
         if run is None or not run.state.has_attempt:
             active.phase = None
             return
-        record = repository.get_attempt(connection, run_id, run.attempt)
+        record = get_attempt(connection, run_id, run.attempt)
         if record is None:
             with transaction(connection):
                 cause = "its attempt is not in the database"
                 repository.move(connection, run, RunState.FAILED, cause=cause, now=self.context.now())
             active.phase = None
             return
-        known = record.executor or find(self.context.executor, self.context.workspace.run_dir(run_id), record.number)
+        if record.executor is not None:
+            known: ProcessIdentity | None = ProcessIdentity(*record.executor)
+        else:
+            known = find(self.context.executor, self.context.workspace.run_dir(run_id), record.number)
         executor = ExecutorProcess(known)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
@@ -202,7 +207,7 @@ class Supervisor:
 
     def _fail_unreadable(self, run_id: str, attempt: LiveAttempt) -> bool:
         """The processes of a run that this gputui cannot understand have ended: it fails, and gives its GPUs back."""
-        run = repository.get_run(self.context.connection, run_id)
+        run = get_run(self.context.connection, run_id)
         if run is None or self.starting.is_understood(run):
             return False
         repository.end_attempt(
@@ -245,7 +250,7 @@ class Supervisor:
             for record in records
         ]
 
-    def running(self) -> list[AttemptRecord]:
+    def running(self) -> list[Attempt]:
         """Every attempt whose command has not ended, as far as is known."""
         return [attempt.record for attempt in self.runs.running()]
 
@@ -275,7 +280,7 @@ class Supervisor:
     # --- what the command handlers call -------------------------------------------------------------------------------
 
     def stop(
-        self, run: RunRecord, *, intent: str, actor: str, now_at_once: bool, note: Callable[[], None] = lambda: None
+        self, run: Run, *, intent: str, actor: str, now_at_once: bool, note: Callable[[], None] = lambda: None
     ) -> None:
         """Ask a run to end; what follows is noticed like any other end. ``note`` writes within the transaction."""
         now = self.context.now()
@@ -307,7 +312,7 @@ class Supervisor:
 
     def repeat_stops(self) -> None:
         """After adoption: a stop whose signal may not have been sent is sent again; an executor ignores the second."""
-        for run in repository.runs_in(self.context.connection, [RunState.STOPPING]):
+        for run in runs_in(self.context.connection, RunState.STOPPING):
             live = self.runs.attempt(run.run_id)
             if live is not None:
                 live.executor.ask_to_end(at_once=live.record.stop_requested == KILL)
@@ -329,11 +334,11 @@ class Supervisor:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _give_up(self, run: RunRecord, why: str) -> None:
+    def _give_up(self, run: Run, why: str) -> None:
         give_up(self.context, run, why)
 
     def _spawn(
-        self, record: AttemptRecord, locks: Sequence[int] = (), baseline_bytes: Mapping[str, int | None] | None = None
+        self, record: Attempt, locks: Sequence[int] = (), baseline_bytes: Mapping[str, int | None] | None = None
     ) -> None:
         try:
             run_dir = self.context.workspace.run_dir(record.run_id)
@@ -351,7 +356,7 @@ class Supervisor:
 
     def _watch(self, attempt: LiveAttempt) -> None:
         attempt.executor.watch(self.selector)
-        run = repository.get_run(self.context.connection, attempt.record.run_id)
+        run = get_run(self.context.connection, attempt.record.run_id)
         with contextlib.suppress(SpecError):
             attempt.resolved = None if run is None else resolved_run(self.context.workspace, run)
         self.runs.of(attempt.record.run_id).begin(attempt)

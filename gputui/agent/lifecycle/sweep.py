@@ -8,7 +8,7 @@ from gputui.agent.lifecycle.active_run import LiveAttempt, Postmortem, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read, has_read_rest
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.runs import repository
+from gputui.store.runs import get_attempt, get_run
 
 # The sampler reads once a second unless told otherwise, and needs some to begin.
 READING_SECONDS = 5.0
@@ -35,7 +35,7 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
     if not _has_read_rest(attempt, phase, context, read_until):
         return phase
     if attempt.resolved is None:
-        run = repository.get_run(context.connection, record.run_id)
+        run = get_run(context.connection, record.run_id)
         assert run is not None
         attempt.resolved = resolved_run(context.workspace, run)
     task = evidence_to_read(context, attempt.resolved, record, exit_record, [process.pid for process in left])
@@ -53,7 +53,7 @@ def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext
     """Whether the GPUs were read after an attempt's end that nobody asked for: one that was lost with it is why it
     ended. Not waited for long, for the driver may hang."""
     if phase.ended_at is None:
-        fresh = repository.get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
+        fresh = get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
         if fresh is not None and fresh.stop_requested is not None:
             return True
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()

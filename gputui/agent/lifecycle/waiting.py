@@ -11,8 +11,9 @@ from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.preconditions import POLL_SECONDS, Preconditions
 from gputui.runs import repository
-from gputui.runs.repository import RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class RecoveryWaits:
     runs: ActiveRuns
     gates: Preconditions
     guard: ErrorBarrier
-    is_understood: Callable[[RunRecord], bool]
+    is_understood: Callable[[Run], bool]
 
     def next_due(self) -> float | None:
         """Monotonic time at which the first wait ends, or None."""
@@ -59,7 +60,7 @@ class RecoveryWaits:
 
     def _end_wait(self, run_id: str, waiting: Waiting) -> bool:
         """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
-        run = repository.get_run(self.context.connection, run_id)
+        run = get_run(self.context.connection, run_id)
         if run is None or not self.is_understood(run):
             return False
         if self._is_gated(run, waiting):
@@ -70,7 +71,7 @@ class RecoveryWaits:
             )
         return True
 
-    def _is_gated(self, run: RunRecord, waiting: Waiting) -> bool:
+    def _is_gated(self, run: Run, waiting: Waiting) -> bool:
         """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
         closed = self.gates.look(run, waiting)
         if closed is None:

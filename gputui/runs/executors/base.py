@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputui.runs.checks import CheckResult
+from gputui.store.runs import Attempt
 
 if TYPE_CHECKING:
     from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
-    from gputui.runs.repository import AttemptRecord
     from gputui.runs.spec import RunSpec
 
 
@@ -46,9 +46,9 @@ class Executor(ABC):
         """What it needs for a run and takes no time to see."""
         return []
 
-    def processes(self, scan: ProcessScan, run_dir: Path, attempt: AttemptRecord) -> list[AttemptProcess]:
+    def processes(self, scan: ProcessScan, run_dir: Path, attempt: Attempt) -> list[AttemptProcess]:
         """The living processes of an attempt, the executor's own left out; none where it does not see them."""
         if not self.sees_processes:
             return []
-        own = None if attempt.executor is None else attempt.executor.pid
+        own = None if attempt.executor is None else attempt.executor[0]
         return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != own]

@@ -23,6 +23,7 @@ from gputui.runs.identity import (
     open_pidfd,
     send_signal,
 )
+from gputui.store.runs import Attempt
 
 
 def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
@@ -85,10 +86,10 @@ def named_in(folder: Path) -> ProcessIdentity | None:
         return None
 
 
-def is_of_former_boot(noted: ProcessIdentity | None, folder: Path) -> bool:
+def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
     """Whether the machine was rebooted since the attempt began, by the process that its row or its folder names."""
-    process = noted or named_in(folder)
-    return process is not None and process.boot_id != boot_id()
+    process = attempt.executor or named_in(folder)
+    return process is not None and process[-1] != boot_id()
 
 
 @dataclass(slots=True)

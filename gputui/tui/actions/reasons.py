@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputui.tui.actions.model import Context
-from gputui.tui.layout.words import OVER, clock, run_sign
+from gputui.tui.layout.words import clock, run_sign
 
 
 def refused_here(context: Context) -> str | None:
@@ -65,7 +65,7 @@ def changes_run(context: Context) -> str | None:
 def can_stop(context: Context) -> str | None:
     problem = changes_run(context)
     if problem is None and context.run is not None:
-        if context.run.state in OVER:
+        if context.run.state.is_over:
             return f"{context.run.run_id} is {run_sign(context.run.state).word} already."
         if context.run.state == "stopping":
             return f"{context.run.run_id} is stopping already."
@@ -74,7 +74,7 @@ def can_stop(context: Context) -> str | None:
 
 def can_go_on(context: Context) -> str | None:
     problem = changes_run(context)
-    if problem is None and context.run is not None and context.run.state not in OVER:
+    if problem is None and context.run is not None and not context.run.state.is_over:
         return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a run that is over can go on."
     return problem
 
@@ -88,7 +88,7 @@ def can_start_over(context: Context) -> str | None:
 
 def can_remove(context: Context) -> str | None:
     problem = changes_run(context)
-    if problem is None and context.run is not None and context.run.state not in OVER:
+    if problem is None and context.run is not None and not context.run.state.is_over:
         return f"{context.run.run_id} is {run_sign(context.run.state).word}; stop it first."
     return problem
 

@@ -14,7 +14,7 @@ from gputui.store.events import read_events
 from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
-from gputui.store.runs import OVER_STATES, Run, RunLookupError, find_run, holders, read_attempts, read_runs, runs_mark
+from gputui.store.runs import Run, RunLookupError, find_run, holders, read_attempts, read_runs, runs_mark
 from gputui.tui.data.alerts import read_alerts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.disk_space import full_disk_words
@@ -196,7 +196,7 @@ class SnapshotReader:
         rows = []
         budget = OVER_RUNS_PER_READ
         for run in runs:
-            if run.state in OVER_STATES and run.run_id != interest.run_id:
+            if run.state.is_over and run.run_id != interest.run_id:
                 found = self._over.get(run.run_id)
                 if (found is None or (found.ended_at, found.attempt) != (run.ended_at, run.attempt)) and budget:
                     budget -= 1
@@ -298,9 +298,9 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     """As the screen lists them; ``runs`` are newest first."""
     queued = [run for run in runs if run.state == "queued"]
     queued.sort(key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence))
-    over = [run for run in runs if run.state in OVER_STATES]
+    over = [run for run in runs if run.state.is_over]
     over.sort(key=lambda run: -(run.ended_at or 0.0))
-    return [*(run for run in runs if run.state != "queued" and run.state not in OVER_STATES), *queued, *over]
+    return [*(run for run in runs if run.state != "queued" and not run.state.is_over), *queued, *over]
 
 
 def _agent_then(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:

@@ -6,7 +6,6 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import ago, duration
 from gputui.tui.data.snapshot import Progress, RunRow
-from gputui.tui.layout.words import OVER
 
 SILENT_STEPS = 3
 """A run that makes no step for so many times its usual one is shown as silent."""
@@ -22,7 +21,7 @@ def outlook(row: RunRow, now: float) -> Span:
         if run.not_before is not None and run.not_before > now:
             return (f"again in {duration(run.not_before - now)}", "text")
         return (clean(run.waiting_for) if run.waiting_for else "next", "text")
-    if run.state in OVER:
+    if run.state.is_over:
         ended = "" if run.ended_at is None else ago(now - run.ended_at)
         reason = clean(run.told_reason or "")
         if run.state == "succeeded" or not reason:

@@ -33,7 +33,6 @@ _UNKNOWN = Sign("?", "unknown", "dim")
 SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
 SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
 
-OVER = frozenset({"succeeded", "failed", "stopped"})
 
 # Words of gpu.throttle that mean heat or a fault; a power cap is what a busy GPU always meets.
 _ALARMING = ("thermal", "hardware", "brake")

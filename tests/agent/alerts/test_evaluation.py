@@ -16,10 +16,9 @@ from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
 from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.metrics.report import AttemptProgress, IngestReport
-from gputui.runs import repository
-from gputui.runs.repository import AttemptRecord
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
+from gputui.store.runs import Attempt, get_attempt
 from gputui.store.series import HostSample
 from tests.stores import open_store
 from tests.tui.filling import GIB, Filler
@@ -36,7 +35,7 @@ class Bench:
         self.workspace.create()
         self.connection: sqlite3.Connection = open_store(self.workspace.database)
         self.now = 1000.0
-        self.living: list[AttemptRecord] = []
+        self.living: list[Attempt] = []
         self.start()
 
     def start(self) -> None:
@@ -251,14 +250,14 @@ def test_a_locked_database_loses_no_alert(bench: Bench, monkeypatch: pytest.Monk
 # --- runs
 
 
-def train(bench: Bench, filler: Filler, **spec: Any) -> AttemptRecord:
+def train(bench: Bench, filler: Filler, **spec: Any) -> Attempt:
     filler.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
     filler.attempt("vit-1", 1, gpus=(0,))
     filler.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
     if spec:
         row = filler.connection.execute("SELECT spec FROM runs").fetchone()[0]
         filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps({**json.loads(row), **spec}),))
-    record = repository.get_attempt(bench.connection, "vit-1", 1)
+    record = get_attempt(bench.connection, "vit-1", 1)
     assert record is not None
     bench.living.append(record)
     return record

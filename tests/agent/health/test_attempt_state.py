@@ -15,29 +15,22 @@ from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.config import Workspace
 from gputui.recovery.watch.progress import ProgressSilence, silence
-from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.process_readings import ProcessReading
-from gputui.runs.repository import AttemptRecord
 from gputui.store.metrics.watched import WatchedLine, newest_lines
+from gputui.store.runs import Attempt
 from tests.stores import open_store
 
 NOW = 1_000_000.0
-RECORD = AttemptRecord(
+RECORD = Attempt(
     run_id="r",
     number=2,
     state="running",
     params={},
     gpus=(),
-    launch=Launch((), {}, "/", 30.0),
+    launch={},
     created_at=NOW - 500,
     started_at=NOW - 500,
-    first_step_at=None,
-    executor=None,
-    first_step=None,
-    last_step=None,
-    resumed_step=None,
-    stop_requested=None,
 )
 
 

@@ -14,7 +14,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import WINDOW_BYTES, NcclLogs
 from gputui.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 from tests.stores import open_store
 
 TROUBLE = "box:4242:4343 [1] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer box<41234>"
@@ -57,8 +57,8 @@ def context(workspace: Workspace) -> Iterator[AgentContext]:
         yield AgentContext.of(connection, workspace, wake=lambda: None)
 
 
-def attempt(run_id: str, gpus: int) -> AttemptRecord:
-    return cast(AttemptRecord, SimpleNamespace(run_id=run_id, number=1, gpus=tuple(f"GPU-{i}" for i in range(gpus))))
+def attempt(run_id: str, gpus: int) -> Attempt:
+    return cast(Attempt, SimpleNamespace(run_id=run_id, number=1, gpus=tuple(f"GPU-{i}" for i in range(gpus))))
 
 
 @pytest.fixture

@@ -21,11 +21,12 @@ from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.runs import repository
 from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.gpu_locks import GpuLocks
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
-from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.repository import transaction
+from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.events import read_events
 from gputui.store.run_states import RunState
+from gputui.store.runs import Attempt, Run, get_run
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -40,7 +41,7 @@ class Bench:
         self.clock = 1000.0
         # Simulated GPUs: their locks are in this home.
         workspace.scenario.touch()
-        self.started: list[AttemptRecord] = []
+        self.started: list[Attempt] = []
         context = AgentContext.of(
             connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: self.clock
         )
@@ -71,8 +72,8 @@ class Bench:
             repository.set_next_attempt(connection, "a-1", params=spec.params, resume_from=None, not_before=NOW)
             repository.take_leases(connection, "a-1", UUIDS, NOW)
 
-    def run(self) -> RunRecord:
-        found = repository.get_run(self.connection, "a-1")
+    def run(self) -> Run:
+        found = get_run(self.connection, "a-1")
         assert found is not None
         return found
 
@@ -103,7 +104,7 @@ def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows
     bench.turn()
     (attempt,) = bench.started
     assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
-    assert "--nproc-per-node=3" in attempt.launch.argv
+    assert "--nproc-per-node=3" in attempt.launch["argv"]
     assert bench.run().gpu_count == 3 and set(repository.leases(connection)) == set(UUIDS[:3])
     assert any("went on with 3 of 4 GPUs, without GPU-3" in one.message for one in read_events(connection))
 
@@ -151,13 +152,13 @@ def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(
     workspace: Workspace, connection: sqlite3.Connection
 ) -> None:
     bench = Bench(connection, workspace, "standard", None)
-    other = replace(bench.run().spec, name="b", gpus=GpuRequest(2))
+    other = replace(spec_of(bench.run()), name="b", gpus=GpuRequest(2))
     with transaction(connection):
         repository.insert_run(
             connection, run_id="b-1", sequence=2, name="b", spec=other, params=other.params, now=NOW, actor="me"
         )
         for target in (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED):
-            found = repository.get_run(connection, "b-1")
+            found = get_run(connection, "b-1")
             assert found is not None
             repository.move(connection, found, target, cause="test", now=NOW)
         repository.set_next_attempt(connection, "b-1", params={}, resume_from=None, not_before=NOW)

@@ -28,9 +28,10 @@ from gputui.recovery.checkpoints import look_in
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
-from gputui.runs.repository import AttemptRecord, RunRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
+from gputui.store.runs import Attempt, Run, get_attempt, get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -59,14 +60,14 @@ class Bench:
                 connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=self.begin, actor="me"
             )
 
-    def run(self) -> RunRecord:
-        found = repository.get_run(self.connection, "a-1")
+    def run(self) -> Run:
+        found = get_run(self.connection, "a-1")
         assert found is not None
         return found
 
     def attempt(
         self, number: int, begun: float, ended: float | None, base: str | None = None, *, steps: int | None = 1
-    ) -> AttemptRecord:
+    ) -> Attempt:
         """An attempt between two hours since the begin."""
         with transaction(self.connection) as connection:
             path = None if base is None else str(self.folder / base)
@@ -80,7 +81,7 @@ class Bench:
                 "UPDATE attempts SET ended_at = ?, first_step = ?, last_step = ? WHERE number = ?",
                 (None if ended is None else self.begin + ended * HOUR, steps, steps, number),
             )
-        record = repository.get_attempt(self.connection, "a-1", number)
+        record = get_attempt(self.connection, "a-1", number)
         assert record is not None
         return record
 

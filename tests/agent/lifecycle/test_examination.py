@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gputui.agent.lifecycle.examination import Task, examine
 from gputui.redaction import REDACTED, Redactor
-from gputui.runs.command import Launch
-from gputui.runs.repository import AttemptRecord
+from gputui.store.runs import Attempt
 
 
 def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_path: Path) -> None:
@@ -16,9 +15,7 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
         'Traceback (most recent call last):\n  File "/x.py", line 3, in <module>\n    main()\n'
         f"torch.OutOfMemoryError: {secret}. Tried to allocate 2.00 GiB. password=hunter2\n"
     )
-    attempt = AttemptRecord(
-        "r-1", 1, "running", {}, (), Launch(("x",), {}, "/", 30.0), 1.0, 1.0, None, None, None, None, None, None
-    )
+    attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
     task = Task(
         folder=tmp_path,
         attempt=attempt,

@@ -16,6 +16,7 @@ from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -26,7 +27,7 @@ def ended_run(connection: sqlite3.Connection) -> None:
     with transaction(connection):
         repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=NOW, actor="me")
         repository.take_leases(connection, "a-1", ["GPU-1"], NOW)
-        run = repository.get_run(connection, "a-1")
+        run = get_run(connection, "a-1")
         assert run is not None
         repository.move(connection, run, RunState.FAILED, cause="unkillable", now=NOW)
 

@@ -27,6 +27,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store import commands
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -55,7 +56,7 @@ def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) ->
         repository.insert_run(
             connection, run_id=run_id, sequence=sequence, name="a", spec=SPEC, params={}, now=NOW, actor="me"
         )
-        run = repository.get_run(connection, run_id)
+        run = get_run(connection, run_id)
         assert run is not None
         repository.move(connection, run, RunState.STOPPED, cause="test", now=NOW)
         source = connection.execute(
@@ -104,7 +105,7 @@ def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Super
     long_run(supervisor, "a-2", lines=500)
     answer = ask_to_remove(supervisor)
     assert answer is not None and answer.state == "done"
-    assert repository.get_run(connection, "a-1") is None
+    assert get_run(connection, "a-1") is None
     assert not supervisor.context.workspace.run_dir("a-1").exists()
     # Nothing of it is waited for, and all of it is still there.
     assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
@@ -270,4 +271,4 @@ def test_on_a_full_disk_nothing_is_deleted_and_nothing_lost(cramped: Supervisor)
     assert dispatch.answer_all(cramped) == 1
     answer = commands.answer(cramped.context.connection, command_id)
     assert answer is not None and answer.state == "refused"
-    assert repository.get_run(cramped.context.connection, "a-1") is not None
+    assert get_run(cramped.context.connection, "a-1") is not None

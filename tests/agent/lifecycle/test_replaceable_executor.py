@@ -19,9 +19,10 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor
-from gputui.runs.repository import AttemptRecord, transaction
+from gputui.runs.repository import transaction
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.runs import Attempt, get_attempt
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -51,15 +52,15 @@ class Bench:
         context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, monotonic=lambda: self.clock)
         self.supervisor = Supervisor(replace(context, executor=Courier()), selectors.DefaultSelector())
 
-    def attempt(self) -> AttemptRecord:
-        found = repository.get_attempt(self.connection, "a-1", 1)
+    def attempt(self) -> Attempt:
+        found = get_attempt(self.connection, "a-1", 1)
         assert found is not None
         return found
 
     def pid(self) -> int:
         executor = self.attempt().executor
         assert executor is not None
-        return executor.pid
+        return executor[0]
 
     def state(self) -> str:
         self.supervisor.turn()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, schedule
-from gputui.runs.repository import RunRecord
-from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 
 
 def run(
@@ -21,7 +23,7 @@ def run(
     not_before: float | None = None,
     gpu_count: int | None = None,
     nproc: int = 1,
-) -> RunRecord:
+) -> Run:
     spec = RunSpec(
         name=name,
         launcher="python",
@@ -31,9 +33,8 @@ def run(
         gpus=GpuRequest(count, uuids, memory),
         nproc=nproc,
     )
-    return RunRecord(
-        name, name, RunState.QUEUED, 0, spec, {}, 0.0, 0.0, not_before, None, None, None, gpu_count=gpu_count
-    )
+    stored = json.dumps(spec.to_json())
+    return Run(name, 1, name, name, RunState.QUEUED, 0, {}, stored, 0.0, 0.0, not_before, gpu_count=gpu_count)
 
 
 def gpus(count: int, **changes: GpuAvailability) -> list[GpuAvailability]:
@@ -217,4 +218,4 @@ def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: in
     assert not {f"g{i}" for i in held} & set(given_out)
     for outcome in outcomes:
         if isinstance(outcome, Start):
-            assert len(outcome.uuids) == outcome.run.spec.gpus.count
+            assert len(outcome.uuids) == spec_of(outcome.run).gpus.count

@@ -26,13 +26,13 @@ from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import identify
-from gputui.runs.repository import AttemptRecord, transaction
-from gputui.runs.spec import RunSpec
+from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, queue
 from gputui.store.events import read_events
 from gputui.store.run_states import RunState
-from gputui.store.runs import find_run
+from gputui.store.runs import Attempt, find_run, get_attempt, get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -81,7 +81,7 @@ def recovering_run(connection: sqlite3.Connection, not_before: float, now: float
     with transaction(connection):
         repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=now, actor="me")
         for target in (RunState.STARTING, RunState.RECOVERING):
-            run = repository.get_run(connection, "a-1")
+            run = get_run(connection, "a-1")
             assert run is not None
             repository.move(connection, run, target, cause="test", now=now)
         repository.set_next_attempt(connection, "a-1", params={}, resume_from=None, not_before=not_before)
@@ -106,7 +106,7 @@ def test_every_gpu_that_a_run_left_is_drained_after_adoption(
     workspace: Workspace, connection: sqlite3.Connection, clock: Clock
 ) -> None:
     queued_run(connection, workspace, clock.wall)
-    run = repository.get_run(connection, "a-1")
+    run = get_run(connection, "a-1")
     assert run is not None
     with transaction(connection):
         repository.take_leases(connection, "a-1", ["GPU-1", "GPU-2", "GPU-3"], clock.wall)
@@ -146,8 +146,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     workspace: Workspace, connection: sqlite3.Connection, clock: Clock
 ) -> None:
     made = supervisor(Troubled, workspace, connection, clock)
-    launch = Launch(("x",), {}, "/", 1.0)
-    record = AttemptRecord("a-1", 1, "running", {}, (), launch, 0.0, 0.0, None, None, None, None, None, None)
+    record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
     made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None)))
     for _ in range(3):
         made.turn()
@@ -255,13 +254,13 @@ def live_run(
     """A run whose command was started now and whose shim lives (it is this process); its attempt's folder."""
     queued_run(connection, workspace, clock.wall)
     with transaction(connection):
-        run = repository.get_run(connection, "a-1")
+        run = get_run(connection, "a-1")
         assert run is not None
         launch = Launch(("x",), {}, "/", 1.0)
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=clock.wall)
         repository.set_attempt_started(connection, "a-1", 1, clock.wall)
         repository.move(connection, run, RunState.STARTING, cause="test", now=clock.wall)
-    record = repository.get_attempt(connection, "a-1", 1)
+    record = get_attempt(connection, "a-1", 1)
     assert record is not None
     live = LiveAttempt(record, ExecutorProcess(identify(os.getpid())))
     made.runs.of("a-1").begin(live)
@@ -337,7 +336,7 @@ def ended_run(connection: sqlite3.Connection, workspace: Workspace, made: Superv
     (folder / "attempts/1/exit.json").write_text(json.dumps({"code": 0, "signal": None, "ended_at": now}))
     path = folder / "metrics.jsonl"
     with transaction(connection):
-        run = repository.get_run(connection, "a-1")
+        run = get_run(connection, "a-1")
         assert run is not None
         made.context.ingest.open_source("a-1", str(path), "jsonl")
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=now)
@@ -347,8 +346,8 @@ def ended_run(connection: sqlite3.Connection, workspace: Workspace, made: Superv
     return path
 
 
-def record_of(connection: sqlite3.Connection) -> AttemptRecord:
-    record = repository.get_attempt(connection, "a-1", 1)
+def record_of(connection: sqlite3.Connection) -> Attempt:
+    record = get_attempt(connection, "a-1", 1)
     assert record is not None
     return record
 
@@ -440,8 +439,10 @@ def test_what_a_newer_gputui_added_to_a_specification_is_left_out(
         "UPDATE runs SET spec = json_set(spec, '$.stars', 5, '$.gpus.kind', 'H100', "
         '\'$.checkpoints\', json(\'{"directory": "/c", "pattern": "*", "odd": 1}\'))'
     )
-    run = repository.get_run(connection, "a-1")
-    assert run is not None and run.spec.checkpoints is not None and run.spec.checkpoints.directory == "/c"
+    run = get_run(connection, "a-1")
+    assert run is not None
+    found = spec_of(run).checkpoints
+    assert found is not None and found.directory == "/c"
 
 
 def test_a_run_that_cannot_be_understood_is_watched_to_its_end_and_then_fails(
@@ -482,7 +483,7 @@ def test_a_queue_that_is_opened_starts_its_runs_over_many_turns(
     made = supervisor(Supervisor, workspace, connection, clock)
     started: list[str] = []
 
-    def spawn(record: AttemptRecord, *_: object) -> None:
+    def spawn(record: Attempt, *_: object) -> None:
         started.append(record.run_id)
         clock.monotonic += 0.015
 

@@ -18,26 +18,7 @@ from tests.reports.summary.making import facts, fast
 
 
 def attempt(number: int, first_step: int | None) -> Attempt:
-    return Attempt(
-        "net-1",
-        number,
-        "running",
-        {},
-        (),
-        {},
-        0.0,
-        0.0,
-        0.0,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        first_step,
-        None,
-        None,
-    )
+    return Attempt("net-1", number, "running", {}, (), {}, 0.0, 0.0, 0.0, first_step=first_step)
 
 
 def lines(number: int, first: int, *rows: dict[str, Any]) -> list[StoredLine]:

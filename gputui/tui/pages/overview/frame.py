@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gputui.charts.chart import Line
-from gputui.store.runs import OVER_STATES
 from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.alerts import alert_strip
 from gputui.tui.layout.columns import fit_line
@@ -57,8 +56,8 @@ def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -
 
 
 def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:
-    active = [row for row in snapshot.runs if row.run.state not in OVER_STATES]
-    over = [row for row in snapshot.runs if row.run.state in OVER_STATES]
+    active = [row for row in snapshot.runs if not row.run.state.is_over]
+    over = [row for row in snapshot.runs if row.run.state.is_over]
     shown = [*active, *over[:OVER_SHOWN]]
     runs = _runs(snapshot, shown, width, max(2, len(shown) + 1))
     if len(over) > OVER_SHOWN:

@@ -20,7 +20,7 @@ from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
 from gputui.tui.layout.run_words import outlook, silent_seconds
 from gputui.tui.layout.sparklines import spark
-from gputui.tui.layout.words import OVER, numbers, run_sign, run_state_text
+from gputui.tui.layout.words import numbers, run_sign, run_state_text
 from gputui.tui.pages.overview.run_order import order_named
 
 
@@ -121,7 +121,7 @@ def _heading(
     current = next((row for row in rows if row.run.run_id == state.cursor), None)
     if current is not None and current.cost is not None and not any(c.head == "LOST" for c, _ in placed):
         words = in_words(current.cost)
-        if words and current.run.state not in OVER:
+        if words and not current.run.state.is_over:
             notes.append((f"failures cost {words}", "dim"))
     if state.marked:
         notes.append((f"{len(state.marked)} marked", "accent"))
@@ -157,7 +157,7 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     if run.state == "running":
         line = row_line(placed, shown, width)
         return selected(line) if is_selected else line
-    is_reached = progress.step is not None and (run.state in OVER or run.state == "stopping")
+    is_reached = progress.step is not None and (run.state.is_over or run.state == "stopping")
     count_of_cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if is_reached else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:count_of_cells])
@@ -224,8 +224,8 @@ def _step(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     if progress.step is None:
         return []
-    total = f"/{count(progress.total_steps)}" if progress.total_steps and shown.row.run.state not in OVER else ""
-    return [(count(progress.step), "dim" if shown.row.run.state in OVER else "text"), (total, "dim")]
+    total = f"/{count(progress.total_steps)}" if progress.total_steps and not shown.row.run.state.is_over else ""
+    return [(count(progress.step), "dim" if shown.row.run.state.is_over else "text"), (total, "dim")]
 
 
 def _done(shown: _Shown, width: int) -> list[Span]:
@@ -235,7 +235,7 @@ def _done(shown: _Shown, width: int) -> list[Span]:
         return []
     share = min(1.0, progress.step / progress.total_steps)
     filled = bar(share, width - 5).rstrip(" ")
-    style = "dim" if shown.row.run.state in OVER else "bar"
+    style = "dim" if shown.row.run.state.is_over else "bar"
     return [(filled, style), ("░" * (width - 5 - len(filled)), "track"), (f"{math.floor(share * 100):>4}%", "text")]
 
 

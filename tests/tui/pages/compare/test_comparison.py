@@ -10,6 +10,7 @@ import pytest
 from gputui.charts.envelope import Bin
 from gputui.curves.direction import is_more_better
 from gputui.curves.model import ChartData, ChartRequest, Frame, MetricCurve
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.pages.compare.comparison import (
@@ -27,10 +28,8 @@ from gputui.tui.pages.compare.comparison import (
 
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
     run = Run(
-        run_id=run_id, sequence=1, name=run_id, profile="p", state="running", attempt=1, params=params, created_at=0.0,
-        queued_at=None, not_before=None, started_at=started_at, ended_at=None, reason=None, waiting_for=None,
-        resume_from=None, attempt_state=None, attempt_started_at=None, attempt_last_step=None,
-        attempt_resumed_step=None, gpus=(), spec_json=json.dumps({"params": params}), priority=0,
+        run_id=run_id, sequence=1, name=run_id, profile="p", state=RunState.RUNNING, attempt=1, params=params,
+        spec_json=json.dumps({"params": params}), created_at=0.0, started_at=started_at,
     )  # fmt: skip
     return RunRow(run, Progress(step=step))
 
