@@ -175,7 +175,8 @@ def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
     assert order.indices(position, end, redealt(deals, order.size, position, *layouts[-1][:2])).tolist() == (
         seen[position:] if end else []
     )
-    assert [int(order.indices(at, 1, deals)[0]) for at in range(position, position + end)] == seen[position:]
+    for at in range(position, position + end, max(1, end // 20)):
+        assert order.indices(at, 3, deals).tolist()[: position + end - at] == seen[at : at + 3]
 
 
 def test_one_lane_is_the_order_without_deals() -> None:
