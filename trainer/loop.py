@@ -240,7 +240,13 @@ class Loop:
     def validate(self) -> dict[str, float] | None:
         """Measures on held-out data; the means as ``val/…``, or None where a stop was asked for meanwhile."""
         self.drain()
+        before = self.session.validation_batch
         means, seconds = validate(self.session, lambda: bool(self.signals.stop))
+        if (batch := self.session.validation_batch) != before:
+            self.telemetry.event(
+                self.progress.step, "validation_batch_reduced", cause="out of memory", batch_size=batch
+            )
+            self.telemetry.say(f"out of memory in validation: batches of {batch} from here on", error=True)
         if means is None:
             return None
         wanted = self.settings.best_metric

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
 from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
@@ -60,6 +62,9 @@ class Session:
         # Asked on the GPU only, where it can be compared with a known peak; counting takes up to a second.
         self.flops_per_sample = objective.flops_per_sample() if world.device.type == "cuda" else None
         compile_objective(objective, settings)
+        if settings.compile != "off":
+            # Held-out batches have two sizes, of which the second is compiled for any size; no CUDA graphs for those.
+            objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
         self.strategy = build_strategy(settings, objective, world, initial)
         self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
         self.ema = Ema(self.strategy.own_parameters(), settings.ema) if settings.ema else None
@@ -71,6 +76,8 @@ class Session:
         # 0 until the largest that fits has been found.
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
+        # 0 until one had to be made smaller than validation would like.
+        self.validation_batch = 0
         seed_everything(self._rank_seed())
 
     def _load_data(self) -> Data:

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import RankError, Ranks
 from trainer.config import Settings
+from trainer.data.contract import Fields
 from trainer.session import Progress, Session
 from trainer.validation import validate
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
+TINY = {"n_embd": 32, "n_layer": 1, "n_head": 1}
 SMALL: dict[str, Any] = {"device": "cpu", "data": "synthetic", "synthetic_samples": 64, "context": 16, "batch_size": 2}
 
 
@@ -75,3 +77,58 @@ def test_batches_are_large_but_not_those_of_long_texts(
         monkeypatch.setattr(session.held_out, "samples", 1)
         validate(session)
     assert sizes == [size]
+
+
+def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
+    """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
+    with Session(Settings(**{**SMALL, "validate_samples": 40, **changes}), world, 1, Progress()) as session:
+        measure, tried = session.objective.measure, []
+
+        def limited(fields: Fields) -> dict[str, torch.Tensor]:
+            tried.append(len(next(iter(fields.values()))))
+            if world.rank == rank and tried[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. (in validation)")
+            return measure(fields)
+
+        session.objective.measure = limited  # type: ignore[method-assign]
+        found, _ = validate(session)
+        again, _ = validate(session)
+        assert found is not None and found == again
+        return found, session.validation_batch, tried
+
+
+@pytest.mark.parametrize("task", ["lm", "classify"])
+def test_all_ranks_measure_again_in_smaller_batches_where_one_runs_out_of_memory(task: str, two_ranks: Ranks) -> None:
+    flags = {"task": task, "data": "synthetic", "synthetic_samples": 400, "batch_size": "auto"}
+    expected = two_ranks.run(means, **flags, validate_samples=40)[0]
+    for found, batch, tried in two_ranks.run(short_of_memory, 1, 9, **flags):
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert batch == 8 and tried[0] == 20 and tried[-1] <= 9
+
+
+@pytest.mark.parametrize("changes", [{"task": "lm"}, {"task": "lm", "oom_retries": 1, "parallel": "fsdp"}])
+def test_memory_in_validation_ends_the_run_where_steps_may_not_step_down(
+    changes: dict[str, Any], two_ranks: Ranks
+) -> None:
+    flags = {"synthetic_samples": 400, "model": "gpt2", "model_options": TINY, **changes}
+    with pytest.raises(RankError) as failed:
+        two_ranks.run(short_of_memory, 1, 9, **flags)
+    assert failed.value.by_rank[1] == ("OutOfMemoryError", "CUDA out of memory. (in validation)")
+
+
+def test_compiled_runs_measure_compiled_and_all_runs_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
+    expected = means(ALONE, task="lm")
+    assert compiled == []
+    assert means(ALONE, task="lm", compile="default") == expected
+    assert [function.__name__ for function in compiled] == ["measure"]
+    monkeypatch.setattr("trainer.tasks.language._MEASURED_CHUNK", 7)
+    assert means(ALONE, task="lm") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.long
+def test_compiled_measures_are_those_of_eager_ones() -> None:
+    options = {"task": "lm", "validate_samples": 21, "batch_size": 10, "max_batch_size": 10}
+    assert means(ALONE, **options, compile="default") == pytest.approx(means(ALONE, **options), rel=1e-5)

@@ -29,7 +29,9 @@ from trainer.world import World
 
 
 class Fsdp(Strategy):
-    """Whole state lies on the CPU of rank 0 and is empty elsewhere; it is put together one tensor at a time."""
+    """Whole state lies on the CPU of rank 0 and is empty elsewhere; it is gathered one tensor at a time."""
+
+    measures_alone = False
 
     def __init__(self, settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> None:
         """With `initial` the model's parameters are on the meta device, and each rank makes its shards of them.

@@ -35,6 +35,7 @@ class Strategy(ABC):
     data_rank: int
     data_ranks: int
     devices = 1  # that this rank computes on
+    measures_alone = True  # whether held-out batches take forward passes of this rank alone
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

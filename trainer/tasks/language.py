@@ -44,6 +44,7 @@ class LanguageObjective(Objective):
 
 
 _NOT_LEARNT = -100  # as a target
+_MEASURED_CHUNK = 2048  # tokens; of 50 000 possible ones their logits in fp32 are 400 MB
 
 
 class NextToken(LanguageObjective):
@@ -54,7 +55,7 @@ class NextToken(LanguageObjective):
     model is given each token's position in its document, so that attention stays within it.
 
     With a `chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only what
-    the model answers is kept, and neither their copy in fp32 nor their logarithms.
+    the model answers is kept, and neither their copy in fp32 nor their logarithms. Measuring always goes by chunks.
     """
 
     def __init__(self, data: Text, model: nn.Module, *, chunk: int = 0) -> None:
@@ -64,19 +65,19 @@ class NextToken(LanguageObjective):
 
     def forward(self, fields: Fields) -> Tensor:
         if self.weighed or self._chunk:
-            return self._summed(fields) / fields["targets"].numel()
+            return self._summed(fields, self._chunk) / fields["targets"].numel()
         logits: Tensor = self.model(fields["inputs"])
         # In fp32 whatever the model computes in. Where it is fp32 already, nothing is copied; under autocast,
         # cross_entropy would make this copy itself; compiled, no copy is ever stored.
         return functional.cross_entropy(logits.flatten(0, 1).float(), fields["targets"].flatten())
 
-    def _summed(self, fields: Fields) -> Tensor:
+    def _summed(self, fields: Fields, chunk: int) -> Tensor:
         positions = (fields["positions"],) if self.weighed else ()
         logits: Tensor = self.model(fields["inputs"], *positions).flatten(0, 1)
         targets = fields["targets"].flatten()
-        if not self._chunk:
+        if not chunk:
             return _summed_loss(logits, targets)
-        chunks = zip(torch.split(logits, self._chunk), torch.split(targets, self._chunk), strict=True)
+        chunks = zip(torch.split(logits, chunk), torch.split(targets, chunk), strict=True)
         return torch.stack([checkpoint(_summed_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
 
     def weight(self, fields: Fields) -> Tensor:
@@ -84,11 +85,12 @@ class NextToken(LanguageObjective):
 
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
+        # Compiled, no copy in fp32 is ever stored.
+        loss = self._summed(fields, 0 if torch.compiler.is_compiling() else self._chunk or _MEASURED_CHUNK)
         if self.weighed:
-            return {"loss": self._summed(fields), "count": (fields["targets"] != _NOT_LEARNT).sum()}
-        samples = len(fields["inputs"])
-        loss = self.forward(fields)
-        return {"loss": loss * samples, "count": torch.full_like(loss, samples)}
+            return {"loss": loss, "count": (fields["targets"] != _NOT_LEARNT).sum()}
+        samples, context = fields["targets"].shape
+        return {"loss": loss / context, "count": torch.full_like(loss, samples)}
 
     def transform(self, *, training: bool) -> Transform:
         return _marked if self.weighed else _shifted
