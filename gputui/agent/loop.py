@@ -396,8 +396,8 @@ class Agent:
 
     def _raw_seconds(self) -> float | None:
         """How long samples are kept here; by the standard where the settings are wrong."""
-        from gputui.profiles.problems import ProfileError
         from gputui.profiles.record_file import load_retention
+        from gputui.yaml_forms.problems import ProfileError
 
         try:
             return load_retention(self.workspace.record).raw_seconds

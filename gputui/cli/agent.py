@@ -67,8 +67,8 @@ def status(session: Session, as_json: bool) -> None:
 
 
 def _record(session: Session, connection: sqlite3.Connection | None) -> RecordStatus:
-    from gputui.profiles.problems import ProfileError
     from gputui.profiles.record_file import load_retention
+    from gputui.yaml_forms.problems import ProfileError
 
     try:
         retention, problem = load_retention(session.workspace.record), None

@@ -18,8 +18,8 @@ from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Sessio
 from gputui.cli.resolving import load_profile, refuse
 from gputui.cli.table import columns
 from gputui.profiles.alert_file import load_alerts
-from gputui.profiles.problems import ProfileError, shown_path
 from gputui.recovery.policies import NoticeTarget
+from gputui.yaml_forms.problems import ProfileError, shown_path
 
 
 def machine_overrides(session: Session) -> Overrides:

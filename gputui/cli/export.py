@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
-from gputui.profiles.nearest import nearest
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.store.metrics import queries
+from gputui.yaml_forms.nearest import nearest
 
 if TYPE_CHECKING:
     from gputui.reports.export.following import Follower, Target

@@ -21,8 +21,8 @@ def command(session: Session, words: tuple[str, ...], preset: str | None, out: P
     from gputui.profiles.draft import PRESETS as KNOWN
     from gputui.profiles.draft import DraftError, draft
     from gputui.profiles.loading import read_profile
-    from gputui.profiles.problems import ProfileError, shown_path
     from gputui.profiles.script_survey import SurveyError
+    from gputui.yaml_forms.problems import ProfileError, shown_path
 
     here = Path.cwd()
     folder = here if out is None else (here / out).parent

@@ -62,7 +62,7 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from gputui.profiles.nearest import nearest
+            from gputui.yaml_forms.nearest import nearest
 
             meant = nearest(args[0], VERBS)
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))

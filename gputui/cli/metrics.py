@@ -17,9 +17,9 @@ from gputui.curves.drawing import drawing
 from gputui.curves.following import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.intake_words import intake_words
-from gputui.profiles.nearest import nearest
 from gputui.store.metrics import intake, queries
 from gputui.tui.layout.panels import by_interest
+from gputui.yaml_forms.nearest import nearest
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80

@@ -153,8 +153,8 @@ def try_(
 
 
 def unknown_kind(kind: str) -> NoReturn:
-    from gputui.profiles.nearest import nearest
     from gputui.recovery.kinds import KINDS
+    from gputui.yaml_forms.nearest import nearest
 
     near = nearest(kind, KINDS)
     meant = f"did you mean {near}?" if near else f"known are {', '.join(KINDS)}"

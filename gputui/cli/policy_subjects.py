@@ -14,7 +14,6 @@ from gputui.cli import resolving
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
-from gputui.profiles.nearest import nearest
 from gputui.recovery import trying
 from gputui.recovery.action_results import Result
 from gputui.recovery.checkpoint_search import CheckpointChoice, choose, surveyed
@@ -37,6 +36,7 @@ from gputui.store.runs import (
     read_incidents,
     read_transitions,
 )
+from gputui.yaml_forms.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)

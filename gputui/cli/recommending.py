@@ -11,12 +11,12 @@ from gputui.doctor.gpu_reading import read_gpus
 from gputui.gpu.model import GpuFacts
 from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
-from gputui.profiles.problems import shorten
 from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import situation_of
-from gputui.profiles.sizes import parse_size
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, quarantined
+from gputui.yaml_forms.problems import shorten
+from gputui.yaml_forms.sizes import parse_size
 
 TOPOLOGY_SECONDS = 5.0
 

@@ -53,7 +53,7 @@ def record(
 
 def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
     from gputui.agent.recording.file_output import FileOutput
-    from gputui.profiles.sizes import parse_size
+    from gputui.yaml_forms.sizes import parse_size
 
     if output is None:
         if rotate is not None:

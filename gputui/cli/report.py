@@ -178,8 +178,8 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
 
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
-    from gputui.profiles.nearest import nearest
     from gputui.reports.summary.thresholds import GATE_THRESHOLDS
+    from gputui.yaml_forms.nearest import nearest
 
     found = {}
     for change in changes:

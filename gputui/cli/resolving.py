@@ -15,7 +15,6 @@ from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.loading import Profile, ProfileNotFoundError, find, load
 from gputui.profiles.params import ParameterError, split_assignments
-from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
 from gputui.runs.spec import RunSpec
@@ -23,6 +22,7 @@ from gputui.store.agent import read_agent
 from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
 from gputui.store.hardware import quarantined, read_gpus
+from gputui.yaml_forms.problems import ProfileError
 
 
 def load_profile(session: Session, wanted: str) -> Profile:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gputui.config import is_network_file_system
 from gputui.doctor.home_reading import HomeReading
-from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
 from gputui.version import VERSION
+from gputui.yaml_forms.sizes import format_size
 
 LITTLE_DISK_BYTES = 10 * 2**30
 TOO_LITTLE_DISK_BYTES = 2**30

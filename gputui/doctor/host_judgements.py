@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gputui.doctor.host_reading import HostReading
-from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
+from gputui.yaml_forms.sizes import format_size
 
 LOW_MEMORY_FRACTION = 0.10
 MUCH_SWAP_FRACTION = 0.50

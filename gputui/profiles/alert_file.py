@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.alerts.overrides import Overrides, overrides_from
-from gputui.profiles.yaml_file import parse_file, read_text
+from gputui.yaml_forms.file import parse_file, read_text
 
 
 def load_alerts(path: Path) -> Overrides:
@@ -16,7 +16,7 @@ def load_alerts(path: Path) -> Overrides:
 def read_alerts(text: str, path: Path) -> Overrides:
     """The same from the file's text. Raises ProfileError."""
     from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
-    from gputui.profiles.forms import validated
+    from gputui.yaml_forms.forms import validated
 
     document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
     validated(document, path, MachineAlertsForm, OF_MACHINE)

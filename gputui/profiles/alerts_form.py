@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, create_model
 from gputui.alerts.overrides import parse_seconds
 from gputui.alerts.rules import RULES, Rule, Severity
 from gputui.alerts.schedules import Shape
-from gputui.profiles.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
+from gputui.yaml_forms.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
 
 OF_MACHINE = "machine"
 """The context of a validation of ``alerts.yaml``; without one it is of a profile."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gputui.profiles.nearest import nearest, not_one_of
 from gputui.profiles.sink_checks import sink_problems
-from gputui.profiles.yamldoc import Place
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES
+from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.nearest import nearest, not_one_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
-from gputui.profiles.sizes import format_size
 from gputui.redaction import Redactor, redact_argv, redact_params
 from gputui.runs.command import Launch, build_launch, substitute, values_for
 from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
+from gputui.yaml_forms.sizes import format_size
 
 RUN_ID = "RUN"
 """Stands for the run's id, which it gets when it is launched."""

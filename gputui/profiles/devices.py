@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gputui.gpu.model import GpuFacts
-from gputui.profiles.nearest import nearest
-from gputui.profiles.problems import shorten
 from gputui.runs.spec import GpuRequest
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.problems import shorten
 
 MAX_GPUS = 1024
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
-from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.yaml_forms.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)

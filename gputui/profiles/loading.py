@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace, shipped_profiles
 from gputui.profiles.crosscheck import cross_check
-from gputui.profiles.forms import findings
-from gputui.profiles.nearest import nearest
 from gputui.profiles.params import Parameter
-from gputui.profiles.problems import ProfileError, shown_path
 from gputui.profiles.schema import ProfileForm, is_literal
-from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
-from gputui.profiles.yamldoc import Place
 from gputui.runs.launchers import FOR_COMMAND
+from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.yaml_forms.forms import findings
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.problems import ProfileError, shown_path
 
 SUFFIXES = (".yaml", ".yml")
 

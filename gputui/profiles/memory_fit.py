@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.costs import PastPeak
+from gputui.yaml_forms.sizes import format_size
 
 MARGIN = 0.95
 """Of a GPU's memory more than this is not counted on: the CUDA context and fragmentation take their part."""

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gputui.profiles.nearest import nearest, one_of
-from gputui.profiles.problems import shown_value
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
+from gputui.yaml_forms.nearest import nearest, one_of
+from gputui.yaml_forms.problems import shown_value
 
 Kind = Literal["bool", "int", "float", "str", "any"]
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from gputui.config import Workspace
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.memory_fit import check_memory
-from gputui.profiles.nearest import nearest
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
-from gputui.profiles.sizes import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.costs import PastPeak
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.sizes import format_size
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"

@@ -13,6 +13,6 @@ def load_retention(path: Path) -> Retention:
         return Retention()
     # Most machines have none, and then the agent needs no pydantic.
     from gputui.profiles.record_form import read_retention
-    from gputui.profiles.yaml_file import read_text
+    from gputui.yaml_forms.file import read_text
 
     return read_retention(read_text(path, "file of settings for the record"), path)

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import PlainValidator, model_validator
 
-from gputui.profiles.forms import Model, expected, problem, validated
-from gputui.profiles.sizes import parse_size
-from gputui.profiles.yaml_file import parse_file
 from gputui.store.retention import DAY_SECONDS, LEAST_BYTES, LEAST_RAW_SECONDS, Retention
+from gputui.yaml_forms.file import parse_file
+from gputui.yaml_forms.forms import Model, expected, problem, validated
+from gputui.yaml_forms.sizes import parse_size
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(h|d|w|y)")
 _DURATIONS = {"h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS, "y": 365 * DAY_SECONDS}

@@ -16,7 +16,6 @@ from pydantic import (
 from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
-from gputui.profiles.forms import Model, problem
 from gputui.profiles.params import Parameter, ParameterError
 from gputui.profiles.values import (
     Alerts,
@@ -38,8 +37,9 @@ from gputui.profiles.values import (
     Value,
     Words,
 )
-from gputui.profiles.yamldoc import Place
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
+from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.forms import Model, problem
 
 if TYPE_CHECKING:
     LauncherName = str

@@ -20,15 +20,15 @@ from gputui.metrics.formats import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import NoSelectionError, Selection, SelectionError, parse_selection
-from gputui.profiles.forms import IN_QUOTES, expected, problem
-from gputui.profiles.nearest import one_of
 from gputui.profiles.params import MAX_INTEGER, NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.recovery_form import RecoveryForm
-from gputui.profiles.sizes import SIZE_PATTERN, parse_size
 from gputui.recovery.policies import POLICIES
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
+from gputui.yaml_forms.forms import IN_QUOTES, expected, problem
+from gputui.yaml_forms.nearest import one_of
+from gputui.yaml_forms.sizes import SIZE_PATTERN, parse_size
 
 # What gputui sets itself: another value would break the leases, the evidence of a failure or the metrics.
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")

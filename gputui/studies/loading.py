@@ -12,14 +12,9 @@ from pydantic import ValidationError
 
 from gputui.config import Workspace, shipped_studies
 from gputui.profiles.crosscheck import CrossFinding
-from gputui.profiles.forms import findings
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile
-from gputui.profiles.nearest import nearest
 from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
-from gputui.profiles.problems import Problem, ProfileError, shown_path
-from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text, whole_file
-from gputui.profiles.yamldoc import Document
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
 from gputui.studies.schema import MOST_POINTS, DimensionForm, StudyForm
@@ -33,6 +28,11 @@ from gputui.studies.spec import (
     SamplerSpec,
     StudySpec,
 )
+from gputui.yaml_forms.document import Document
+from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.yaml_forms.forms import findings
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
 _ROLE_OF_ACTION = {
     "shrink_batch": "batch_size",

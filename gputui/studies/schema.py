@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from gputui.profiles.forms import Model, expected, problem
 from gputui.profiles.values import Bound, ParameterName, Size, Text, Value
 from gputui.studies.spec import PRIORITY, RUNGS, DimensionKind, Direction, PrunerKind, SamplerKind
+from gputui.yaml_forms.forms import Model, expected, problem
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(s|m|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -10,7 +10,7 @@ from docs.alert_tables import PAGE, updated
 from gputui.alerts.overrides import overrides_from
 from gputui.alerts.rules import RULES
 from gputui.profiles.alerts_form import OF_MACHINE, AlertsForm, MachineAlertsForm
-from gputui.profiles.yamldoc import parse
+from gputui.yaml_forms.document import parse
 
 TEXT = PAGE.read_text(encoding="utf-8")
 EXAMPLES = [parse(block).data for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]

@@ -12,7 +12,7 @@ from gputui.alerts.rules import RULES
 from gputui.alerts.schedules import RateSchedule
 from gputui.profiles.alert_file import load_alerts, read_alerts
 from gputui.profiles.loading import read_profile
-from gputui.profiles.problems import ProfileError
+from gputui.yaml_forms.problems import ProfileError
 
 FILE = Path("alerts.yaml")
 

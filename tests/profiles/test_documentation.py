@@ -14,12 +14,12 @@ import pytest
 
 from gputui.profiles.loading import load, read_profile
 from gputui.profiles.preflight import check
-from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import resolve
 from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires, json_schema
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import ROLE_NAMES
+from gputui.yaml_forms.problems import ProfileError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text("utf-8")
 FIRST_CELLS = set(re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE))

@@ -14,8 +14,8 @@ from gputui.config import Workspace, shipped_profiles
 from gputui.profiles import loading
 from gputui.profiles.loading import ProfileNotFoundError, find, list_profiles, load, read_profile
 from gputui.profiles.params import Parameter
-from gputui.profiles.problems import ProfileError
-from gputui.profiles.yamldoc import MAX_BYTES
+from gputui.yaml_forms.document import MAX_BYTES
+from gputui.yaml_forms.problems import ProfileError
 
 FILE = Path("x.yaml")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.profiles.loading import read_profile
-from gputui.profiles.problems import Problem, ProfileError
+from gputui.yaml_forms.problems import Problem, ProfileError
 
 FILE = Path("mine.yaml")
 

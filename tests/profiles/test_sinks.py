@@ -10,13 +10,13 @@ import pytest
 
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.loading import load, read_profile
-from gputui.profiles.nearest import one_of
 from gputui.profiles.preflight import quick_checks
-from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import resolve
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import RunSpec
+from gputui.yaml_forms.nearest import one_of
+from gputui.yaml_forms.problems import ProfileError
 
 
 def problem(sinks: str) -> str:

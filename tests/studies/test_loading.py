@@ -9,7 +9,6 @@ import pytest
 
 from gputui.config import Workspace, shipped_studies
 from gputui.profiles.params import ParameterError
-from gputui.profiles.problems import ProfileError
 from gputui.studies.loading import (
     StudyFile,
     StudyFileNotFoundError,
@@ -21,6 +20,7 @@ from gputui.studies.loading import (
 )
 from gputui.studies.schema import json_schema, parse_duration
 from gputui.studies.spec import Dimension, Objective, StudySpec
+from gputui.yaml_forms.problems import ProfileError
 
 PROFILE = """
 name: net

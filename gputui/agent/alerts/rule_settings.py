@@ -49,7 +49,7 @@ class AlertSettings:
             return False
         # A machine without the file needs no YAML parser.
         from gputui.profiles.alert_file import load_alerts
-        from gputui.profiles.problems import ProfileError
+        from gputui.yaml_forms.problems import ProfileError
 
         try:
             overrides = load_alerts(self.path)

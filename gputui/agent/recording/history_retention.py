@@ -110,8 +110,8 @@ class RecordKeeping:
             return
         self._read = found
         # A machine without the file needs no YAML parser.
-        from gputui.profiles.problems import ProfileError
         from gputui.profiles.record_file import load_retention
+        from gputui.yaml_forms.problems import ProfileError
 
         try:
             self.retention = load_retention(self.settings)

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from gputui.profiles.nearest import nearest, not_one_of, one_of
-from gputui.profiles.problems import ProfileError, shown_value
-from gputui.profiles.yaml_file import given_twice, problem_at
-from gputui.profiles.yamldoc import Document, Place
+from gputui.yaml_forms.document import Document, Place
+from gputui.yaml_forms.file import given_twice, problem_at
+from gputui.yaml_forms.nearest import nearest, not_one_of, one_of
+from gputui.yaml_forms.problems import ProfileError, shown_value
 
 _EXPECTED = "gputui_expected"
 _PROBLEM = "gputui_problem"

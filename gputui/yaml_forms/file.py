@@ -6,8 +6,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from gputui.profiles.problems import Problem, ProfileError, shown_path
-from gputui.profiles.yamldoc import MAX_BYTES, Document, Mark, Place, YamlError, parse
+from gputui.yaml_forms.document import MAX_BYTES, Document, Mark, Place, YamlError, parse
+from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
 
 def read_text(path: Path, what: str = "profile") -> str:

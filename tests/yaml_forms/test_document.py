@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.profiles.yamldoc import MAX_DEPTH, MAX_VALUES, Mark, YamlError, parse
+from gputui.yaml_forms.document import MAX_DEPTH, MAX_VALUES, Mark, YamlError, parse
 
 
 @pytest.mark.parametrize(
