@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
 
 # Higher priorities first; among equals whoever waits longer. A run that goes on after an incident keeps its place.
 ORDER = "priority DESC, queued_at, sequence"
