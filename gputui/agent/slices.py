@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A slice is one transaction; several make a turn of TURN_SECONDS.
+# A slice is one transaction; several make a turn of TURN_SECONDS, which is also what one part may take of a turn for
+# what it does run by run.
 SLICE_SECONDS = 0.008
 TURN_SECONDS = 0.016
 

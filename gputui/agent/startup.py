@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 TAKE_OVER_SECONDS = 15.0
 REPORT_SECONDS = 60.0
+SWITCH_SECONDS = 0.0005
 
 
 class RecordError(Exception):
@@ -124,6 +125,8 @@ def _run(
         return 1
     # What exists by now lives as long as the process.
     gc.freeze()
+    # Each call into SQLite or the system lets a job go on: for so long at most, where the loop wants to.
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         agent.run()
     except sqlite3.DatabaseError as error:

@@ -40,15 +40,28 @@ OUTPUT = "output.log"
 
 @dataclass(slots=True, eq=False)
 class _Source:
+    """``make`` knows how its reader is made, which takes a millisecond: one is made when it is first read."""
+
     source_id: int
     run_id: str
-    reader: SourceReader
+    make: Callable[[], SourceReader]
     reducer: Reducer
+    made: SourceReader | None = None
     state: SourceState = field(default_factory=SourceState)
     boundaries: list[Boundary] = field(default_factory=list)
     order: StepOrder = field(default_factory=StepOrder)
     is_loaded: bool = False
     problem: str | None = None
+
+    @property
+    def reader(self) -> SourceReader:
+        if self.made is None:
+            self.made = self.make()
+        return self.made
+
+    def close(self) -> None:
+        if self.made is not None:
+            self.made.close()
 
 
 class MetricsIngest:
@@ -117,13 +130,13 @@ class MetricsIngest:
     def forget(self, run_id: str) -> None:
         """Let go of a run's files; nothing in the store changes. The next call that names the run finds them again."""
         for source in [source for source in self._sources.values() if source.run_id == run_id]:
-            source.reader.close()
+            source.close()
             del self._sources[source.source_id]
 
     def close(self) -> None:
         """Let go of all files."""
         for source in self._sources.values():
-            source.reader.close()
+            source.close()
         self._sources.clear()
         self._stale = None
 
@@ -291,8 +304,8 @@ class MetricsIngest:
         ).fetchall()
         for source_id, run_id, *how in rows:
             if source_id not in self._sources:
-                reader = self._reader(run_id, source_id, *how)
-                self._sources[source_id] = _Source(source_id, run_id, reader, Reducer(source_id))
+                make = partial(self._reader, run_id, source_id, *how)
+                self._sources[source_id] = _Source(source_id, run_id, make, Reducer(source_id))
 
     def _reader(self, run_id: str, source_id: int, path: str, name: str, reading: str | None) -> SourceReader:
         redactor = self._redactor_of(run_id)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gputui.runs import shim
@@ -22,7 +23,6 @@ from gputui.runs.identity import (
     ProcessStat,
     all_pids,
     boot_id,
-    environment_in,
     environment_of,
     owner_in,
     rank_in,
@@ -37,10 +37,13 @@ _DEEPEST = 64
 # A fork shows the environment of its parent until it has called exec.
 _YOUNG_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
-_NAMES = (
-    "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
-    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
-)  # fmt: skip
+_NAMES = {
+    name.encode(): name
+    for name in (
+        "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
+        "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
+    )
+}  # fmt: skip
 _TAGS = (b"\0GPUTUI_RUN_DIR=", b"\0" + AGENT_MARK.encode() + b"=")
 
 _Place = tuple[int | None, int | None]
@@ -89,12 +92,19 @@ class ProcessScanner:
         return ProcessScan(stats, tags)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProcessScan:
     """The living processes of the machine at one moment, and the environments of those that carry a tag, by PID."""
 
     stats: Mapping[int, ProcessStat]
     environments: Mapping[int, Mapping[str, str]]
+
+    @cached_property
+    def _children(self) -> dict[int, list[int]]:
+        children: dict[int, list[int]] = {}
+        for pid, stat in self.stats.items():
+            children.setdefault(stat.parent_pid, []).append(pid)
+        return children
 
     def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
         """Every process of a run, its shim too, by PID; ``attempt`` narrows it to one attempt."""
@@ -108,10 +118,7 @@ class ProcessScan:
         roots = {pid for pid in {*tagged, *listed} if tagged.get(pid, True)}
         if not roots:
             return []
-        children: dict[int, list[int]] = {}
-        for pid, stat in stats.items():
-            children.setdefault(stat.parent_pid, []).append(pid)
-        found = roots | shim.below(roots, children, lambda pid: not tagged.get(pid, True))
+        found = roots | shim.below(roots, self._children, lambda pid: not tagged.get(pid, True))
         places = {
             pid: _place(pid, self.environments.get(pid) or environment_of(pid) or {}, listed.get(pid), run_dir)
             for pid in found
@@ -162,8 +169,9 @@ def _tag_of(pid: int) -> Mapping[str, str]:
     # Nearly all processes are not ours: what is dear is done for those that may be.
     if raw is None or not any(tag in raw for tag in _TAGS):
         return {}
-    environment = environment_in(raw)
-    return {name: environment[name] for name in _NAMES if name in environment} if is_tagged(environment) else {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+    environment = {_NAMES[name]: os.fsdecode(value) for name, _, value in pairs if name in _NAMES}
+    return environment if is_tagged(environment) else {}
 
 
 def _is_of(environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:

@@ -13,6 +13,7 @@ from gputui.metrics.batch import BATCH_LINES
 from gputui.metrics.files import FollowedFile
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
+from gputui.redaction import BY_LOOK, Redactor
 
 from .conftest import RUN, Bench, line
 
@@ -340,3 +341,21 @@ def test_a_folder_of_thousands_of_files_is_seldom_searched(tmp_path: Path, monke
     bench.pump()
     assert len(searches) == 1
     assert [step for _, step in bench.stored()] == [0, 1, 2, 3, 4]
+
+
+def test_files_are_opened_one_by_one_within_what_a_turn_may_take(tmp_path: Path) -> None:
+    """An agent that adopts many runs at once must not make the readers of all of them in one turn."""
+    bench = Bench(tmp_path)
+    bench.begin()
+    opened: list[str] = []
+
+    def redactor_of(run_id: str) -> Redactor:
+        opened.append(run_id)
+        return BY_LOOK
+
+    ingest = MetricsIngest(bench.connection, redactor_of=redactor_of)
+    assert ingest.pump(budget_seconds=0.0).more and not opened
+    bench.steps(1)
+    ingest.pump()
+    assert opened == [RUN] and bench.stored() == [(1, 1)]
+    ingest.close()

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, AttemptState, ProcessSnapshot, look_at
@@ -20,6 +22,7 @@ from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
+from gputui.agent.slices import TURN_SECONDS
 from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuSample
@@ -32,15 +35,17 @@ from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
+from gputui.store.database import open_reader
 from gputui.store.events import add_event
 from gputui.store.metrics.watched import newest_lines, observations
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_run
+from gputui.store.runs import Attempt, get_run
 
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 30.0
 METRICS_SEARCH_SECONDS = 6.0
+HISTORY_SECONDS = 60.0
 # An agent that comes so late was suspended, most likely together with its runs.
 SLEPT_SECONDS = 10.0
 # A run that raised something unforeseen is left alone so long.
@@ -67,24 +72,37 @@ class HealthMonitor:
 
     context: AgentContext
     due: float = float("-inf")
-    # Of this turn: all attempts are looked for in one look at the machine.
+    # Of this round: all attempts are looked for in one look at the machine.
     scan: ProcessScan | None = None
+    # What is still to be looked at in this round, the next one last.
+    waiting: list[LiveAttempt] = field(default_factory=list)
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
-        """ProcessSnapshot at all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        """Look at all attempts that are alive, when it is time: in a round of several turns, where they are many.
+        Raises sqlite3.Error."""
         self._end_dumped(living)
         now = self.context.monotonic()
-        if now < self.due:
-            return
-        if now - self.due >= SLEPT_SECONDS:
-            for attempt in living:
-                if attempt.watched is not None:
-                    attempt.watched.begin_anew(now)
-        self.due = now + LOOK_SECONDS
-        self.scan = None
+        if now >= self.due:
+            if now - self.due >= SLEPT_SECONDS:
+                for attempt in living:
+                    if attempt.watched is not None:
+                        attempt.watched.begin_anew(now)
+            if not self.waiting:
+                self.due = now + LOOK_SECONDS
+                self.scan = None
+                self.waiting = list(living)[::-1]
+        known = {id(attempt) for attempt in self.waiting}
         for attempt in living:
-            if now >= attempt.unwatched_until:
+            # What the store knows of it has been read: it is looked at in this round yet.
+            if attempt.history is not None and attempt.history.is_over and id(attempt) not in known:
+                self.waiting.append(attempt)
+        alive = {id(attempt) for attempt in living}
+        while self.waiting:
+            attempt = self.waiting.pop()
+            if id(attempt) in alive and now >= attempt.unwatched_until:
                 self._look_guarded(attempt)
+                if self.context.monotonic() - now >= TURN_SECONDS:
+                    break
 
     def _look_guarded(self, attempt: LiveAttempt) -> None:
         """What is unexpected in watching one run must not end the agent, nor the watching of the others."""
@@ -104,8 +122,10 @@ class HealthMonitor:
             return
         one = attempt.watched
         if one is None:
-            context = self.context
-            one = attempt.watched = AttemptState.begin(context.connection, record, context.monotonic(), context.now())
+            one = self._begun(attempt)
+            if one is None:
+                return
+            attempt.watched = one
             self._remember(attempt, one)
         if one.ending is not None:
             return
@@ -124,6 +144,18 @@ class HealthMonitor:
         settled = not resolved.spec.metrics or one.course.lines >= EARLY_LINES
         if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
             self._look_for_leak(attempt, one, resolved)
+
+    def _begun(self, attempt: LiveAttempt) -> AttemptState | None:
+        """What the store knows of an attempt, or None while that is being read: of a long run it is much."""
+        if attempt.history is None:
+            context, record = self.context, attempt.record
+            read = partial(read_history, context.workspace.database, record, context.monotonic(), context.now())
+            name = f"reading the newest lines of {record.run_id}"
+            attempt.history = context.jobs.start(name, read, deadline_seconds=HISTORY_SECONDS)
+        if not attempt.history.is_over:
+            return None
+        history, attempt.history = attempt.history, None
+        return history.result()
 
     def _remember(self, attempt: LiveAttempt, one: AttemptState) -> None:
         """What a predecessor told is not told again, and what it set out to end is ended."""
@@ -273,6 +305,12 @@ class HealthMonitor:
                     dump.result()
                 except Exception:
                     log.exception("%s: its stacks were not kept", attempt.record.run_id)
+
+
+def read_history(database: Path, record: Attempt, clock: float, wall: float) -> AttemptState:
+    """`AttemptState.begin` by a connection of its own. Raises sqlite3.Error."""
+    with closing(open_reader(database)) as connection:
+        return AttemptState.begin(connection, record, clock, wall)
 
 
 def held_bytes(look: ProcessSnapshot) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.charts.units import bytes_text
 from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
@@ -12,6 +14,7 @@ from gputui.store.events import add_event, has_event
 
 # Long enough that the processes of an attempt that has just ended are gone by the second look.
 LOOK_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -22,13 +25,19 @@ class OrphanWatch:
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
     told: set[ProcessIdentity] = field(default_factory=set)
+    look: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
-        """Look when it is time; ``now`` is monotonic. Raises sqlite3.Error."""
-        if now < self.next_at:
+        """Look when it is time, and take what was found; ``now`` is monotonic. Raises sqlite3.Error, and OSError where
+        procfs cannot be read."""
+        if self.look is None and now >= self.next_at:
+            self.next_at = now + LOOK_SECONDS
+            find = partial(orphans.find_marked, self.context.workspace.runs)
+            self.look = self.context.jobs.start("looking for orphans", find, deadline_seconds=DEADLINE_SECONDS)
+        if self.look is None or not self.look.is_over:
             return
-        self.next_at = now + LOOK_SECONDS
-        found = orphans.find_marked(self.context.workspace.runs)
+        look, self.look = self.look, None
+        found = look.result()
         found = orphans.orphans(found, repository.standings(self.context.connection)) if found else []
         for orphan in found:
             if orphan.identity in self.seen and orphan.identity not in self.told:

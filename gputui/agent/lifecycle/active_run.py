@@ -55,16 +55,17 @@ class CheckpointLook:
 @dataclass(slots=True)
 class LiveAttempt:
     """One attempt of which processes may exist. ``executor`` serves it; ``baseline_bytes`` is the memory in use on each
-    of its GPUs before it began, ``served_since`` (monotonic)
-    when this executor was started. ``watched`` is what its health is judged by; after something unexpected it is not
-    looked at before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this
-    gputui cannot understand it."""
+    of its GPUs before it began, ``served_since`` (monotonic) when this executor was started. ``watched`` is what its
+    health is judged by, which ``history`` reads from the store at first; after something unexpected it is not looked at
+    before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this gputui
+    cannot understand it."""
 
     record: Attempt
     executor: ExecutorProcess
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     served_since: float = float("-inf")
     resolved: ResolvedRun | None = None
+    history: Job[AttemptState] | None = None
     watched: AttemptState | None = None
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
+from gputui.agent.slices import TURN_SECONDS
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, spans
@@ -97,7 +98,8 @@ class CheckpointSurveys:
     context: AgentContext
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
-        """Enter what was found, and look again where it is time. Raises sqlite3.Error."""
+        """Enter what was found, and look again where it is time; what one turn has no time for is done in the next.
+        Raises sqlite3.Error."""
         now = self.context.monotonic()
         for attempt in living:
             one = attempt.checkpoint_look
@@ -108,6 +110,10 @@ class CheckpointSurveys:
                 one.job, one.due_at = None, self.context.monotonic() + SURVEY_SECONDS
             elif one.job is None and now >= one.due_at:
                 self._begin(attempt.record.run_id, attempt.record.number, one)
+            else:
+                continue
+            if self.context.monotonic() - now >= TURN_SECONDS:
+                return
 
     def _begin(self, run_id: str, number: int, one: CheckpointLook) -> None:
         run = get_run(self.context.connection, run_id)

@@ -256,7 +256,7 @@ class Supervisor:
 
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""
-        if self.has_more_to_start or self.is_reading_rest():
+        if self.has_more_to_start or self.watching.waiting or self.is_reading_rest():
             return self.context.monotonic()
         if any(isinstance(run.phase, Sweeping) and run.phase.since is not None for run in self.runs):
             return self.context.monotonic() + LOOK_SECONDS
