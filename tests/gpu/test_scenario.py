@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gputui.gpu.scenario import Fault, Foreign, Scenario, load_scenario, parse_scenario
+from gputui.gpu.scenario import Fault, Foreign, Scenario, load_scenario
+from gputui.gpu.scenario_form import read_scenario
+from gputui.yaml_forms.problems import ProfileError
 
 EXAMPLE = """
 gpus: 4
@@ -47,33 +49,44 @@ def test_a_fault_is_active_in_its_time_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line", "key", "meant"),
     [
-        ("- 1", "the scenario is [1], expected keys and values"),
-        ("gpu: 4", "gpu is not known here"),
-        ("gpus: many", "gpus is 'many', expected a number"),
-        ("gpus: true", "gpus is True, expected a number"),
-        ("gpus: -1", "gpus is -1, expected a number from 0 to 256"),
-        ("memory: 80 bananas", "memory is '80 bananas', expected a size such as 16GiB"),
-        ("faults: {kind: lost}", "faults is {'kind': 'lost'}, expected a list"),
-        ("faults: [{kind: lose}]", "faults[0].kind is 'lose', expected one of lost, hang"),
-        ("faults: [{kind: lost}, {kind: lost, when: 3}]", "faults[1].when is not known here"),
-        ("faults: [{kind: no_value, field: uuid}]", "faults[0].field is 'uuid', expected one of"),
-        ("foreign: [{load: 101}]", "foreign[0].load is 101, expected a number from 0 to 100"),
-        ("name: [a]", "name is ['a'], expected a text"),
-        ("a: b: c", "is not YAML"),
+        ("- 1", 1, "", None),
+        ("gpu: 4", 1, "gpu", "gpus"),
+        ("gpus: many", 1, "gpus", None),
+        ("gpus: true", 1, "gpus", None),
+        ("gpus: -1", 1, "gpus", None),
+        ("gpus: 1.5", 1, "gpus", None),
+        ("memory: 80 bananas", 1, "memory", None),
+        ("memory: -1", 1, "memory", None),
+        ("faults: {kind: lost}", 1, "faults", None),
+        ("faults: [{gpu: 1}]", 1, "faults.0", None),
+        ("faults: [{kind: lose}]", 1, "faults.0.kind", "lost"),
+        ("faults:\n- {kind: lost}\n- {kind: lost, when: 3}", 3, "faults.1.when", None),
+        ("faults: [{kind: no_value, field: power_wats}]", 1, "faults.0.field", "power_watts"),
+        ("faults: [{kind: no_value, field: uuid}]", 1, "faults.0.field", None),
+        ("foreign: [{load: 101}]", 1, "foreign.0.load", None),
+        ("name: [a]", 1, "name", None),
+        ("a: b: c", 1, "", None),
     ],
 )
-def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_are_named_with_their_place(text: str, line: int, key: str, meant: str | None) -> None:
+    with pytest.raises(ProfileError) as raised:
+        read_scenario(text, Path("scenario.yaml"))
+    (found,) = raised.value.problems
+    assert (found.line, found.key, found.nearest) == (line, key, meant)
+
+
+def test_every_mistake_is_in_one_line_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
-    path.write_text(text)
+    path.write_text("gpus: many\nseed: x")
     with pytest.raises(ValueError) as raised:
         load_scenario(path)
-    assert str(path) in str(raised.value)
-    assert said in str(raised.value)
+    for place in (f"{path}:1: gpus: ", f"{path}:2: seed: "):
+        assert place in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_sizes_are_numbers_or_have_units() -> None:
     for text, size in ((1024, 1024), ("1KiB", 1024), ("2 GB", 2 * 10**9), ("80gib", 80 * 2**30)):
-        assert parse_scenario({"memory": text}).memory_bytes == size
+        assert read_scenario(f"memory: {text}", Path("scenario.yaml")).memory_bytes == size
