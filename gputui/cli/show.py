@@ -47,7 +47,7 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         sums = None if together is None else together.sum_json()
         shape = json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken)
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
-        sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+        sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
         print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans)})
         return
     now = time.time()
@@ -58,7 +58,7 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         say(f"metrics     {trouble}")
     if taken.gpu_hours:
         say("took        " + taken_words(taken))
-    sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+    sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
     for position, (name, target) in enumerate(sinks.items()):
         say(f"{'sinks' if position == 0 else '':12}{name} → {target}")
     if saved:

@@ -172,6 +172,14 @@ def spec_of(run: Run) -> RunSpec:
     return parse_spec(run.spec_json)
 
 
+def known_spec(run: Run) -> RunSpec | None:
+    """The same, None where this gputui cannot understand it."""
+    try:
+        return spec_of(run)
+    except SpecError:
+        return None
+
+
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that this gputui knows."""
     names = {one.name for one in fields(kind)}

@@ -28,7 +28,7 @@ from gputui.charts.safe_text import clean
 from gputui.metrics.report import IngestReport
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError, spec_of
+from gputui.runs.spec import known_spec
 from gputui.store import alerts
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
@@ -207,10 +207,8 @@ class Alerting:
     def _rules_of(self, run_id: str) -> RunRules:
         def read() -> str | Mapping[str, Any] | None:
             run = get_run(self.context.connection, run_id)
-            try:
-                return "standard" if run is None else spec_of(run).alerts
-            except SpecError:
-                return "standard"
+            spec = None if run is None else known_spec(run)
+            return "standard" if spec is None else spec.alerts
 
         return self.settings.of_run(run_id, read)
 
@@ -219,10 +217,8 @@ class Alerting:
         key = (record.run_id, record.number)
         if key not in self.peaks:
             run = get_run(self.context.connection, record.run_id)
-            try:
-                name = None if run is None else spec_of(run).role("lr", record.params)
-            except SpecError:
-                name = None
+            spec = None if run is None else known_spec(run)
+            name = None if spec is None else spec.role("lr", record.params)
             value = None if name is None else record.params.get(name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if len(self.peaks) > 256:
