@@ -366,10 +366,10 @@ async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
 async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("question_mark")
-        assert isinstance(app.screen, HelpScreen) and "Open the page of the run" in text(app, "sheet")
+        assert isinstance(app.screen, HelpScreen) and "Open the page of the" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "The crosshair over all charts" in text(app, "sheet")
+        assert "Zoom in, around the" in text(app, "sheet") and "Sort the table" not in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 
@@ -510,7 +510,7 @@ async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile
         assert "◂ broken ▸" in text(app, "launch") and "params" in text(app, "launch")
         await pilot.press("enter")
         assert isinstance(app.screen, LaunchScreen)
-        await pilot.press("ctrl+p", "ctrl+p")
+        await pilot.press("pageup", "pageup")
         await until(pilot, lambda: "◂ other ▸" in text(app, "launch"))
 
 
