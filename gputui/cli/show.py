@@ -17,6 +17,7 @@ from gputui.store.costs import RunCost, run_cost
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import read_attempts, read_decisions, read_incidents
+from gputui.tui.layout.run_words import placement_words
 
 
 @click.command("show")
@@ -53,6 +54,8 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
     say(f"profile     {view.profile}")
+    if view.target is not None:
+        say("target      " + placement_words(view, now)[0])
     say("parameters  " + ("  ".join(f"{name}={value}" for name, value in view.params.items()) or "none"))
     if (trouble := intake_words(lines)) is not None:
         say(f"metrics     {trouble}")

@@ -20,7 +20,7 @@ from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.redaction import redact_params
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.costs import PastPeak
@@ -80,9 +80,18 @@ def quick_checks(
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
         *LAUNCHERS[spec.launcher].checks(spec),
-        *LocalExecutor().checks(spec),
+        *Executors().of(None).checks(spec),
         check_sinks(spec, state),
     ]
+
+
+def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
+    """What can be known of a run on a target without asking it."""
+    results = [_placeholders(spec), _parameters(spec), _roles(spec), _resume(spec), check_sinks(spec, state)]
+    if spec.gpus.uuids:
+        remedy = "give a number: the target's own scheduler says which"
+        results.append(CheckResult("gpus", "fail", "UUIDs name GPUs of this machine", remedy))
+    return [*results, *Executors().of(spec.target).checks(spec)]
 
 
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
