@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from gputui.profiles.forms import findings
+from gputui.profiles.forms import Model, findings
 from gputui.profiles.nearest import nearest
 from gputui.profiles.yamldoc import Place
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
@@ -43,7 +43,7 @@ def target_findings(given: object, place: Place = ()) -> Iterator[tuple[Place, d
                 validated(one)
             except ValidationError as error:
                 model = Executors().of(one).options()
-                for found, what in findings(error, lambda where: [] if where else list(model.model_fields)):  # noqa: B023
+                for found, what in findings(error, cast("type[Model]", model)):
                     yield (*at, *found), what
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -17,6 +17,9 @@ class TargetOptions(BaseModel):
     """Exactly the keys of its fields, each of exactly its type."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    # What one of its keys is in a sentence, as for profiles.
+    called: ClassVar[str] = "key"
 
     kind: str
     python: Line | None = Field(None, description="the interpreter of the training environment there")
