@@ -266,9 +266,7 @@ def _run(row: Any) -> Run:
     leased = json_columns.items(row[33])
     params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
     placement = None if row[25] is None else placements.from_row(row[24:33])
-    return Run(
-        *[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], placement, bool(leased)]
-    )
+    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], placement, bool(leased)])
 
 
 def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
