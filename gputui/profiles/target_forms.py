@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
-from gputui.profiles.forms import Model, findings
-from gputui.profiles.nearest import nearest
-from gputui.profiles.yamldoc import Place
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
+from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.forms import findings
+from gputui.yaml_forms.nearest import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -43,7 +43,7 @@ def target_findings(given: object, place: Place = ()) -> Iterator[tuple[Place, d
                 validated(one)
             except ValidationError as error:
                 model = Executors().of(one).options()
-                for found, what in findings(error, cast("type[Model]", model)):
+                for found, what in findings(error, model):
                     yield (*at, *found), what
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from gputui.config import Workspace
 from gputui.profiles.loading import Profile
-from gputui.profiles.nearest import nearest
-from gputui.profiles.problems import ProfileError
 from gputui.profiles.target_forms import target_findings, validated
-from gputui.profiles.yaml_file import given_twice, parse_file, problem_at, read_text
+from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.problems import ProfileError
 
 
 class TargetNotFoundError(LookupError):

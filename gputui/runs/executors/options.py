@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
+
+from gputui.yaml_forms.forms import Model
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\n\r\x00]+$")]
 """Text in one line."""
@@ -13,13 +15,8 @@ Word = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"
 """A name as schedulers and host names have it, without blanks and shell characters."""
 
 
-class TargetOptions(BaseModel):
+class TargetOptions(Model):
     """Exactly the keys of its fields, each of exactly its type."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    # What one of its keys is in a sentence, as for profiles.
-    called: ClassVar[str] = "key"
 
     kind: str
     python: Line | None = Field(None, description="the interpreter of the training environment there")
