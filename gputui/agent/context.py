@@ -14,7 +14,8 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner
-from gputui.runs.executors import Executors
+from gputui.runs.executors.base import Executor
+from gputui.runs.executors.local import LocalExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class AgentContext:
     ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
     ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics,
     ``scanner`` finds the processes of attempts,
-    ``executors`` run them, each where its run's target says."""
+    ``executor`` runs them."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -34,7 +35,7 @@ class AgentContext:
     recorder: Recorder
     ingest: MetricsIngest
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
-    executors: Executors = field(default_factory=Executors)
+    executor: Executor = field(default_factory=LocalExecutor)
 
     @classmethod
     def of(

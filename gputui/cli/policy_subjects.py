@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -22,7 +23,7 @@ from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import (
     AmbiguousRunError,
@@ -184,8 +185,8 @@ def _policy(spec: RunSpec, name: str) -> Policy:
 
 def _stored_spec(view: Run) -> RunSpec:
     try:
-        return spec_of(view)
-    except SpecError as error:
+        return RunSpec.from_json(json.loads(view.spec_json))
+    except (SpecError, ValueError) as error:
         fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
 
 

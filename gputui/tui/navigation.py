@@ -92,6 +92,11 @@ class Navigation:
 
         self.go_to(AlertsScreen, AlertsScreen)
 
+    def do_studies(self) -> None:
+        from gputui.tui.pages.study.page import StudyScreen
+
+        self.go_to(StudyScreen, StudyScreen)
+
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
         that is open already and has ``run`` in it stays as it is."""

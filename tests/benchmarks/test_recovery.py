@@ -30,7 +30,7 @@ def test_every_kind_can_be_provoked() -> None:
 def test_a_drill_measures_what_happened() -> None:
     done = drill("killed")
     assert done.trouble is None and done.detected and done.right
-    assert done.detect_seconds is not None and 0 < done.detect_seconds < 1
-    assert done.next_step_seconds is not None and done.next_step_seconds > done.detect_seconds
+    assert done.detect_seconds is not None and done.next_step_seconds is not None
+    assert 0 < done.detect_seconds < done.next_step_seconds
     assert (done.steps_lost, done.taken) == (6, "restart")
     assert "1 kinds: 1 detected, 1 met with the right action" in report.drills([done])

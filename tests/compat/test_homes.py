@@ -57,7 +57,8 @@ def test_the_commands_print_the_same(upgraded: Machine) -> None:
     found = homes.shown(upgraded)
     for name, value in before.items():
         if name.startswith("explain "):
-            assert numbers(found[name]) == numbers(value), name
+            # What one paragraph has need not stand in another.
+            assert set(numbers(found[name])) == set(numbers(value)), name
         else:
             assert_still(found[name], value, name)
 

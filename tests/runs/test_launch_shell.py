@@ -97,7 +97,7 @@ def test_what_the_kernel_would_refuse_is_named_and_the_rest_is_given() -> None:
     code = (
         "import os, resource; from gputui.runs.shim import limits_to_set, nice_to_set\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); resource.setrlimit(resource.RLIMIT_NICE, (0, 0))\n"
-        "os.nice(5); os.setuid(65534)\n"
+        "os.nice(5 - os.nice(0)); os.setuid(65534)\n"
         "print(limits_to_set({'NOFILE': [150, 300]}), limits_to_set({'NOFILE': [-1, -1]}))\n"
         "print(nice_to_set(0), nice_to_set(9))"
     )

@@ -23,6 +23,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import queue
 from gputui.store.hardware import quarantine
+from gputui.studies.spec import Budget, Dimension, Objective, PrunerSpec, StudySpec
 from tests.stores import open_store
 
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
@@ -430,6 +431,90 @@ class Filler:
                     }
                 lines.append(line)
         self.metrics(run_id, attempt, lines)
+
+    # --- studies
+
+    def study(
+        self,
+        study_id: str = "lr-search-1",
+        *,
+        trials: int = 14,
+        state: str = "running",
+        reason: str | None = None,
+        objectives: tuple[Objective, ...] = (Objective("val_loss"),),
+        began_ago: float = 7200.0,
+    ) -> None:
+        """A search over three parameters with a pruner: the last two of its trials run, the others are over."""
+        space = (
+            Dimension("lr", "float", 1e-4, 0.1, log=True),
+            Dimension("batch_size", "choice", choices=(64, 128, 256)),
+            Dimension("optimizer", "choice", choices=("adamw", "muon")),
+        )
+        spec = StudySpec(
+            name=study_id.rpartition("-")[0], profile="vit", space=space, objectives=objectives,
+            pruner=PrunerSpec("hyperband", length=9000.0), budget=Budget(trials=40), gpus_per_trial=1,
+        )  # fmt: skip
+        self.sequence += 1
+        began = self.now - began_ago
+        self.connection.execute(
+            "INSERT INTO studies (study_id, sequence, name, profile, state, reason, spec, source, created_at, "
+            "ended_at) VALUES (?, ?, ?, 'vit', ?, ?, ?, '', ?, ?)",
+            (
+                study_id, self.sequence, spec.name, state, reason, json.dumps(spec.to_json()), began,
+                self.now if state in ("finished", "failed", "stopped") else None,
+            ),
+        )  # fmt: skip
+        draw = random.Random(5)
+        for number in range(trials):
+            params = {
+                "lr": float(f"{10 ** draw.uniform(-4, -1):.3g}"),
+                "batch_size": draw.choice((64, 128, 256)),
+                "optimizer": draw.choice(("adamw", "muon")),
+            }
+            loss = 0.4 + (math.log10(params["lr"]) + 2.5) ** 2 / 2 + 0.1 * (params["optimizer"] == "adamw")
+            verdict = "running" if number >= trials - 2 else "pruned" if loss > 0.9 else "complete"
+            run_id = f"{study_id}-t{number}"
+            began_at, took = began + number * 400.0, 900.0
+            is_over = verdict != "running"
+            self.run(
+                run_id, {"running": "running", "pruned": "stopped", "complete": "succeeded"}[verdict], name="vit",
+                launched=params, started_ago=self.now - began_at,
+                ended_ago=self.now - began_at - took if is_over else None,
+            )  # fmt: skip
+            self.connection.execute(
+                "UPDATE runs SET study_id = ?, trial = ? WHERE run_id = ?", (study_id, number, run_id)
+            )
+            if is_over:
+                self.attempt(
+                    run_id,
+                    1,
+                    "succeeded",
+                    started_ago=self.now - began_at,
+                    ended_ago=self.now - began_at - took,
+                    code=0,
+                )
+            else:
+                self.attempt(run_id, 1, started_ago=self.now - began_at)
+            rungs = {"running": 3, "pruned": 5, "complete": 27}[verdict]
+            values = [loss, 3.0 + number / 10][: len(objectives)] if verdict == "complete" else [loss * 1.3]
+            self.connection.execute(
+                "INSERT INTO trials (study_id, number, run_id, state, origin, params, rung, value, objective_values, "
+                "reason, starts, created_at, ended_at) VALUES (?, ?, ?, ?, 'sampled', ?, ?, ?, ?, ?, 1, ?, ?)",
+                (
+                    study_id, number, run_id, verdict, json.dumps(params), rungs, values[0] if is_over else None,
+                    json.dumps(values) if is_over and len(objectives) > 1 else None,
+                    "pruned at rung 5: 7th of 9" if verdict == "pruned" else None, began_at,
+                    began_at + took if is_over else None,
+                ),
+            )  # fmt: skip
+            self.connection.executemany(
+                "INSERT INTO trial_rungs (study_id, number, rung, step, value, attempt, at) "
+                "VALUES (?, ?, ?, ?, ?, 1, ?)",
+                [
+                    (study_id, number, rung, rung * 333, loss + 2 * math.exp(-rung / 3), began_at + rung * 30)
+                    for rung in range(1, rungs + 1)
+                ],
+            )
 
     # --- whole stories
 

@@ -29,6 +29,7 @@ OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "gpu": lambda app: app.open_gpu(uuid(0)),
     "compare": lambda app: app.compare(None, [RUN, "gpt2-124m-1"]),
     "processes": lambda app: app.navigation.do_processes(),
+    "studies": lambda app: app.navigation.do_studies(),
 }
 
 
@@ -54,6 +55,7 @@ async def test_every_key_leads_to_its_action(
 ) -> None:
     filler.overnight()
     filler.bad_night()
+    filler.study()
     (filler.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
     performed: list[str] = []
     carry_out = GputuiApp.perform

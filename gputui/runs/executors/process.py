@@ -8,12 +8,11 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.executors.base import Executor
-from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import (
     ProcessIdentity,
@@ -95,11 +94,9 @@ def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that serves an attempt; ``identity`` is None where it could not be started. ``kind`` is what it is
-    the program of."""
+    """The process that serves an attempt; ``identity`` is None where it could not be started."""
 
     identity: ProcessIdentity | None
-    kind: Executor = field(default_factory=LocalExecutor)
     _selector: selectors.BaseSelector | None = None
     _descriptor: int | None = None
     _is_reaped: bool = False

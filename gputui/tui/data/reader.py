@@ -33,6 +33,8 @@ from gputui.tui.data.snapshot import (
     RunPage,
     RunRow,
     Snapshot,
+    StudyPage,
+    StudyRow,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +121,8 @@ class SnapshotReader:
                 gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
                 processes=self._read_processes(gpus) if interest.processes and at is None else None,
                 idle_since=self._idle.read(connection, gpus, now) if interest.processes and at is None else {},
+                studies=self._study_rows(connection, at),
+                study_page=self._read_study_page(connection, interest, now, at),
                 trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
                 past=past,
             )
@@ -262,6 +266,23 @@ class SnapshotReader:
             return page
         held = next((run for run in runs if interest.gpu_uuid in run.gpus), None)
         return page._replace(leased_since=held.attempt_started_at if held is not None else None)
+
+    def _study_rows(self, connection: sqlite3.Connection, at: float | None) -> tuple[StudyRow, ...]:
+        # Most homes have no study, and load nothing for one.
+        if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is None:
+            return ()
+        from gputui.tui.data.studies import read_rows
+
+        return read_rows(connection, at)
+
+    def _read_study_page(
+        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
+    ) -> StudyPage | None:
+        if not interest.studies:
+            return None
+        from gputui.tui.data.studies import read_page
+
+        return read_page(connection, interest.study_id, now, at)
 
     def _page_reader(self) -> RunPageReader:
         """Only those who open the page of a run load what that needs."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     # Loaded by those who open the pages that show them.
     from gputui.runs.process_table import HostProcess
     from gputui.store.metrics.intake import Intake
+    from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
     from gputui.store.timeline import Span, Timeline
+    from gputui.studies.spec import StudySpec
 
 HISTORY_BUCKETS = 60
 """Buckets of a short history."""
@@ -123,6 +125,32 @@ class GpuPage(NamedTuple):
     leased_since: float | None
 
 
+class StudyRow(NamedTuple):
+    """A study that goes on: how many of its trials are over and running, how many it will have (None where its budget
+    counts something else), and the best value so far with its trial."""
+
+    study_id: str
+    name: str
+    state: StudyState
+    over: int
+    running: int
+    wanted: int | None
+    best: float | None
+    best_number: int | None
+
+
+class StudyPage(NamedTuple):
+    """Everything about the study whose page is open. ``spec`` is None where this gputui does not understand it;
+    ``rungs`` are the values of each trial by its number; ``known`` are the ids of all studies, newest first."""
+
+    study: StudyRecord
+    spec: StudySpec | None
+    trials: tuple[TrialRecord, ...]
+    rungs: Mapping[int, tuple[RungValue, ...]]
+    gpu_hours: float
+    known: tuple[str, ...]
+
+
 class ProcessSet(NamedTuple):
     """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs."""
 
@@ -218,7 +246,8 @@ class Interest:
     """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
     back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
     other; the GPU whose page is open, and how far its charts reach back; whether the
-    pages of alerts and of processes are open; the past moment that is looked at, None for the present."""
+    pages of alerts, of processes and of studies are open, and the study that is shown there, None for the newest; the
+    past moment that is looked at, None for the present."""
 
     run_id: str | None = None
     log_label: str | None = None
@@ -230,6 +259,8 @@ class Interest:
     gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
     alerts: bool = False
     processes: bool = False
+    studies: bool = False
+    study_id: str | None = None
     moment: Moment | None = None
 
 
@@ -266,6 +297,8 @@ class Snapshot:
     processes: ProcessSet | None = None
     idle_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
     alerts: AlertsState = field(default_factory=AlertsState)
+    studies: tuple[StudyRow, ...] = ()
+    study_page: StudyPage | None = None
     trouble: str | None = None
     past: Past | None = None
 

@@ -8,15 +8,15 @@ from gputui.charts.bars import sparkline
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, byte_rate, celsius, duration, gibibytes, percent, watts
+from gputui.charts.units import UNKNOWN, byte_rate, celsius, count, duration, gibibytes, metric_value, percent, watts
 from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.hardware import GpuView, HostView
-from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
+from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow
 from gputui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.moments import past_notices, right_end
 from gputui.tui.layout.sparklines import mean_history, newest, peak_history, shares, sum_history, time_bins
-from gputui.tui.layout.words import clock, is_hot, run_sign
+from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
 
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
@@ -51,6 +51,22 @@ def head_line(
         if counts.get(state) and not is_tight
     ]
     return between(left, [*right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)], width)
+
+
+def study_strip(rows: Sequence[StudyRow], width: int, *, has_keys: bool = True) -> list[Line]:
+    """A line per study that goes on."""
+    lines = []
+    for number, row in enumerate(rows):
+        sign = STUDY_SIGNS[row.state]
+        left: list[Span] = [(f" {sign.glyph} ", sign.style), ("study ", "dim"), (clean(row.name), "label")]
+        left.append((f" {sign.word}", sign.style))
+        wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
+        left.append((f" · {count(row.over)}{wanted} trials over, {row.running} running", "text"))
+        if row.best is not None:
+            left += [(" · best ", "dim"), (metric_value(row.best), "accent"), (f" (trial {row.best_number})", "dim")]
+        right: list[Span] = [("S", "key"), (" studies ", "dim")] if has_keys and not number else []
+        lines.append(between(left, right, width))
+    return lines
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:

@@ -28,6 +28,14 @@ RUN_SIGNS = {
     "failed": Sign("✗", "failed", "bad"),
     "stopped": Sign("■", "stopped", "dim"),
 }
+STUDY_SIGNS = {
+    "running": RUN_SIGNS["running"],
+    "paused": Sign("◌", "paused", "warn"),
+    "stopping": RUN_SIGNS["stopping"],
+    "finished": Sign("✓", "finished", "good"),
+    "stopped": RUN_SIGNS["stopped"],
+    "failed": RUN_SIGNS["failed"],
+}
 _UNKNOWN = Sign("?", "unknown", "dim")
 
 SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}

@@ -166,8 +166,7 @@ class LaunchScreen(ActionScreen):
 
     def on_key(self, event: events.Key) -> None:
         item = self.form.current
-        # Help is the same key everywhere; a question mark can be pasted.
-        if item is None or event.key == "question_mark":
+        if item is None:
             return
         edit = self.form.edits[item.key].press(event.key)
         if edit is not None:

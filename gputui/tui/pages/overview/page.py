@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from gputui.tui.actions import Scope
 from gputui.tui.layout.alerts import alert_strip
-from gputui.tui.layout.strips import aggregate_charts, aggregate_line, head_line, host_line
+from gputui.tui.layout.strips import aggregate_charts, aggregate_line, head_line, host_line, study_strip
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines, events_shown
 from gputui.tui.pages.overview.gpu_cards import card_grid, card_lines
@@ -42,6 +42,7 @@ class OverviewScreen(OverviewCursor):
         self.trends = SlowPane(id="trends")
         self.cards = SlowPane(id="cards")
         self.host = Pane(id="host")
+        self.studies = Pane(id="studies")
         self.runs = Pane(id="runs")
         self.happened = Pane(id="events")
         self.is_folded = is_folded
@@ -57,6 +58,7 @@ class OverviewScreen(OverviewCursor):
         yield self.trends
         yield self.cards
         yield self.host
+        yield self.studies
         yield self.runs
         yield self.happened
         yield self.message
@@ -71,7 +73,9 @@ class OverviewScreen(OverviewCursor):
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.show([] if strip is None else [strip], height=0 if strip is None else 1)
-        around = 1 + self.draw_frame(width) + (strip is not None)
+        studies = study_strip(snapshot.studies, width)
+        self.studies.show(studies, height=len(studies))
+        around = 1 + self.draw_frame(width) + (strip is not None) + len(studies)
         count = len(snapshot.gpus)
         rows = share_rows(
             height - around,

@@ -1,0 +1,79 @@
+"""From the store to what the screen shows of studies."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+
+from gputui.store import studies
+from gputui.store.studies import RungValue, TrialState
+from gputui.studies.spec import StudySpec, StudySpecError
+from gputui.tui.data.snapshot import StudyPage, StudyRow
+
+ROWS_KEPT = 2
+"""Studies that the overview has room for."""
+
+
+def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
+    """The studies that are not over, newest first, each with how far it is. Raises sqlite3.Error."""
+    going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
+    rows = []
+    for study in going_on[:ROWS_KEPT]:
+        spec = _spec(study.spec_json)
+        trials = studies.read_trials(connection, study.study_id, at)
+        states = [one.state for one in trials]
+        best = None
+        if spec is not None:
+            from gputui.studies.analysis import best_trial
+
+            best = best_trial(trials, spec.objectives[0])
+        rows.append(
+            StudyRow(
+                study.study_id,
+                study.name,
+                study.state,
+                over=sum(state.is_over for state in states),
+                running=states.count(TrialState.RUNNING),
+                wanted=None if spec is None else _wanted(spec),
+                best=None if best is None else best.value,
+                best_number=None if best is None else best.number,
+            )
+        )
+    return tuple(rows)
+
+
+def read_page(
+    connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
+) -> StudyPage | None:
+    """Everything about a study, the newest for None; None where there is none. ``now`` is UTC unix seconds. Raises
+    sqlite3.Error."""
+    known = studies.read_studies(connection, at)
+    study = next((one for one in known if study_id in (None, one.study_id)), None)
+    if study is None:
+        return None
+    rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
+    for one in studies.read_rungs(connection, study.study_id, at):
+        rungs[one.number].append(one)
+    return StudyPage(
+        study,
+        _spec(study.spec_json),
+        tuple(studies.read_trials(connection, study.study_id, at)),
+        {number: tuple(values) for number, values in rungs.items()},
+        studies.study_gpu_hours(connection, study.study_id, now if at is None else at),
+        tuple(one.study_id for one in known),
+    )
+
+
+def _spec(text: str) -> StudySpec | None:
+    try:
+        return StudySpec.from_json(json.loads(text))
+    except (StudySpecError, ValueError):
+        return None
+
+
+def _wanted(spec: StudySpec) -> int | None:
+    """How many trials it will have, None where its budget counts something else."""
+    points = spec.grid() if spec.sampler.kind == "grid" and spec.pbt is None else None
+    limits = [limit for limit in (spec.budget.trials, None if points is None else len(points)) if limit is not None]
+    return spec.pbt.members if spec.pbt is not None else min(limits, default=None)

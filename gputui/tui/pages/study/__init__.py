@@ -1,0 +1,1 @@
+"""The page of a study: its trials, the best of them, and what mattered."""

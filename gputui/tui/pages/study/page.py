@@ -1,0 +1,207 @@
+"""The page of studies: one study at a time, its trials in a table, pictures of what they reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from gputui.charts.safe_text import clean
+from gputui.store.runs import Run
+from gputui.studies.analysis import complete
+from gputui.tui.actions import Scope
+from gputui.tui.data.snapshot import Interest, StudyPage
+from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.strips import head_line
+from gputui.tui.pages.study.view import (
+    HEAD_LINES,
+    SIDE_LEAST,
+    StudyTable,
+    TrialRow,
+    detail_lines,
+    picture_lines,
+    row_at,
+    study_head,
+    table_lines,
+    trial_rows,
+    views_of,
+)
+from gputui.tui.widgets.list_page import ListPage
+from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.pane import Pane
+
+COMPARED = 8
+"""Trials that are compared at once, the best of them."""
+
+PICTURE_LEAST = 9
+TABLE_LEAST = 7
+
+
+class StudyScreen(ListPage):
+    """Trials with a cursor, pictures beside or below them, and the trial under the cursor in words."""
+
+    SCOPE: ClassVar[Scope] = "studies"
+    BINDINGS: ClassVar[list[BindingType]] = bindings_for("studies")
+
+    table: StudyTable
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.title_lines = Pane(id="study")
+        self.list = Pane(id="trials")
+        self.pictures = Pane(id="pictures")
+        self.detail = Pane(id="detail")
+        self.table = StudyTable()
+        self.study_id: str | None = None
+        self._shown: list[TrialRow] = []
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield self.head
+        yield self.notice
+        yield self.title_lines
+        yield self.list
+        yield self.pictures
+        yield self.detail
+        yield self.message
+        yield self.footer
+
+    def interest(self) -> Interest:
+        return Interest(studies=True, study_id=self.study_id)
+
+    # --- what it is about
+
+    @property
+    def study(self) -> StudyPage | None:
+        """The study that is shown; None while it is being read, and where there is none."""
+        page = self.snapshot.study_page
+        is_asked = page is not None and self.study_id in (None, page.study.study_id)
+        return page if is_asked else None
+
+    @property
+    def trial(self) -> TrialRow | None:
+        """The one under the cursor."""
+        return next((row for row in self._shown if row.trial.number == self.table.cursor), None)
+
+    @property
+    def run_in_question(self) -> Run | None:
+        wanted = None if self.trial is None else self.trial.trial.run_id
+        return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)
+
+    @property
+    def row_ids(self) -> list[int]:
+        return [row.trial.number for row in self._shown]
+
+    def copyable(self) -> Sequence[Copyable]:
+        row = self.trial
+        if row is None:
+            return []
+        point = " ".join(f"--set {clean(name)}={clean(str(value))}" for name, value in row.trial.params.items())
+        return [Copyable("the trial's parameters", point), *super().copyable()]
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        app, snapshot, page = self.shell, self.snapshot, self.study
+        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        left = height - 1 - self.draw_frame(width)
+        if page is None:
+            self._draw_empty(width, left)
+            return
+        progress = {row.run.run_id: row.progress for row in snapshot.runs}
+        self._shown = trial_rows(page, progress, self.table)
+        self.keep_cursor()
+        head = study_head(page, snapshot.at, width)
+        detail = detail_lines(self.trial, width) if left - len(head) >= TABLE_LEAST + 3 else []
+        left -= len(head) + len(detail)
+        self.title_lines.show(head, height=len(head))
+        self.detail.show(detail, height=len(detail))
+        is_beside = width >= SIDE_LEAST
+        table_width = width * 3 // 5 if is_beside else width
+        wanted = HEAD_LINES + max(1, len(self._shown))
+        room = left if is_beside else min(wanted, max(TABLE_LEAST, left - max(PICTURE_LEAST, left // 2)))
+        room = left if left - room < PICTURE_LEAST and not is_beside else room
+        self.scroll_to_cursor(room - HEAD_LINES)
+        self.page_rows = room - HEAD_LINES - 1
+        lines = self.with_filter(table_lines(page, self._shown, self.table, table_width, room), table_width)
+        if not is_beside:
+            self.list.show(lines, height=room)
+            self.pictures.show(picture_lines(page, self.table, width, left - room), height=left - room)
+            return
+        side = picture_lines(page, self.table, width - table_width - 1, room)
+        lines += [fit_line([], table_width)] * (room - len(lines))
+        joined = [[*line, (" ", "text"), *other] for line, other in zip(lines, side, strict=True)]
+        self.list.show(joined, height=room)
+        self.pictures.show([], height=0)
+
+    def _draw_empty(self, width: int, height: int) -> None:
+        self._shown = []
+        words = (
+            "reading…"
+            if self.snapshot.agent is None or self.study_id is not None
+            else ("No study yet. gputui study run FILE begins one, gputui sweep PROFILE --set lr=0.1,0.01 a grid.")
+        )
+        self.title_lines.show([fit_line([(f" {words}", "dim")], width)], height=1)
+        self.list.show([], height=max(0, height - 1))
+        for pane in (self.pictures, self.detail):
+            pane.show([], height=0)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses a trial, a second one opens its run."""
+        chosen = row_at(self._shown, self.table, event.y) if event.widget is self.list else None
+        if chosen is not None:
+            self.point_at(chosen.trial.number)
+            self.changed()
+            if event.chain == 2 and self.run_in_question is not None:
+                self.do_open()
+
+    # --- actions
+
+    def do_back(self) -> None:
+        if self.table.filter_text:
+            self.set_filter("")
+            self.changed()
+        else:
+            self.app.pop_screen()
+
+    def do_open(self) -> None:
+        run = self.run_in_question
+        assert run is not None
+        self.shell.open_run(run.run_id)
+
+    def do_study_next(self) -> None:
+        self._turn(1)
+
+    def do_study_previous(self) -> None:
+        self._turn(-1)
+
+    def _turn(self, by: int) -> None:
+        page = self.study
+        if page is None or len(page.known) < 2:
+            self.shell.say("There is no other study.")
+            return
+        place_of = page.known.index(page.study.study_id)
+        self.study_id = page.known[(place_of + by) % len(page.known)]
+        self.table = StudyTable(order=self.table.order, view=self.table.view)
+
+    def do_study_view(self) -> None:
+        page = self.study
+        views = ("values",) if page is None else views_of(page)
+        place_of = views.index(self.table.view) if self.table.view in views else -1
+        self.table = replace(self.table, view=views[(place_of + 1) % len(views)])
+
+    def do_sort(self) -> None:
+        self.table = replace(self.table, order="value" if self.table.order == "number" else "number", top=0)
+
+    def do_compare(self) -> None:
+        page, run = self.study, self.run_in_question
+        assert page is not None and run is not None
+        sign = 1.0 if page.spec is None or page.spec.objectives[0].direction == "minimize" else -1.0
+        best = sorted(complete(page.trials), key=lambda one: sign * one.values[0])
+        runs = [one.run_id for one in best if one.run_id is not None]
+        self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *runs]))[:COMPARED])

@@ -1,0 +1,166 @@
+"""The page of studies: what it shows, its keys, and looking back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.studies.spec import Objective
+from gputui.tui.app import GputuiApp
+from gputui.tui.data.snapshot import Moment
+from gputui.tui.pages.compare.page import CompareScreen
+from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.pages.study.page import StudyScreen
+from gputui.tui.widgets.pane import Pane
+from tests.tui.conftest import MakeApp
+from tests.tui.filling import NOW, Filler
+from tests.tui.test_screens import text
+
+SIZES = pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    filler.study()
+    return make_app()
+
+
+def page(app: GputuiApp) -> StudyScreen:
+    assert isinstance(app.screen, StudyScreen)
+    return app.screen
+
+
+async def opened(pilot: Pilot[Any]) -> None:
+    await pilot.press("S")
+    await pilot.pause()
+
+
+@SIZES
+@pytest.mark.parametrize("keys", [(), ("v",)], ids=["values", "slices"])
+def test_a_study(
+    snap_compare: Callable[..., bool],
+    filler: Filler,
+    make_app: MakeApp,
+    size: tuple[int, int],
+    keys: tuple[str, ...],
+) -> None:
+    filler.overnight()
+    filler.study()
+
+    async def look(pilot: Pilot[Any]) -> None:
+        for key in ("S", *keys):
+            await pilot.press(key)
+            await pilot.pause()
+
+    assert snap_compare(make_app(), run_before=look, terminal_size=size)
+
+
+async def test_the_overview_names_the_study_and_the_page_fills_the_screen(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        strip = text(app, "studies")
+        assert "lr-search" in strip and "12 of 40 trials" in strip and "0.4044" in strip
+        await opened(pilot)
+        assert sum(pane.size.height for pane in page(app).query(Pane)) == 36
+        assert page(app).row_ids == list(range(14))
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_a_home_without_studies_has_no_strip_and_an_empty_page(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert text(app, "studies") == ""
+        await opened(pilot)
+        assert page(app).study is None and page(app).row_ids == []
+        await pilot.press("v", "o", "tab", "enter", "c")
+        assert isinstance(app.screen, StudyScreen)
+
+
+async def test_trials_are_sorted_by_value_the_complete_ones_first(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("o")
+        rows = page(app).row_ids
+        assert rows[0] == 4 and rows[:8] == sorted(rows[:8], key=lambda number: value(app, number))
+        assert {state(app, number) for number in rows[:8]} == {"complete"}
+
+
+def value(app: GputuiApp, number: int) -> float:
+    study = page(app).study
+    assert study is not None
+    found = study.trials[number].value
+    assert found is not None
+    return found
+
+
+def state(app: GputuiApp, number: int) -> str:
+    study = page(app).study
+    assert study is not None
+    return study.trials[number].state
+
+
+async def test_a_filter_keeps_the_trials_that_match(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("slash", *"pruned", "enter")
+        assert {state(app, number) for number in page(app).row_ids} == {"pruned"}
+        await pilot.press("escape")
+        assert len(page(app).row_ids) == 14
+
+
+async def test_the_trial_under_the_cursor_opens_as_a_run_and_is_compared(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("down", "down", "enter")
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-search-1-t2"
+        await pilot.press("escape")
+        await pilot.press("c")
+        assert isinstance(app.screen, CompareScreen)
+        assert "lr-search-1-t4" in app.screen.comparison.run_ids
+
+
+async def test_tab_goes_from_study_to_study(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study("old-1", trials=6, state="finished", reason="its budget is spent", began_ago=90_000.0)
+    filler.study()
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        shown = page(app).study
+        assert shown is not None and shown.study.study_id == "lr-search-1"
+        await pilot.press("tab")
+        await pilot.pause()
+        shown = page(app).study
+        assert shown is not None and shown.study.study_id == "old-1" and len(page(app).row_ids) == 6
+
+
+async def test_the_past_shows_the_trials_of_then(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study(began_ago=5700.0)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        app.look_back(Moment(NOW - 600.0))
+        await pilot.pause()
+        assert page(app).row_ids == list(range(13))
+        assert [state(app, number) for number in (8, 9, 10, 11, 12)] == ["complete"] * 2 + ["pruned"] + ["running"] * 2
+
+
+async def test_several_objectives_have_a_front(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study(objectives=(Objective("val_loss"), Objective("latency_ms")))
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        views = []
+        for _ in range(3):
+            views.append(page(app).table.view)
+            await pilot.press("v")
+            await pilot.pause()
+        assert views == ["values", "slices", "front"] and page(app).table.view == "values"
