@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,12 @@ from gputui.curves.axis import AxisTimeline, cuts_of
 from gputui.curves.bins import broken_off
 from gputui.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.curves.smooth import is_set, smooth_bins
-from gputui.store.runs import Attempt
+from gputui.store.metrics import queries
+from gputui.store.runs import Attempt, read_attempts
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunExtent:
     """Where a run was: the moment in UTC unix seconds, its attempts as they were then, and the step and the epoch that
     the newest of them had reached, None where that is unknown."""
 
@@ -24,14 +26,22 @@ class Standing:
     step: int | None = None
     epoch: float | None = None
 
+    @classmethod
+    def of(cls, connection: sqlite3.Connection, run_id: str, at: float) -> RunExtent:
+        """Raises sqlite3.Error."""
+        attempts = tuple(read_attempts(connection, run_id, at))
+        newest = max((attempt.number for attempt in attempts), default=0)
+        steps = [line.step for line in queries.ranks(connection, run_id, newest, at) if line.step is not None]
+        return cls(at, attempts, max(steps, default=None), queries.latest(connection, run_id, at).get("epoch"))
 
-def cut(data: ChartData, standing: Standing) -> ChartData:
+
+def cut(data: ChartData, extent: RunExtent) -> ChartData:
     """The charts without what came later. A bin that lies over the moment ends there, its extremes are those of all
     of it."""
-    reached = _reached(data, standing)
-    curves = {name: _cut_curve(data, curve, standing, reached) for name, curve in data.curves.items()}
+    reached = _reached(data, extent)
+    curves = {name: _cut_curve(data, curve, extent, reached) for name, curve in data.curves.items()}
     ends = [bins[-1].last_x for curve in curves.values() if (bins := (*curve.redone, *curve.bins))]
-    numbers = {attempt.number for attempt in standing.attempts}
+    numbers = {attempt.number for attempt in extent.attempts}
     return replace(
         data,
         frame=replace(data.frame, end=min(max(ends), data.frame.end or math.inf) if ends else None),
@@ -44,38 +54,38 @@ def cut(data: ChartData, standing: Standing) -> ChartData:
         markers=tuple(
             marker
             for marker in data.markers
-            if (marker.at is None or marker.at <= standing.at)
+            if (marker.at is None or marker.at <= extent.at)
             and (marker.attempt is None or marker.attempt in numbers)
             and (marker.at is not None or marker.x <= reached)
         ),
     )
 
 
-def _reached(data: ChartData, standing: Standing) -> float:
+def _reached(data: ChartData, extent: RunExtent) -> float:
     """The last x of the newest attempt; minus infinity where it has none yet."""
     axis, origin = data.request.axis, data.frame.origin_at
     if axis == "step":
-        return -math.inf if standing.step is None else float(standing.step)
+        return -math.inf if extent.step is None else float(extent.step)
     if axis == "epoch":
-        return math.inf if standing.epoch is None else standing.epoch
-    if origin is None or not standing.attempts:
+        return math.inf if extent.epoch is None else extent.epoch
+    if origin is None or not extent.attempts:
         return -math.inf
     if axis == "time":
-        return standing.at - origin
-    timeline = AxisTimeline.of(standing.attempts)
-    newest = max(attempt.number for attempt in standing.attempts)
-    ended = timeline.ends.get(newest, standing.at)
-    return timeline.trained_before[newest] + min(standing.at, ended) - timeline.begins[newest]
+        return extent.at - origin
+    timeline = AxisTimeline.of(extent.attempts)
+    newest = max(attempt.number for attempt in extent.attempts)
+    ended = timeline.ends.get(newest, extent.at)
+    return timeline.trained_before[newest] + min(extent.at, ended) - timeline.begins[newest]
 
 
-def _cut_curve(data: ChartData, curve: MetricCurve, standing: Standing, reached: float) -> MetricCurve:
-    limits = cuts_of(standing.attempts) if data.request.axis in ("step", "epoch") else {}
-    newest = max((attempt.number for attempt in standing.attempts), default=0)
+def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: float) -> MetricCurve:
+    limits = cuts_of(extent.attempts) if data.request.axis in ("step", "epoch") else {}
+    newest = max((attempt.number for attempt in extent.attempts), default=0)
     kept: list[Bin] = []
     redone: list[Bin] = []
     attempts = []
     for attempt in curve.attempts:
-        if attempt.attempt not in {each.number for each in standing.attempts}:
+        if attempt.attempt not in {each.number for each in extent.attempts}:
             continue
         bins = sorted(attempt.bins, key=lambda each: each.first_x)
         if attempt.attempt == newest or data.request.axis in ("time", "trained"):

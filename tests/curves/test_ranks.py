@@ -11,7 +11,7 @@ import pytest
 from gputui.curves import ranks
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartRequest, RankCurves
-from gputui.curves.past import Standing, cut
+from gputui.curves.past import RunExtent, cut
 from gputui.store.runs import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
@@ -128,6 +128,6 @@ def test_of_a_long_run_a_part_is_looked_at_and_that_is_told(story: Story, monkey
 def test_looking_back_they_end_where_the_run_was(story: Story) -> None:
     story.attempt(1, 0)
     story.write(*lines(0, 50), *lines(50, 100, slow=1))
-    data = cut(story.ask(TIMES), Standing(BEGAN_AT + 30, tuple(read_attempts(story.reader, RUN)), step=30))
+    data = cut(story.ask(TIMES), RunExtent(BEGAN_AT + 30, tuple(read_attempts(story.reader, RUN)), step=30))
     assert [each.last for each in data.ranked["step_time"].curves] == [1.0, 1.0, 2.0]
     assert all(each.bins[-1].last_x <= 30 for each in data.ranked["step_time"].curves)

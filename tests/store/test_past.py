@@ -13,7 +13,7 @@ from gputui.config import locate
 from gputui.store.database import open_reader
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
-from gputui.store.metrics import past
+from gputui.store.metrics import past, queries
 from gputui.store.runs import (
     RunNotFoundError,
     find_run,
@@ -216,7 +216,7 @@ def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Con
     reached = past.places(reader, "a-1", NOW - 1000 + at_step + 0.5)
     newest = past.newest(reader, reached)
     assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
-    found = past.ranks(newest, 1)
+    found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
     assert [(rank.rank, rank.step, rank.values) for rank in found] == [
         (0, at_step, {"loss": 10.0 - at_step / 100}),
         (1, at_step, {"loss": 10.0 - at_step / 100}),
@@ -241,10 +241,8 @@ def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, read
     rows: list[dict[str, object]] = [{"step": step, "time": NOW - 100 + step, "loss": 1.0} for step in range(50)]
     rows.insert(10, {"step": 9, "val/loss": 5.0})
     filler.metrics("a-1", 1, rows)
-    by_then = past.newest(reader, past.places(reader, "a-1", NOW - 90.5))
-    assert past.latest(by_then) == {"loss": 1.0, "val/loss": 5.0}
-    before = past.newest(reader, past.places(reader, "a-1", NOW - 91.5))
-    assert past.latest(before) == {"loss": 1.0}
+    assert queries.latest(reader, "a-1", NOW - 90.5) == {"loss": 1.0, "val/loss": 5.0}
+    assert queries.latest(reader, "a-1", NOW - 91.5) == {"loss": 1.0}
 
 
 def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:

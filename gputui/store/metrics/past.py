@@ -8,12 +8,12 @@ known at a past moment. Times are UTC unix seconds.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
 
-from gputui.store.metrics.queries import NOT_METRICS, RankLine, as_float
+from gputui.store.metrics.queries import as_float
 
 NEWEST_LINES = 400
 """So many lines before the moment tell the newest values; a name that is written less often counts as unknown."""
@@ -65,7 +65,22 @@ def newest(connection: sqlite3.Connection, reached: Mapping[int, Place], limit: 
     return lines
 
 
-def first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt: int) -> list[PastLine]:
+def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[int, int, dict[str, float]]]:
+    """(attempt, rank or -1, newest value of each name) of the lines before a moment and of those that the newest
+    attempt began with, in the order of attempts and ranks. Raises sqlite3.Error."""
+    reached = places(connection, run_id, at)
+    lines = newest(connection, reached)
+    if lines:
+        lines += reversed(_first(connection, reached, max(line.attempt for line in lines)))
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for line in lines:
+        values = found.setdefault((line.attempt, -1 if line.rank is None else line.rank), {})
+        for name, value in line.values.items():
+            values.setdefault(name, value)
+    return [(attempt, rank, values) for (attempt, rank), values in sorted(found.items())]
+
+
+def _first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt: int) -> list[PastLine]:
     """The first lines of an attempt, as far as they had been written, oldest first."""
     lines: list[PastLine] = []
     for source_id, place in reached.items():
@@ -84,36 +99,6 @@ def first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt:
     return lines
 
 
-def ranks(lines: list[PastLine], attempt: int) -> list[RankLine]:
-    """What each rank of an attempt had written last; ``lines`` are newest first."""
-    values: dict[int, dict[str, float]] = {}
-    for line in lines:
-        if line.attempt == attempt:
-            of_rank = values.setdefault(-1 if line.rank is None else line.rank, {})
-            for name, value in line.values.items():
-                of_rank.setdefault(name, value)
-    return [
-        RankLine(
-            rank=None if rank < 0 else rank,
-            step=int(found["step"]) if "step" in found else None,
-            at=found.get("time"),
-            values={name: value for name, value in found.items() if name not in NOT_METRICS},
-        )
-        for rank, found in sorted(values.items())
-    ]
-
-
-def latest(lines: list[PastLine]) -> dict[str, float]:
-    """The newest value of each name; of rank 0 where ranks write lines of their own. ``lines`` are newest first."""
-    found: dict[str, float] = {}
-    others: dict[str, float] = {}
-    for line in lines:
-        into = found if line.rank in (None, 0) else others
-        for name, value in line.values.items():
-            into.setdefault(name, value)
-    return {name: value for name, value in (others | found).items() if name not in NOT_METRICS}
-
-
 def sampled(
     connection: sqlite3.Connection, reached: Mapping[int, Place], name: str, count: int
 ) -> list[tuple[int, float]]:
@@ -127,6 +112,27 @@ def sampled(
                     found.append((line.step, line.values[name]))
                     break
     return list(dict.fromkeys(found))
+
+
+def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
+    """Steps per second of an attempt over the last so many seconds of its lines before a moment."""
+    lines = newest(connection, places(connection, run_id, at))
+    end = _step(lines, attempt)
+    if end is None:
+        return None
+    earlier = newest(connection, places(connection, run_id, end[0] - window_seconds), _LOOK_LINES)
+    start = _step(earlier, attempt) or _step(lines[::-1], attempt)
+    if start is None or start[0] >= end[0] or start[1] >= end[1]:
+        return None
+    return (end[1] - start[1]) / (end[0] - start[0])
+
+
+def _step(lines: Sequence[PastLine], attempt: int) -> tuple[float, int] | None:
+    """When which step was done, by the first of the lines that tells it."""
+    for line in lines:
+        if line.attempt == attempt and line.rank in (None, 0) and line.step is not None and line.at is not None:
+            return line.at, line.step
+    return None
 
 
 def _around(connection: sqlite3.Connection, source_id: int, generation: int, edge: int) -> Iterator[PastLine]:

@@ -1,6 +1,7 @@
 """Reading metrics: what a screen, the command line or a report asks of the stored lines.
 
-Every function takes a connection that may be read-only. What charts show is read by `gputui.curves`.
+Every function takes a connection that may be read-only. What charts show is read by `gputui.curves`. ``at`` (UTC unix
+seconds) asks for a past moment, None for now; what was known then is told by the newest `past.NEWEST_LINES` lines.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ def metric_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
     return [name for name in names if name not in NOT_METRICS]
 
 
-def latest(connection: sqlite3.Connection, run_id: str) -> dict[str, float]:
+def latest(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> dict[str, float]:
     """The newest value of each metric; of rank 0 where ranks write lines of their own."""
     found: dict[str, float] = {}
-    for _, _, values in sorted(_newest(connection, run_id), key=lambda row: (row[0], -row[1])):
+    for _, _, values in sorted(_newest(connection, run_id, at), key=lambda row: (row[0], -row[1])):
         found |= values
     return {name: value for name, value in found.items() if name not in NOT_METRICS}
 
 
-def ranks(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[RankLine]:
+def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float | None = None) -> list[RankLine]:
     """What each rank of an attempt wrote last, in the order of the ranks."""
     lines: dict[int, dict[str, float]] = {}
-    for number, rank, values in _newest(connection, run_id):
+    for number, rank, values in _newest(connection, run_id, at):
         if number == attempt:
             lines.setdefault(rank, {}).update(values)
     return [
@@ -124,8 +125,14 @@ def _places(connection: sqlite3.Connection, run_id: str) -> dict[int, tuple[int,
     return {source_id: (generation, byte_offset) for source_id, generation, byte_offset in rows.fetchall()}
 
 
-def _newest(connection: sqlite3.Connection, run_id: str) -> list[tuple[int, int, dict[str, float]]]:
+def _newest(
+    connection: sqlite3.Connection, run_id: str, at: float | None = None
+) -> list[tuple[int, int, dict[str, float]]]:
     """(attempt, rank or -1, newest value of each name) in the order of sources, attempts and ranks."""
+    if at is not None:
+        from gputui.store.metrics import past
+
+        return past.newest_values(connection, run_id, at)
     rows = connection.execute(
         "SELECT n.attempt, n.rank, n.data FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
         "WHERE s.run_id = ? ORDER BY n.source_id, n.attempt, n.rank",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from gputui.curves.following import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store.runs import Attempt
+from gputui.store.runs import read_attempts
 
 
 class CurveReader:
@@ -15,17 +15,26 @@ class CurveReader:
 
     def __init__(self) -> None:
         self._runs: dict[str, RunCurves] = {}
+        self._whole: dict[str, tuple[ChartRequest, float, ChartData]] = {}
 
     def read(
-        self, connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], request: ChartRequest
+        self, connection: sqlite3.Connection, run_id: str, request: ChartRequest, now: float, at: float | None = None
     ) -> ChartData:
-        """The charts of one run. Raises sqlite3.Error."""
-        curves = self._runs.get(run_id)
-        if curves is None:
-            curves = self._runs[run_id] = RunCurves(run_id)
-        return curves.read(connection, attempts, request)
+        """The charts of one run; at a past moment (UTC unix seconds) without what came later. Curves that are cut are
+        read once, whole, and serve for every moment before that. Raises sqlite3.Error."""
+        known = self._whole.get(run_id)
+        if at is None or known is None or known[0] != request or at > known[1]:
+            curves = self._runs.setdefault(run_id, RunCurves(run_id))
+            data = curves.read(connection, read_attempts(connection, run_id), request)
+            if at is None:
+                return data
+            known = self._whole[run_id] = (request, now, data)
+        from gputui.curves.past import RunExtent, cut  # only those who look back load it
+
+        return cut(known[2], RunExtent.of(connection, run_id, at))
 
     def keep(self, run_ids: Collection[str]) -> None:
         """Forget all runs but these."""
-        for run_id in [run_id for run_id in self._runs if run_id not in run_ids]:
-            del self._runs[run_id]
+        for kept in (self._runs, self._whole):
+            for run_id in [run_id for run_id in kept if run_id not in run_ids]:
+                del kept[run_id]

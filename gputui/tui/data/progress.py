@@ -59,25 +59,7 @@ class RunTracker:
 
     def progress(self, run: Run) -> Progress:
         """How far the run is."""
-        steps = [rank.step for rank in self._ranks.values() if rank.step is not None]
-        step = max(steps, default=run.attempt_last_step)
-        total = self._newest.get("total_steps")
-        total_steps = int(total) if total is not None and total > 0 else None
-        pace = self._steps_per_second()
-        left = None
-        if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
-            left = (total_steps - step) / pace
-        times = [rank.at for rank in self._ranks.values() if rank.at is not None]
-        return Progress(
-            step=step,
-            total_steps=total_steps,
-            loss=self._newest.get(LOSS),
-            losses=self._losses,
-            steps_per_second=pace,
-            seconds_left=left,
-            newest_at=max(times, default=None),
-            ranks=self._ranks,
-        )
+        return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second())
 
     def _note_pace(self, attempt: int) -> None:
         if attempt != self._pace_attempt:
@@ -109,6 +91,46 @@ class RunTracker:
         if end_at <= start_at:
             start_at, start_step = self._pace[-2]
         return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+
+
+def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
+    """How far ``run``, as it was, had come by ``at`` (UTC unix seconds), and the names of its metrics, harmless. Raises
+    sqlite3.Error."""
+    from gputui.store.metrics import past  # only those who look back load it
+
+    reached = past.places(connection, run.run_id, at)
+    if not reached:
+        return Progress(step=run.attempt_last_step), ()
+    newest = queries.latest(connection, run.run_id, at)
+    ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
+    losses = tuple(value for _, value in past.sampled(connection, reached, LOSS, SPARK_POINTS))
+    pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
+    return _progress(run, ranks, newest, losses, pace), tuple(clean(name) for name in newest)
+
+
+def _progress(
+    run: Run,
+    ranks: Mapping[int, RankRow],
+    newest: Mapping[str, float],
+    losses: tuple[float | None, ...],
+    pace: float | None,
+) -> Progress:
+    step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
+    total = newest.get("total_steps")
+    total_steps = int(total) if total is not None and total > 0 else None
+    left = None
+    if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
+        left = (total_steps - step) / pace
+    return Progress(
+        step=step,
+        total_steps=total_steps,
+        loss=newest.get(LOSS),
+        losses=losses,
+        steps_per_second=pace,
+        seconds_left=left,
+        newest_at=max((rank.at for rank in ranks.values() if rank.at is not None), default=None),
+        ranks=ranks,
+    )
 
 
 def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:

@@ -14,13 +14,13 @@ from gputui.store.events import read_events
 from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
-from gputui.store.runs import Run, RunLookupError, find_run, holders, read_attempts, read_runs, runs_mark
+from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
 from gputui.tui.data.alerts import read_alerts
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.disk_space import full_disk_words
 from gputui.tui.data.idle_gpus import IdleReader
 from gputui.tui.data.machine import CostReader, GpuPageReader, machine_state
-from gputui.tui.data.progress import RunTracker
+from gputui.tui.data.progress import RunTracker, progress_at
 from gputui.tui.data.snapshot import (
     HISTORY_BUCKETS,
     HISTORY_SECONDS,
@@ -38,7 +38,6 @@ from gputui.tui.data.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from gputui.tui.data.past import PastCurves
     from gputui.tui.data.processes import ProcessReader
     from gputui.tui.data.run_details import RunPageReader
 
@@ -87,7 +86,6 @@ class SnapshotReader:
         """How far runs had come at the past moment that is being read, and the names of their metrics."""
         self._curves = CurveReader()
         self._run_page: RunPageReader | None = None
-        self._past_curves: PastCurves | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes: ProcessReader | None = None
@@ -115,7 +113,7 @@ class SnapshotReader:
                 runs=self._rows(connection, runs, interest, at),
                 events=tuple(read_events(connection, at=at, limit=EVENTS_KEPT)),
                 page=self._page(connection, runs, interest, now, at),
-                compared=self._compared(connection, interest, at),
+                compared=self._compared(connection, interest, now, at),
                 machine=machine_state(connection, now, at),
                 alerts=read_alerts(connection, interest.alerts, at),
                 gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
@@ -154,10 +152,8 @@ class SnapshotReader:
 
     def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
         # Only those who look back load what that needs.
-        from gputui.tui.data.past import PastCurves, past_of
+        from gputui.tui.data.past import past_of
 
-        if self._past_curves is None:
-            self._past_curves = PastCurves(self._curves)
         # What was meant stays, whatever happens meanwhile.
         is_known = self._resolved is not None and self._resolved[0] == moment
         at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
@@ -226,10 +222,8 @@ class SnapshotReader:
 
     def _progress_then(self, connection: sqlite3.Connection, run: Run, at: float) -> Progress:
         """How far a run had come; of one that was over and not read before only the step: there may be hundreds."""
-        from gputui.tui.data.past import past_progress
-
         if run.ended_at is None:
-            self._then[run.run_id] = past_progress(connection, run, at)
+            self._then[run.run_id] = progress_at(connection, run, at)
             return self._then[run.run_id][0]
         found = self._over.get(run.run_id)
         is_same = found is not None and found.ended_at == run.ended_at
@@ -246,15 +240,11 @@ class SnapshotReader:
                 run = find_run(connection, interest.run_id, at)
             except RunLookupError:
                 return None
-        reader = self._page_reader()
         if at is None:
-            progress = self._progress(connection, run)
-            return reader.read(connection, run, progress, self._trackers[run.run_id].names, interest)
-        from gputui.tui.data.past import past_page, past_progress
-
-        assert self._past_curves is not None
-        then = self._then.get(run.run_id) or past_progress(connection, run, at)
-        return past_page(connection, reader, self._past_curves, run, then, interest, now, at)
+            progress = self._progress(connection, run), self._trackers[run.run_id].names
+        else:
+            progress = self._then.get(run.run_id) or progress_at(connection, run, at)
+        return self._page_reader().read(connection, run, *progress, interest, now, at)
 
     def _read_gpu_page(
         self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, seen: float, at: float | None
@@ -299,20 +289,14 @@ class SnapshotReader:
             self.processes = ProcessReader(self._workspace)
         return self.processes.read(gpus)
 
-    def _compared(self, connection: sqlite3.Connection, interest: Interest, at: float | None) -> dict[str, ChartData]:
+    def _compared(
+        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
+    ) -> dict[str, ChartData]:
         self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
         request = interest.charts
         if request is None:
             return {}
-        found = {
-            run_id: self._curves.read(connection, run_id, read_attempts(connection, run_id), request)
-            for run_id in interest.compared
-        }
-        if at is None:
-            return found
-        from gputui.tui.data.past import cut_at
-
-        return {run_id: cut_at(connection, run_id, data, at) for run_id, data in found.items()}
+        return {run_id: self._curves.read(connection, run_id, request, now, at) for run_id in interest.compared}
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

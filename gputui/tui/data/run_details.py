@@ -161,10 +161,10 @@ class RunPageReader:
         progress: Progress,
         metric_names: tuple[str, ...],
         interest: Interest,
+        now: float,
         at: float | None = None,
     ) -> RunPage:
-        """The page as it is, or as it was ``at`` a past moment (UTC unix seconds), then with the log of now and without
-        charts. Raises sqlite3.Error."""
+        """The page as it is, or as it was ``at`` a past moment (UTC unix seconds). Raises sqlite3.Error."""
         attempts = tuple(read_attempts(connection, run.run_id, at))
         incidents, decisions = self._story.read(connection, run)
         sinks, sink_events = self._sinks.read(connection, run)
@@ -176,7 +176,11 @@ class RunPageReader:
             decisions = tuple(one for one in decisions if one.at <= at)
             sink_events = tuple(one for one in sink_events if one.at <= at)
             checkpoints = None if checkpoints is None else checkpoints.written_by(at)
-        request = interest.charts if at is None else None
+        log, request = self.log(run, interest), interest.charts
+        if at is not None:
+            from gputui.tui.data.past import past_tail  # only those who look back load it
+
+            log = past_tail(log, at, attempts[-1].ended_at if attempts else None)
         return RunPage(
             run=run,
             launched=launched_params(run),
@@ -185,8 +189,8 @@ class RunPageReader:
             attempts=attempts,
             incidents=incidents,
             decisions=decisions,
-            log=self.log(run, interest),
-            charts=None if request is None else self._curves.read(connection, run.run_id, attempts, request),
+            log=log,
+            charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
             costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
             checkpoints=checkpoints,
             intake=intake.intake(connection, run.run_id) if at is None else None,
