@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +37,10 @@ _ADDRESSES = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBERS = re.compile(r"\d+")
 
 
+Witness = Literal["exit", "kernel", "launcher", "finding", "context"]
+"""Who says a line of evidence: the exit record, the kernel, the launcher's report, a finding, or what is around."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """Why an attempt ended.
@@ -47,7 +51,7 @@ class Incident:
         step: the last step of the attempt, or the one that the message names; None is unknown.
         summary: one plain sentence without its full stop.
         fingerprint: the same for the same trouble, whatever the rank, numbers, addresses and paths in it.
-        evidence_lines: what it was concluded from, harmless for a terminal.
+        evidence_lines: what it was concluded from, harmless for a terminal; witnesses: who says each of them.
         gpu: the UUID of the GPU whose fault it was, where the driver said so; contained: it may be used again.
     """
 
@@ -59,6 +63,7 @@ class Incident:
     evidence_lines: tuple[str, ...]
     gpu: str | None = None
     contained: bool = False
+    witnesses: tuple[Witness, ...] = ()
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
@@ -92,17 +97,17 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
     step = _AT_STEP.search(primary.text)
     observed = next((seen.step for seen in evidence.observed if seen.kind == primary.kind), None)
+    lines = _evidence(evidence, reports, primary, found)[:MAX_EVIDENCE_LINES]
     return Incident(
         kind=primary.kind,
         rank=primary.rank,
         step=observed if observed is not None else int(step[1]) if step else evidence.last_step,
         summary=_line(summary, hide),
         fingerprint=fingerprint(primary.kind, hide(primary.text)),
-        evidence_lines=tuple(
-            _line(text, hide) for text in _evidence(evidence, reports, primary, found)[:MAX_EVIDENCE_LINES]
-        ),
+        evidence_lines=tuple(_line(text, hide) for _, text in lines),
         gpu=primary.gpu,
         contained=primary.contained,
+        witnesses=tuple(witness for witness, _ in lines),
     )
 
 
@@ -167,14 +172,19 @@ def _at(finding: Finding, text: str) -> str:
     return f"{text}, {finding.where}" if finding.where else text
 
 
-def _evidence(evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]) -> list[str]:
-    return [
-        *_exit_lines(evidence),
-        *(line for report in reports for line in _report_lines(report)),
-        *_finding_lines(primary, evidence),
-        *(line for other in found if other is not primary for line in _other_lines(other, primary, evidence)),
-        *_context_lines(evidence, primary),
+def _evidence(
+    evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]
+) -> list[tuple[Witness, str]]:
+    others = (other for other in found if other is not primary)
+    said: list[tuple[Witness, Iterable[str]]] = [
+        ("exit", _exit_lines(evidence)),
+        ("kernel", _kernel_lines(evidence)),
+        ("launcher", (line for report in reports for line in _report_lines(report))),
+        ("finding", _finding_lines(primary, evidence)),
+        ("finding", (line for other in others for line in _other_lines(other, primary, evidence))),
+        ("context", _context_lines(evidence, primary)),
     ]
+    return [(witness, line) for witness, lines in said for line in lines]
 
 
 def _exit_lines(evidence: Evidence) -> Iterator[str]:
@@ -188,6 +198,10 @@ def _exit_lines(evidence: Evidence) -> Iterator[str]:
         yield f"exit: {name} ended with code {record.code}"
     if record is not None and record.stop_requested:
         yield "exit: a stop had been asked for" + (", and force was needed" if record.forced else "")
+
+
+def _kernel_lines(evidence: Evidence) -> Iterator[str]:
+    record = evidence.exit
     if record is not None and record.oom_victims:
         pids = ", ".join(f"pid {pid}" for pid in record.oom_victims)
         yield f"kernel: its log names as killed for lack of memory {pids}"

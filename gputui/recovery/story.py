@@ -10,12 +10,11 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.resumption import Resumption, resumptions
-from gputui.runs.launchers.reports import REPORTERS
 from gputui.store.run_states import RunState
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
 
-# Whose word stands at the beginning of a line of evidence that the summary does not quote.
-_WITNESSES = ("kernel", *REPORTERS)
+# Whose evidence the summary does not quote.
+_QUOTED = ("kernel", "launcher")
 # The actor of what nobody asked for.
 AGENT = "agent"
 
@@ -141,7 +140,8 @@ def _met(incident: IncidentView, attempt: Attempt) -> str:
 
 def _evidence(incident: IncidentView) -> str:
     """How it is known, where the summary itself does not quote it."""
-    said = [line for line in incident.evidence if isinstance(line, str) and line.partition(":")[0] in _WITNESSES]
+    lines = zip(incident.evidence, incident.witnesses, strict=False)
+    said = [str(line) for line, witness in lines if witness in _QUOTED]
     return f"Evidence: {'; '.join(said[:2])}." if said else ""
 
 

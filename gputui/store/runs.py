@@ -95,7 +95,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """Why an attempt ended, with its evidence."""
+    """Why an attempt ended, with its evidence. ``witnesses``, of which there may be fewer, say whose each line of it
+    is (`recovery.classify.Witness`)."""
 
     incident_id: int
     run_id: str
@@ -106,6 +107,7 @@ class IncidentView:
     step: int | None
     summary: str
     evidence: tuple[Json, ...]
+    witnesses: tuple[Json, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +317,9 @@ def read_incidents(
     after_id: int = 0,
 ) -> list[IncidentView]:
     """Incidents with an id above ``after_id``, oldest first; ``limit`` keeps the newest so many."""
-    columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence"
+    columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence, witnesses"
     rows = newest_rows(connection, "incidents", "incident_id", columns, run_id, at, limit, after_id)
-    return [IncidentView(*[*row[:8], tuple(json_columns.items(row[8]))]) for row in rows]
+    return [IncidentView(*row[:8], *(tuple(json_columns.items(text)) for text in row[8:10])) for row in rows]
 
 
 def read_decisions(

@@ -248,6 +248,7 @@ CREATE TABLE incidents (
     summary TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     evidence TEXT NOT NULL,
+    witnesses TEXT NOT NULL DEFAULT '[]',
     UNIQUE (run_id, attempt, fingerprint)
 ) STRICT;
 

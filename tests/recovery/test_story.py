@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from gputui.recovery.classify import Witness
 from gputui.recovery.cost import Cost
 from gputui.recovery.story import tell
 from gputui.store.run_states import RunState
@@ -35,13 +36,12 @@ def run(state: str, **values: Any) -> Run:
     return Run(**fields | values)
 
 
-@pytest.mark.parametrize(("line", "is_quoted"), [("kernel: x", True), ("torchrun: x", True), ("the launcher: x", True),
-                                                 ("exit: x", False), ("rank 0 stderr: kernel: x", False)])  # fmt: skip
-def test_what_kernel_and_launcher_saw_is_quoted(line: str, is_quoted: bool) -> None:
+@pytest.mark.parametrize("witness", get_args(Witness))
+def test_what_kernel_and_launcher_saw_is_quoted(witness: str) -> None:
     told = tell(
-        run("failed"), [attempt(1, at=2.0)], [incident(1, 1, "cuda_oom", evidence=(line,))], [], [], now=NOW
+        run("failed"), [attempt(1, at=2.0)], [incident(1, 1, "cuda_oom", evidence=("x",), witnesses=(witness,))], [], [], now=NOW
     )  # fmt: skip
-    assert any(f"Evidence: {line}." in paragraph for paragraph in told) is is_quoted
+    assert any("Evidence: x." in paragraph for paragraph in told) is (witness in ("kernel", "launcher"))
 
 
 def test_a_script_that_did_not_resume_is_not_said_to_have() -> None:
@@ -85,6 +85,7 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
                 step=40,
                 summary="rank 0 ran out of GPU memory (tried to allocate 2.00 GiB)",
                 evidence=("exit: torchrun ended with code 1", "torchrun: saw rank 0 fail first, with code 1"),
+                witnesses=("exit", "launcher"),
             )
         ],
         [

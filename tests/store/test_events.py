@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gputui.store.database import migrations
 from gputui.store.events import KINDS, SINK_KINDS, add_event, has_event, last_kind
+from gputui.store.runs import read_incidents
 from tests.stores import open_store
 
 NO_KIND = (None, None)
@@ -55,7 +57,8 @@ def test_the_sentences_of_an_old_home_get_their_kinds(tmp_path: Path) -> None:
         )
         old.execute(
             "INSERT INTO incidents (incident_id, run_id, attempt, at, kind, summary, fingerprint, evidence) "
-            "VALUES (1, 'a-1', 1, 5, 'cuda_oom', 'rank 1 ran out of memory', 'f', '[]')"
+            "VALUES (1, 'a-1', 1, 5, 'cuda_oom', 'rank 1 ran out of memory', 'f', ?)",
+            (json.dumps(["exit: torchrun ended", "kernel: killed it", "the launcher: saw it", "rank 1: kernel: x"]),),
         )
         old.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, reason) "
@@ -72,6 +75,8 @@ def test_the_sentences_of_an_old_home_get_their_kinds(tmp_path: Path) -> None:
         assert {kind for _, kind, _ in rows if kind is not None} <= KINDS
         assert last_kind(connection, "a-1", SINK_KINDS, "csv") == ("sink_recovered", 5.0)
         assert has_event(connection, "orphan", run_id="a-1", key="4242")
+        (incident,) = read_incidents(connection, "a-1")
+        assert incident.witnesses == ("exit", "kernel", "launcher", "finding")
 
 
 @pytest.mark.parametrize("run_id", ["a-1", None])

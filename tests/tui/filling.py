@@ -263,6 +263,7 @@ class Filler:
         rank: int | None = None,
         step: int | None = None,
         evidence: tuple[str, ...] = (),
+        witnesses: tuple[str, ...] = (),
         actions: tuple[str, ...] = (),
         params: dict[str, Any] | None = None,
         reason: str = "",
@@ -270,9 +271,20 @@ class Filler:
     ) -> None:
         at = self.now - seconds_ago
         cursor = self.connection.execute(
-            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (run_id, attempt, at, kind, rank, step, summary, f"{kind}-{attempt}", json.dumps(evidence)),
+            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, "
+            "witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run_id,
+                attempt,
+                at,
+                kind,
+                rank,
+                step,
+                summary,
+                f"{kind}-{attempt}",
+                json.dumps(evidence),
+                json.dumps(witnesses),
+            ),
         )
         self.connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, reason) "

@@ -367,8 +367,8 @@ class Ending:
 
     def _write_incident(self, run: Run, attempt: Attempt, incident: Incident, at: float) -> int:
         cursor = self.context.connection.execute(
-            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, "
+            "witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 run.run_id,
                 attempt.number,
@@ -378,7 +378,8 @@ class Ending:
                 incident.step if incident.step is not None else attempt.last_step,
                 incident.summary,
                 incident.fingerprint,
-                json.dumps(list(incident.evidence_lines)),
+                json.dumps(incident.evidence_lines),
+                json.dumps(incident.witnesses),
             ),
         )
         return int(cursor.lastrowid or 0)
