@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +80,12 @@ class Loop:
             self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
             self.telemetry.say(f"the largest micro batch that fits has {session.batch_size} samples")
         session.set_batch(session.batch_size, session.grad_accum)
+        with collecting_rarely() if settings.gc_every else contextlib.nullcontext():
+            return self.steps(last_phase)
+
+    def steps(self, last_phase: bool) -> Ending:
+        """The steps that are left, and how the phase ended."""
+        settings, session = self.settings, self.session
         while session.phase_step < settings.steps:
             epoch = session.epoch
             stop, save = self.step()
@@ -163,6 +172,8 @@ class Loop:
         for result in self.lagged.pop_ready():
             self.publish(result)
         telemetry.bottleneck(step)
+        if self.settings.gc_every and step % self.settings.gc_every == 0:
+            gc.collect()
         return stop > 0, save > 0
 
     def smaller_batch(self) -> tuple[int, int] | None:
@@ -296,6 +307,22 @@ class Loop:
                 self.telemetry.say(f"checkpoint {one.path} was not written: {one.error}", error=True)
             for other in one.also:
                 self.telemetry.event(one.step, "checkpoint", path=str(other))
+
+
+@contextlib.contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Python looks for garbage only when it is told to, and never again in what is there now.
+
+    Else one rank or the other does so in the middle of a step, and all others wait for it.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def _peak_memory(device: torch.device) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from trainer.config import Settings
+from trainer.errors import SettingsError
 
 
 def learning_rate(step: int, settings: Settings) -> float:
@@ -38,19 +40,36 @@ def learning_rate(step: int, settings: Settings) -> float:
     return settings.lr * (low + (1 - low) * height)
 
 
-def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings) -> list[dict[str, Any]]:
-    """Trainable parameters, with their names, as groups: those of two and more dimensions decay, all others do not."""
-    matrices: list[tuple[str, nn.Parameter]] = []
-    others: list[tuple[str, nn.Parameter]] = []
+def parameter_groups(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, matrices: Set[str] = frozenset()
+) -> list[dict[str, Any]]:
+    """Trainable parameters, with their names, as groups: those of two and more dimensions decay, all others do not.
+
+    Each group also has its share of the learning rate, and with Muon whether it is one of `matrices`. Raises
+    SettingsError where a share is for no parameter, or there are no matrices for Muon.
+    """
+    groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
+    muon, unused = settings.optimizer == "muon", set(settings.lr_shares)
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            (matrices if parameter.dim() >= 2 else others).append((name, parameter))
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+            part = next((part for part in settings.lr_shares if part in name), None)
+            unused.discard(part or "")
+            share = 1.0 if part is None else settings.lr_shares[part]
+            kind = (parameter.dim() < 2, muon and name in matrices, share)
+            groups.setdefault(kind, []).append((name, parameter))
+    if unused:
+        raise SettingsError(f"--lr-shares: no parameter's name has {min(unused)} in it that has no share yet")
+    if muon and not any(is_matrix for _, is_matrix, _ in groups):
+        raise SettingsError("--optimizer muon: the model has no row of equal blocks with matrices; use adamw")
+    return [
+        {
+            "params": members,
+            "weight_decay": 0.0 if is_small else settings.weight_decay,
+            "lr_share": share,
+            **({"matrices": is_matrix} if muon else {}),
+        }
+        for (is_small, is_matrix, share), members in sorted(groups.items(), key=lambda item: item[0])
     ]
-    # torch takes names from the parameters themselves: an empty group would count as one without names.
-    return [group for group in groups if group["params"]]
 
 
 def optimizer_options(settings: Settings, device: torch.device) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -63,15 +82,101 @@ def optimizer_options(settings: Settings, device: torch.device) -> tuple[type[to
             "nesterov": settings.momentum > 0,
             "fused": fused,
         }
-    return torch.optim.AdamW, {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "fused": fused}
+    adamw = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "fused": fused}
+    return (
+        (Muon, {**adamw, "momentum": settings.momentum}) if settings.optimizer == "muon" else (torch.optim.AdamW, adamw)
+    )
 
 
 def build_optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, device: torch.device
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    settings: Settings,
+    device: torch.device,
+    matrices: Set[str] = frozenset(),
 ) -> torch.optim.Optimizer:
-    """AdamW, or SGD with Nesterov momentum, whose groups keep the names in ``group["param_names"]``."""
+    """The optimizer of the settings, whose groups keep the names in ``group["param_names"]``.
+
+    `matrices` are the names of those that Muon is for.
+    """
     kind, options = optimizer_options(settings, device)
-    return kind(parameter_groups(named_parameters, settings), **options)
+    return kind(parameter_groups(named_parameters, settings, matrices), **options)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon in groups of ``matrices``, AdamW in all others; one learning rate and weight decay for both.
+
+    Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024: the momentum of a matrix with all
+    its singular values made about one. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2: times 0.2
+    and the root of its longer side, so that an update is about as large as one of AdamW.
+    """
+
+    def __init__(
+        self, groups: Iterable[Any], *, lr: float, betas: tuple[float, float], momentum: float, fused: bool | None
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": momentum}
+        super().__init__(groups, {**defaults, "fused": fused, "matrices": False})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["matrices"]:
+                for parameter in parameters:
+                    self._turn(parameter, group)
+            elif parameters:
+                self._adamw(parameters, group)
+
+    def _turn(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        gradient, state, momentum = parameter.grad, self.state[parameter], group["momentum"]
+        assert gradient is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        update = orthogonal(gradient.lerp(state["momentum_buffer"], momentum))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
+
+    def _adamw(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+        fused = bool(group["fused"])
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device if fused else None)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        kept = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in kept],
+            [state["exp_avg_sq"] for state in kept],
+            [],
+            [state["step"] for state in kept],
+            fused=fused,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The matrix with its singular values brought to between 0.7 and 1.2: five Newton-Schulz steps in bf16.
+
+    The polynomial 3.4445 x - 4.7750 x³ + 2.0315 x⁵ of Jordan et al.
+    """
+    x = matrix.bfloat16()
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    result: Tensor = (x.T if tall else x).to(matrix.dtype)
+    return result
 
 
 class WarmupSchedule:
@@ -91,7 +196,7 @@ class WarmupSchedule:
         self.step += 1
         rate = learning_rate(self.step, self._settings)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_share"]
         return rate
 
 

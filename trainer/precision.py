@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -68,14 +68,15 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
     torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, device)
 
 
-def compile_objective(objective: nn.Module, settings: Settings) -> None:
-    """Compiles the module's forward in place, when it is first called, for each shape of batch anew.
+def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:
+    """Compiles the modules' forward in place, when they are first called, for each shape of batch anew.
 
-    The module stays the same object and its state keeps its names. Before DistributedDataParallel wraps it.
+    They stay the same objects and their state keeps its names. Before DistributedDataParallel or FSDP wraps them.
     """
     if settings.compile != "off":
         forget_compiled(settings)
-        objective.compile(mode=settings.compile, dynamic=False)
+        for module in modules:
+            module.compile(mode=settings.compile, dynamic=False)
 
 
 def forget_compiled(settings: Settings) -> None:

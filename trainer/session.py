@@ -15,12 +15,13 @@ from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
 from trainer.data.feed import Feed, HeldOut
 from trainer.data.sampler import Deal
-from trainer.errors import TrainerError
+from trainer.errors import SettingsError, TrainerError
 from trainer.models import Built, build
+from trainer.models.blocks import transformer_blocks
 from trainer.models.deferred import DeferredInit, Initial
 from trainer.optim import Ema, WarmupSchedule
 from trainer.parallel.build import build_strategy, shards_weights
-from trainer.precision import Precision, compile_objective
+from trainer.precision import Precision, compile_modules
 from trainer.tasks import build_objective
 from trainer.world import World
 
@@ -61,8 +62,11 @@ class Session:
         self.parameters = sum(parameter.numel() for parameter in objective.parameters())
         # Asked on the GPU only, where it can be compared with a known peak; counting takes up to a second.
         self.flops_per_sample = objective.flops_per_sample() if world.device.type == "cuda" else None
-        compile_objective(objective, settings)
-        if settings.compile != "off":
+        blocks = transformer_blocks(self.built.model) if settings.compile_scope == "blocks" else [objective]
+        if not blocks:
+            raise SettingsError("--compile-scope blocks: the model has no row of equal blocks; use whole")
+        compile_modules(blocks, settings)
+        if settings.compile != "off" and settings.compile_scope == "whole":
             # Held-out batches have two sizes, of which the second is compiled for any size; no CUDA graphs for those.
             objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
         self.strategy = build_strategy(settings, objective, world, initial)

@@ -120,7 +120,10 @@ def test_model_options_are_pairs_or_an_object(text: str, expected: dict[str, Any
         (["--final-lr-ratio", "2"], "--final-lr-ratio must be at most 1, got 2"),
         (["--beta1", "1"], "--beta1 must be less than 1, got 1"),
         (["--task", "clasify"], "--task must be one of classify, lm, mlm, contrastive, got 'clasify'"),
-        (["--gradient-checkpointing=x"], "--gradient-checkpointing must be one of none, selective, full, got 'x'"),
+        (
+            ["--gradient-checkpointing=x"],
+            "--gradient-checkpointing must be one of none, selective, operations, full, got 'x'",
+        ),
         (["--augment", "maybe"], "--augment: expected true or false, got 'maybe'"),
         (["--task", "lm", "--width", "40"], "--width must be a multiple of 32 for --task lm, got 40"),
         (["--width", "12"], "--width must be a multiple of 8 for --task classify, got 12"),

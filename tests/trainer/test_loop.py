@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ from trainer.checkpoints import State, existing, hashes, load
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
 from trainer.data.sampler import order_for
+from trainer.loop import Loop
 from trainer.session import Progress, Session
 from trainer.stepper import Stepper
 from trainer.world import World
@@ -359,3 +361,41 @@ def test_a_small_language_model_learns(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(math.log(256), abs=0.3)
     assert losses[-1] < 4
     assert 1 < events(tmp_path, "end")[0]["test_perplexity"] < math.exp(4)
+
+
+def test_garbage_is_looked_for_at_the_given_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    at = {"step": 0}
+    step = Loop.step
+
+    def counted(self: Loop) -> tuple[bool, bool]:
+        at["step"] = self.progress.step + 1
+        assert not gc.isenabled() and gc.get_freeze_count() > 10_000
+        # Enough new objects that Python would look for garbage several times.
+        self.garbage = [[] for _ in range(20_000)]  # type: ignore[attr-defined]
+        return step(self)
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and at["step"]:
+            collected.append(at["step"])
+
+    monkeypatch.setattr(Loop, "step", counted)
+    gc.callbacks.append(note)
+    try:
+        steps = ("--steps", "7", "--validate-every", "0", "--checkpoint-every", "0")
+        assert train(tmp_path / "rarely", *steps, "--gc-every", "3") == 0
+    finally:
+        gc.callbacks.remove(note)
+    assert [number for number in collected if number < 7] == [3, 6]
+    assert gc.isenabled()
+    assert same(final_state(tmp_path / "rarely")["model"], plainly(tmp_path / "often", *steps)["model"])
+
+
+def plainly(output: Path, *flags: str) -> State:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "step", STEP)
+        assert train(output, *flags) == 0
+    return final_state(output)
+
+
+STEP = Loop.step

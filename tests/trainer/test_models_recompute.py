@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.ranks import Ranks
 from tests.trainer.small_models import SMALL, inputs, small_settings
@@ -39,7 +41,7 @@ def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
     plain = network(name, "none")
     names = list(plain.state_dict())
     output, left = backward(plain, samples)
-    for mode in ("selective", "full"):
+    for mode in ("operations", "selective", "full"):
         model = network(name, mode)
         assert list(model.state_dict()) == list(copy.deepcopy(model).state_dict()) == names
         recomputed, left_too = backward(model, samples)
@@ -69,6 +71,34 @@ def test_less_is_kept_the_more_is_recomputed(name: str) -> None:
     assert full < selective < none
     # Without training, nothing is recomputed.
     assert kept(network(name, "full").eval(), samples) == kept(network(name, "none").eval(), samples)
+
+
+class Computed(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.__name__.partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["bytes", "gpt2", "resnet18"])
+def test_products_are_not_computed_again_where_their_results_are_kept(name: str) -> None:
+    counts = {}
+    for mode in ("none", "operations", "full"):
+        model = network(name, mode)
+        with Computed() as computed:
+            backward(model, inputs(SMALL[name][1]))
+        counts[mode] = computed.counts
+    products = ("mm", "addmm", "bmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu")
+    for product in products:
+        assert counts["operations"][product] == counts["none"][product] <= counts["full"][product]
+    assert sum(counts["full"][product] - counts["none"][product] for product in products) >= 6
+    [cheap] = {"gpt2": ["tanh", "gelu"], "bytes": ["gelu"], "resnet18": ["relu_", "relu"]}[name][-1:]
+    assert counts["operations"][cheap] == counts["full"][cheap] > counts["none"][cheap]
 
 
 def test_the_mode_can_be_changed_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.trainer import parallel_checks as checks
+from tests.trainer.parallel_checks import ALONE
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import train
+from tests.trainer.test_loop import final_state, same
+from tests.trainer.test_parallel import difference
 from trainer.config import Settings
-from trainer.optim import WarmupSchedule, build_optimizer, learning_rate, optimizer_options
+from trainer.errors import SettingsError
+from trainer.models.blocks import matrices_of_blocks
+from trainer.optim import Muon, WarmupSchedule, build_optimizer, learning_rate, optimizer_options, orthogonal
 
 CPU = torch.device("cpu")
 
@@ -124,3 +133,117 @@ def test_they_learn(name: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] / 10
+
+
+# --- shares of the learning rate --------------------------------------------------------------------------------------
+
+
+def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None:
+    model, chosen = network(), Settings(lr=0.5, warmup_steps=4, lr_shares={"0.weight": 0.1, "bias": 2.0})
+    optimizer = build_optimizer(model.named_parameters(), chosen, CPU)
+    schedule = WarmupSchedule(optimizer, chosen)
+    for _ in range(7):
+        rate = schedule.advance()
+        rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+        assert rates == {
+            "0.weight": pytest.approx(0.1 * rate),
+            "0.bias": 2 * rate,
+            "1.bias": 2 * rate,
+            "3.bias": 2 * rate,
+            "1.weight": rate,
+            "3.weight": rate,
+        }
+        assert rate == learning_rate(schedule.step, chosen)
+    assert {group["weight_decay"] for group in optimizer.param_groups if "0.weight" in group["param_names"]} == {0.01}
+
+
+def test_a_share_for_nobody_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--lr-shares: no parameter's name has embedding in it"):
+        optimizer_for(network(), lr_shares={"bias": 2.0, "embedding": 0.1})
+    with pytest.raises(ValueError, match="must be numbers above 0"):
+        Settings(lr_shares={"bias": 0.0})
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+class Stack(nn.Module):
+    """Two blocks with a matrix each, between layers that are in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+        self.leave = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x)
+        out: torch.Tensor = self.leave(x)
+        return out
+
+
+def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
+    ours, theirs = Stack(), Stack()
+    names = matrices_of_blocks(ours)
+    assert names == {"blocks.0.0.weight", "blocks.1.0.weight"}
+    chosen = Settings(optimizer="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
+    optimizer = build_optimizer(ours.named_parameters(), chosen, CPU, names)
+    assert isinstance(optimizer, Muon)
+    matrices = [one for name, one in theirs.named_parameters() if name in names]
+    others = [one for name, one in theirs.named_parameters() if name not in names]
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    expected = [
+        torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw", **options),
+        torch.optim.AdamW([one for one in others if one.dim() >= 2], **options),
+        torch.optim.AdamW([one for one in others if one.dim() < 2], lr=0.02, weight_decay=0.0),
+    ]
+    for step in range(3):
+        samples = torch.randn(64, 8, generator=torch.Generator().manual_seed(step))
+        for model, steppers in ((ours, [optimizer]), (theirs, expected)):
+            for one in steppers:
+                one.zero_grad()
+            model(samples).square().mean().backward()
+            for one in steppers:
+                one.step()
+        # The products are in bf16: a last bit of a gradient may be several of an update.
+        for name, one in ours.named_parameters():
+            apart, way = one - theirs.get_parameter(name), one - Stack().get_parameter(name)
+            assert apart.norm() <= (0.02 if step else 1e-4) * way.norm(), (step, name)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 4), (4, 16), (64, 48)])
+def test_an_update_has_singular_values_of_about_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape) * 1e-3))
+    assert values.min() > 0.5 and values.max() < 1.35
+
+
+@pytest.mark.parametrize("way", ["ddp", "zero1"])
+def test_ranks_step_muon_as_one_process(way: str, two_ranks: Ranks) -> None:
+    chosen = {"optimizer": "muon", "momentum": 0.95}
+    losses, model, state = checks.train_and_state(ALONE, 6, **chosen)
+    assert set(state["blocks.0.inner.weight"]) == {"momentum_buffer"} and "exp_avg" in state["enter.weight"]
+    found = two_ranks.run(checks.train_and_state, 6, parallel=way, **chosen)[0]
+    # The products of an update are in bf16.
+    assert found[0] == pytest.approx(losses, rel=1e-3) and difference(found[1], model) < 5e-3
+    assert found[2].keys() == state.keys()
+
+
+def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    flags = ("--task", "lm", "--width", "32", "--optimizer", "muon", "--lr-shares", "bytes=0.5,head=2")
+    for output, stops in (("one", ("8",)), ("two", ("5", "8"))):
+        for steps in stops:
+            more = ("--steps", steps, "--schedule", "constant", "--resume", "auto", "--validate-every", "0")
+            assert train(tmp_path / output, *flags, *more) == 0
+    one, two = final_state(tmp_path / "one"), final_state(tmp_path / "two")
+    assert same(one["model"], two["model"]) and same(one["optimizer"], two["optimizer"])
+
+
+def test_muon_without_matrices_or_with_shards_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--optimizer muon: the model has no row of equal blocks"):
+        optimizer_for(network(), optimizer="muon")
+    with pytest.raises(ValueError, match="not with --parallel fsdp"):
+        Settings(optimizer="muon", parallel="fsdp")

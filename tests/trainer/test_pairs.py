@@ -20,6 +20,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "files": ("whole", "sharded"),
     "compressed": ("plain", "gzip"),
     "averaged": ("weights", "ema"),
+    "optimizer": ("adamw", "muon"),
+    "garbage": ("whenever", "every third step"),
     "end": ("done", "stopped"),
 }
 
@@ -34,8 +36,9 @@ Case = dict[str, str]
 
 
 def allowed(case: Case) -> bool:
-    """Sharded files are FSDP's."""
-    return case["files"] == "whole" or case["parallel"] == "fsdp"
+    """Sharded files are FSDP's, and Muon is not for it."""
+    spread = case["parallel"] == "fsdp"
+    return (case["files"] == "whole" or spread) and not (case["optimizer"] == "muon" and spread)
 
 
 def pairs_of(case: Case) -> set[frozenset[tuple[str, str]]]:
@@ -67,6 +70,12 @@ def flags_of(case: Case, steps: int) -> list[str]:
     flags = ["--phases", json.dumps(phases), "--checkpoint-every", "2", "--validate-every", "0", "--timeout", "20"]
     flags += ["--async-checkpoints"] if case["writing"] == "async" else []
     flags += ["--gzip-checkpoints"] if case["compressed"] == "gzip" else []
+    flags += [
+        "--optimizer",
+        case["optimizer"],
+        *(["--task", "lm", "--width", "32"] if case["optimizer"] == "muon" else []),
+    ]
+    flags += ["--gc-every", "3"] if case["garbage"] != "whenever" else []
     return flags + (["--ema", "0.9"] if case["averaged"] == "ema" else [])
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.trainer.running import settings, step_lines, train
 from trainer.__main__ import prepare_environment
 from trainer.config import Settings
 from trainer.errors import SettingsError
-from trainer.precision import Precision, compile_objective, switch_backends
+from trainer.precision import Precision, compile_modules, switch_backends
+from trainer.session import Progress, Session
+from trainer.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -116,10 +120,31 @@ def test_compiling_changes_no_names_and_only_where_asked(monkeypatch: pytest.Mon
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: calls.append(options))
     model = nn.Linear(2, 2)
-    compile_objective(model, Settings(compile="off"))
+    compile_modules([model], Settings(compile="off"))
     assert calls == []
-    compile_objective(model, Settings(compile="reduce-overhead"))
+    compile_modules([model], Settings(compile="reduce-overhead"))
     assert calls == [{"mode": "reduce-overhead", "dynamic": False}]
+
+
+def test_blocks_are_compiled_by_themselves_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compiled.append(type(self).__name__))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append("measure") or function)
+    for scope, expected in (("whole", ["NextToken", "measure"]), ("blocks", ["TransformerBlock"] * 2)):
+        chosen = settings("--task", "lm", "--width", "32", "--depth", "2", "--compile", "--compile-scope", scope)
+        with Session(chosen, World(rank=0, size=1, device=CPU, backend=""), 1, Progress()):
+            assert compiled == expected
+        compiled.clear()
+
+
+@pytest.mark.long
+def test_compiled_blocks_train_as_eager_ones(tmp_path: Path) -> None:
+    flags = ("--task", "lm", "--width", "32", "--depth", "3", "--steps", "4", "--batch-size", "2")
+    losses = {}
+    for name, more in {"eager": (), "blocks": ("--compile", "--compile-scope", "blocks")}.items():
+        assert train(tmp_path / name, *flags, *more) == 0
+        losses[name] = [line["loss"] for line in step_lines(tmp_path / name)]
+    assert losses["blocks"] == pytest.approx(losses["eager"], rel=1e-5)
 
 
 def test_new_memory_is_not_filled() -> None:
@@ -130,7 +155,7 @@ def test_new_memory_is_not_filled() -> None:
 def test_a_compiled_module_keeps_its_state() -> None:
     model = nn.Linear(2, 2)
     names = list(model.state_dict())
-    compile_objective(model, Settings(compile="default"))
+    compile_modules([model], Settings(compile="default"))
     assert list(model.state_dict()) == names
 
 
@@ -177,7 +202,7 @@ def test_all_of_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no GPU")
     precision = Precision(Settings(precision="fp16", channels_last=True, memory_fraction=0.9), torch.device("cuda", 0))
     model = precision.place(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2)))
-    compile_objective(model, Settings(compile="default"))
+    compile_modules([model], Settings(compile="default"))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     with precision.autocast():
         loss = model(torch.ones(2, 3, 8, 8, device="cuda")).float().pow(2).mean()

@@ -7,6 +7,7 @@ setting is answered at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,7 +22,7 @@ DataSource = Literal[
     "auto", "digits", "cifar10", "images", "parquet", "tokens", "documents", "text", "stdlib", "synthetic"
 ]
 Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 _LATER = Path()  # a path that depends on the task and the environment
@@ -184,7 +185,8 @@ class PrecisionSettings(_Group):
     channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
     gradient_checkpointing: Recompute = Field(
         "none",
-        description="recompute activations in backward to save memory: selective (every other block), or full or true",
+        description="recompute activations in backward to save memory: operations (all but matrix products and"
+        " attention: little time), selective (every other block), or full or true (a third more computing)",
     )
     loss_chunk: int = Field(
         0, ge=0, description="lm: tokens whose loss is computed at once, and again in backward, to save memory; 0: all"
@@ -195,6 +197,11 @@ class PrecisionSettings(_Group):
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off", description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs"
+    )
+    compile_scope: Literal["whole", "blocks"] = Field(
+        "whole",
+        description="compile the whole model, or each repeated block by itself: starts sooner, and is a little slower"
+        " around the blocks",
     )
 
     @field_validator(*SWITCHES, mode="before")
@@ -217,8 +224,15 @@ class OptimizerSettings(_Group):
         description="times that running out of GPU memory is answered with smaller micro batches, in this process",
     )
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd is with Nesterov momentum")
+    optimizer: Literal["adamw", "sgd", "muon"] = Field(
+        "adamw",
+        description="sgd is with Nesterov momentum; muon is for the matrices of repeated blocks, with adamw for all"
+        " else: 5 more products of each matrix a step, and half of adamw's state",
+    )
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
+    lr_shares: dict[str, float] = Field(
+        {}, description="share of lr for parameters whose name has this in it, the first that fits: head=0.5,bias=2"
+    )
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="decay after the warm-up")
     decay_share: float = Field(
         0.2, gt=0, le=1, description="wsd: share of the steps, the last ones, in which the rate decays"
@@ -230,6 +244,12 @@ class OptimizerSettings(_Group):
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean squared gradient")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
+    gc_every: int = Field(
+        0,
+        ge=0,
+        description="look for garbage every so many steps only, on all ranks at once, and never in what was there"
+        " before the first; 0: whenever Python does. Costs the memory of cycles until then",
+    )
     reset_optimizer: bool = Field(
         False, description="forget the optimizer's state when this phase begins, or goes on with another optimizer"
     )
@@ -366,6 +386,12 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
+        if self.optimizer == "muon" and parallel == "fsdp":
+            yield "optimizer", " muon needs whole matrices on a rank: not with --parallel fsdp"
+        if any(not 0 < share < math.inf for share in self.lr_shares.values()):
+            yield "lr_shares", f" must be numbers above 0, got {self.lr_shares}"
+        if self.compile_scope == "blocks" and self.compile in ("off", *CUDA_GRAPH_MODES):
+            yield "compile_scope", f" blocks needs --compile default, not {self.compile}"
         if self.compile != "off" and self.bucket_cap_mb < 1:  # torch cuts compiled graphs by DDP's buckets
             yield "bucket_cap_mb", f" must be at least 1 with --compile, got {self.bucket_cap_mb:g}"
         if self.compile != "off" and parallel == "data_parallel":  # a copy of the model would call the original

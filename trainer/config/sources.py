@@ -21,7 +21,7 @@ from trainer.errors import SettingsError
 PREFIX = "TRAINER_"
 
 # Settings whose text is JSON or YAML.
-_STRUCTURED = ("phases", "model_options")
+_STRUCTURED = ("phases", "model_options", "lr_shares")
 
 # Words for types in the help text.
 _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
@@ -144,7 +144,7 @@ def _structured(name: str, one: _Given) -> _Given:
     """A list or dictionary from text: JSON, YAML, or ``key=value,key=value``."""
     text = "--" if one.value == [] else one.value.strip()  # argparse makes an empty list of --name=--
     try:
-        if name == "model_options" and "=" in text and not text.startswith("{"):
+        if name in ("model_options", "lr_shares") and "=" in text and not text.startswith("{"):
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]
             if any(not key.strip() or not equals for key, equals, _ in pairs):
                 raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")

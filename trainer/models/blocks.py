@@ -9,13 +9,14 @@ that parameters keep their names, and hooks (such as those of sharding) stay out
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.config.schema import Recompute
 from trainer.errors import SettingsError
@@ -52,8 +53,17 @@ def _parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def matrices_of_blocks(model: nn.Module) -> frozenset[str]:
+    """The names of the matrices in the repeated blocks: neither embeddings, nor heads, nor convolutions."""
+    inside = {id(parameter) for block in transformer_blocks(model) for parameter in block.parameters()}
+    named = model.named_parameters()
+    return frozenset(name for name, parameter in named if parameter.dim() == 2 and id(parameter) in inside)
+
+
 def apply_recompute(model: nn.Module, mode: Recompute) -> None:
     """Makes no block, every other one or all recompute in training; can be called again with another mode.
+
+    With ``operations`` all do, but what `_KEPT` operations have computed is kept.
 
     Random numbers in the blocks (dropout) and batch statistics are those of the first pass, so gradients stay the same.
     Raises SettingsError for a model without repeated blocks.
@@ -66,13 +76,15 @@ def apply_recompute(model: nn.Module, mode: Recompute) -> None:
             # All blocks, also those that will not recompute: a row of blocks stays one of a single class.
             block.__class__ = _recomputing(type(block))
         if isinstance(block, _Recomputing):
-            block.recompute = mode == "full" or (mode == "selective" and number % 2 == 0)
+            block.recompute = mode in ("full", "operations") or (mode == "selective" and number % 2 == 0)
+            block.keeps_products = mode == "operations"
 
 
 class _Recomputing(nn.Module):
     """In front of a block's class: forward keeps the block's inputs only, and backward calls it again."""
 
     recompute: bool
+    keeps_products: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inner = super().forward
@@ -80,15 +92,43 @@ class _Recomputing(nn.Module):
             return inner(*args, **kwargs)
         norms = [module for module in self.modules() if isinstance(module, _BatchNorm)]
         # A compiler sees that forward runs twice, and lets statistics change once.
-        if norms and not torch.compiler.is_compiling():
-            return checkpoint(inner, *args, use_reentrant=False, context_fn=lambda: _contexts(norms), **kwargs)
-        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        if torch.compiler.is_compiling():
+            norms = []
+        if not norms and not self.keeps_products:
+            return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        contexts = functools.partial(_contexts, norms, self.keeps_products)
+        return checkpoint(inner, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-def _contexts(
-    norms: list[_BatchNorm],
-) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-    return contextlib.nullcontext(), _statistics_kept(norms)
+_Context = contextlib.AbstractContextManager[Any]
+
+
+def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[_Context, _Context]:
+    """Around the first pass through a block and the second one."""
+    first: _Context = contextlib.nullcontext()
+    second: _Context = contextlib.nullcontext()
+    if keeps_products:
+        first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    return first, _both(_statistics_kept(norms), second) if norms else second
+
+
+@contextlib.contextmanager
+def _both(outer: _Context, inner: _Context) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+# Whose results are dear to compute and no larger than what other operations make of them.
+_ATEN = torch.ops.aten
+_KEPT = {
+    *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.convolution.default),
+    *(_ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default),
+    *(_ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
+}
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from trainer.config import Settings
 from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
+from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import build_optimizer
 from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
 from trainer.parallel.strategy import OptimizerState, Strategy
@@ -48,7 +49,8 @@ class Plain(Strategy):
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
     def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
-        return build_optimizer(self.objective.model.named_parameters(), settings, self.world.device)
+        model = self.objective.model
+        return build_optimizer(model.named_parameters(), settings, self.world.device, matrices_of_blocks(model))
 
     def loss(self, fields: Fields) -> Tensor:
         loss: Tensor = self.objective(fields)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from trainer.config import Settings
+from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import optimizer_options, parameter_groups
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.state import load_state_by_name, state_by_name
@@ -34,7 +35,8 @@ class Zero1(Ddp):
 
     def _build_optimizer(self, settings: Settings) -> ZeroRedundancyOptimizer:
         kind, options = optimizer_options(settings, self.world.device)
-        groups = parameter_groups(self.objective.model.named_parameters(), settings)
+        model = self.objective.model
+        groups = parameter_groups(model.named_parameters(), settings, matrices_of_blocks(model))
         # The groups are split over ranks without their names, so those would no longer fit.
         nameless = [{**group, "params": [parameter for _, parameter in group["params"]]} for group in groups]
         return ZeroRedundancyOptimizer(
