@@ -1,4 +1,4 @@
-"""No word for two things: a class's name is defined in one package of gputui only."""
+"""No word for two things: a public class's name is defined once in gputui, and once in the trainer."""
 
 from __future__ import annotations
 
@@ -7,39 +7,70 @@ from collections import defaultdict
 from pathlib import Path
 
 import gputui
+import trainer
 
-ROOT = Path(gputui.__file__).parent
+GPUTUI, TRAINER = Path(gputui.__file__).parent, Path(trainer.__file__).parent
 
-ALLOWED: dict[str, str] = {}
-"""Names that stay in several packages, each with its reason."""
+SHARED: dict[str, str] = {
+    "Action": "on the screen what a key does, in the trainer what its command line asks for",
+    "Choice": "on the screen an entry of a list to choose from, in the trainer the checkpoint to start from",
+    "Cost": "there what an incident cost, here what an operation of a trace did",
+    "Document": "there a YAML file, here a text to train on",
+    "Ending": "there of an attempt, here of a phase",
+    "Fault": "one that is planned, there of a simulated GPU, here of a rank",
+    "Feed": "there of snapshots to the screen, here of batches to the device",
+    "Job": "slow work in a thread of its own; here it is always the writing of a checkpoint",
+    "Layout": "there of stored metrics, here of Parquet files",
+    "Note": "there an entry of an export, here what the host knows of a step",
+    "Objective": "there the metric that a study improves, here a model with its loss",
+    "Parts": "there of a turn of the agent's loop, here of a data set",
+    "Plan": "there of a launch, here of the preparation of data",
+    "Problem": "what is wrong with one key or setting",
+    "Progress": "how far a run is",
+    "Run": "there a stored run, here the training of this process",
+    "Sampler": "there of GPUs and the host, here of a data set",
+    "Session": "there one command's surroundings, here one rank's",
+    "Settings": "what a person has set, there of the screen, here of a training",
+    "Sink": "one further place that metrics go to",
+    "Snapshot": "there of the store for the screen, here of a model in host memory",
+    "Span": "there a stretch of time, here one of rows",
+    "Spread": "there how values lie, here an even choice of samples",
+    "StepClock": "there it tells when a step was, here it times one",
+    "StepTimes": "when steps were made there, how long they took here",
+    "Tally": "there of energy, here of samples read",
+    "Verdict": "there what a silence is, here what limits the speed",
+}
+"""Names that gputui and the trainer share, each with its reason. They are programs of their own: no module and no test
+but those of the contract between them imports both. There is gputui, here the trainer."""
 
 
-def homonyms(root: Path) -> dict[str, list[str]]:
-    """Public classes by their name, where packages directly below ``root`` share one: the files that define them."""
-    found: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(path.relative_to(root))
-    return {
-        name: [str(path) for path in paths]
-        for name, paths in found.items()
-        if len({path.parts[0] for path in paths}) > 1
-    }
+def homonyms(*roots: Path) -> dict[str, list[str]]:
+    """Public classes by their name that more than one file below ``roots`` defines: these files."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            for node in ast.parse(path.read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(path.relative_to(root.parent).as_posix())
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def test_no_name_is_defined_in_two_packages() -> None:
-    shared = homonyms(ROOT)
-    assert {name: files for name, files in shared.items() if name not in ALLOWED} == {}
-    assert ALLOWED.keys() <= shared.keys(), "no reason is given for a name that is no longer shared"
+def test_no_name_is_defined_twice_in_a_program() -> None:
+    assert homonyms(GPUTUI) == {}
+    assert homonyms(TRAINER) == {}
+
+
+def test_each_name_that_both_programs_have_has_a_reason() -> None:
+    assert homonyms(GPUTUI, TRAINER).keys() == SHARED.keys()
 
 
 def test_a_new_homonym_is_found(tmp_path: Path) -> None:
+    root = tmp_path / "x"
     for package, text in (
         ("a", "class Plan: ..."),
-        ("b", "class Plan: ...\nclass Own: ..."),
-        ("b/c", "class Own: ..."),
+        ("b", "class Plan: ...\nclass Own: ...\nclass _Private: ..."),
+        ("b/c", "class Own: ...\nclass _Private: ..."),
     ):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "one.py").write_text(text)
-    assert homonyms(tmp_path) == {"Plan": ["a/one.py", "b/one.py"]}
+        (root / package).mkdir(parents=True)
+        (root / package / "one.py").write_text(text)
+    assert homonyms(root) == {"Plan": ["x/a/one.py", "x/b/one.py"], "Own": ["x/b/c/one.py", "x/b/one.py"]}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
 from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
-from gputui.store.rollups import Span, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
+from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 from gputui.store.runs import Attempt
 
 SAMPLES_AT_ONCE = 200_000
@@ -48,7 +48,7 @@ class _Device:
     """What is known of one GPU or of the host: its spans, and the bins of each field that will not change any more."""
 
     placed: list[list[Bin]]
-    spans: dict[int, Span] = field(default_factory=dict)
+    spans: dict[int, SampleSpan] = field(default_factory=dict)
     placed_until: int | None = None
     last_placed: int | None = None
 
@@ -198,7 +198,7 @@ def _bins(
     return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
 
 
-def _is_settled(axis_map: AxisMap, span: Span) -> bool:
+def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
     """Whether it is known where the moments of a span lie: over steps not before a later step is known."""
     if axis_map.axis in ("time", "trained"):
         return True

@@ -217,7 +217,7 @@ def _digest(file: IO[bytes]) -> str:
 def _check_zip(file: IO[bytes]) -> str:
     try:
         count = zip_archive.check(file)
-    except zip_archive.DamagedError as error:
+    except zip_archive.DamagedArchiveError as error:
         raise _InvalidError(f"is damaged: {error}") from None
     return f"the CRC of each of its {count} members was checked"
 
@@ -238,7 +238,7 @@ def _check_gzip(file: IO[bytes]) -> str:
 def _check_safetensors(file: IO[bytes], size: int) -> str:
     try:
         safetensors_file.check(file, size)
-    except safetensors_file.DamagedError as error:
+    except safetensors_file.DamagedHeaderError as error:
         raise _InvalidError(str(error)) from None
     return "its header describes the file exactly (the format has no checksum)"
 

@@ -20,23 +20,23 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-class DamagedError(Exception):
+class DamagedHeaderError(Exception):
     """The file is not whole; the text completes "the checkpoint …"."""
 
 
 def check(file: IO[bytes], size: int) -> None:
-    """Compare the header with the file's ``size``. Raises DamagedError, or OSError where it cannot be read."""
+    """Compare the header with the file's ``size``. Raises DamagedHeaderError, or OSError where it cannot be read."""
     head = file.read(8)
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-        raise DamagedError("is cut short: its header is not all there")
+        raise DamagedHeaderError("is cut short: its header is not all there")
     try:
         header = json.loads(file.read(length))
         end = _data_end(header)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DamagedError("is damaged: its header cannot be read") from None
+        raise DamagedHeaderError("is damaged: its header cannot be read") from None
     if 8 + length + end != size:
-        raise DamagedError(f"is damaged: its header describes {8 + length + end} bytes, it has {size}")
+        raise DamagedHeaderError(f"is damaged: its header describes {8 + length + end} bytes, it has {size}")
 
 
 def _data_end(header: dict[str, Any]) -> int:

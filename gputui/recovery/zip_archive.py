@@ -27,17 +27,17 @@ _FOLDER_ATTRIBUTE = 0x10  # MS-DOS: PyTorch's reader then gives no content and n
 _FULL32, _FULL16 = 0xFFFFFFFF, 0xFFFF  # "see the 64 bit field"
 
 
-class DamagedError(Exception):
+class DamagedArchiveError(Exception):
     """The archive is not whole; the text says where."""
 
 
 def check(file: IO[bytes]) -> int:
-    """Read everything; the number of members. Raises DamagedError, or OSError where the file cannot be read."""
+    """Read everything; the number of members. Raises DamagedArchiveError, or OSError where the file cannot be read."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if not members:
-                raise DamagedError("it is an archive without content")
+                raise DamagedArchiveError("it is an archive without content")
             _check_directory(file, archive.start_dir, members)
             for member in members:
                 length = 0
@@ -46,13 +46,13 @@ def check(file: IO[bytes]) -> int:
                         length += len(piece)
                 stored = member.compress_type == zipfile.ZIP_STORED
                 if length != member.file_size or (stored and length != member.compress_size):
-                    raise DamagedError(f"the size of {member.filename} is wrong")
+                    raise DamagedArchiveError(f"the size of {member.filename} is wrong")
                 _check_local(file, member)
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
-        raise DamagedError(str(error) or "it is cut short") from None
+        raise DamagedArchiveError(str(error) or "it is cut short") from None
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:
         # An unknown compression, an encrypted member, places outside of the file.
-        raise DamagedError(str(error)) from None
+        raise DamagedArchiveError(str(error)) from None
     return len(members)
 
 
@@ -61,7 +61,7 @@ def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]
     file.seek(0, 2)
     size = file.tell()
     if not 0 <= start <= size or size - start > MAX_DIRECTORY_BYTES:
-        raise DamagedError("its directory is not where it should be")
+        raise DamagedArchiveError("its directory is not where it should be")
     file.seek(start)
     data = file.read()
     at = 0
@@ -71,7 +71,7 @@ def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]
         name, extra, comment, disk, attributes = fields[10], fields[11], fields[12], fields[13], fields[15]
         wrong = fields[0] != b"PK\x01\x02" or disk not in (0, _FULL16) or comment or member.filename in names
         if wrong or attributes & _FOLDER_ATTRIBUTE or member.is_dir():
-            raise DamagedError(f"the entry of {member.filename} in its directory is wrong")
+            raise DamagedArchiveError(f"the entry of {member.filename} in its directory is wrong")
         names.add(member.filename)
         at += _CENTRAL.size + name + extra + comment
     length, count = at, len(members)
@@ -80,10 +80,10 @@ def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]
         record = start + at
         expected = (_END64.size - 12, 0, 0, count, count, length, start)
         if (end64[1], *end64[4:]) != expected:
-            raise DamagedError("its end record is wrong")
+            raise DamagedArchiveError("its end record is wrong")
         at += _END64.size
         if _LOCATOR64.unpack_from(data, at) != (b"PK\x06\x07", 0, record, 1):
-            raise DamagedError("its end record is wrong")
+            raise DamagedArchiveError("its end record is wrong")
         at += _LOCATOR64.size
     magic, disk, first, here, total, reported, place, comment = _END.unpack_from(data, at)
     if (
@@ -94,7 +94,7 @@ def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]
         or place not in (start, _FULL32)
         or at + _END.size + comment != len(data)
     ):
-        raise DamagedError("its end record is wrong")
+        raise DamagedArchiveError("its end record is wrong")
 
 
 def _check_local(file: IO[bytes], member: zipfile.ZipInfo) -> None:
@@ -107,4 +107,4 @@ def _check_local(file: IO[bytes], member: zipfile.ZipInfo) -> None:
         same = same and crc == member.CRC
         same = same and packed in (member.compress_size, _FULL32) and unpacked in (member.file_size, _FULL32)
     if not same:
-        raise DamagedError(f"the header of {member.filename} is wrong")
+        raise DamagedArchiveError(f"the header of {member.filename} is wrong")

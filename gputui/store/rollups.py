@@ -295,7 +295,7 @@ def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
 Values = tuple[int, float | None, float | None, float | None]
 
 
-class Span(NamedTuple):
+class SampleSpan(NamedTuple):
     """What samples said in one span. ``number`` counts spans; times are UTC unix seconds. ``count``, ``low``, ``high``
     and ``mean`` have a value for each column asked for: how many samples knew it, its extremes and its mean."""
 
@@ -320,7 +320,7 @@ def gpu_spans(
     first: int,
     last: int,
     looked_at: float,
-) -> Iterator[Span]:
+) -> Iterator[SampleSpan]:
     """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins ``n · seconds`` after 1970.
 
     Of each span the first ``looked_at`` seconds are read: with less than all of it, what lies between is not known.
@@ -336,7 +336,7 @@ def gpu_spans(
 
 def host_spans(
     connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
-) -> Iterator[Span]:
+) -> Iterator[SampleSpan]:
     """The same of the host; columns are of HOST_COLUMNS."""
     assert HOST_COLUMNS.issuperset(columns)
     with one_moment(connection):
@@ -365,7 +365,7 @@ def _all_spans(
     first: int,
     last: int,
     looked_at: float,
-) -> Iterator[Span]:
+) -> Iterator[SampleSpan]:
     """From hours, minutes and samples, each where the finer ones are gone."""
     limits = bounds(connection)
     kind = "host" if series is HOST else "gpu"
@@ -401,7 +401,7 @@ def _spans(
     values: tuple[str, str],
     columns: Sequence[str],
     named: Mapping[str, float],
-) -> Iterator[Span]:
+) -> Iterator[SampleSpan]:
     asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
     rows = connection.execute(
         f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
@@ -413,7 +413,7 @@ def _spans(
         for i in range(0, len(rest), 4):
             count, low, high, total = rest[i : i + 4]
             found.append((int(count), low, high, total / count if count else None))
-        yield Span(number, first_at, last_at, int(samples_there), found)
+        yield SampleSpan(number, first_at, last_at, int(samples_there), found)
 
 
 def _of_source(table: str) -> str:

@@ -18,7 +18,7 @@ from trainer.telemetry.histograms import (
     EDGES,
     MAX_PARTS,
     Histogram,
-    Tally,
+    ValueCounts,
     blocks_of,
     gradients,
     parts,
@@ -28,7 +28,7 @@ from trainer.world import World
 
 
 def counted(*tensors: Tensor) -> Histogram:
-    tally = Tally()
+    tally = ValueCounts()
     for tensor in tensors:
         tally.add(tensor)
     return tally.histogram("x", "gradient")

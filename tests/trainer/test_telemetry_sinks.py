@@ -13,7 +13,7 @@ import pytest
 from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.sinks import Feed
+from trainer.telemetry.sinks import SinkFeed
 from trainer.telemetry.trackers import wanted_sinks
 
 EMPTY = Histogram("block", "gradient", (), (), None, None, None, None, None, 0, 0)
@@ -60,7 +60,7 @@ class Recorder:
 
 def test_everything_arrives_in_order_on_a_thread_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     sink = Recorder()
-    feed = Feed(sink)
+    feed = SinkFeed(sink)
     values = {"loss": 1.0}
     feed.settings({"seed": 1})
     feed.scalars(1, values)
@@ -84,7 +84,7 @@ def test_everything_arrives_in_order_on_a_thread_of_its_own(capsys: pytest.Captu
 @pytest.mark.parametrize("call", ["open", "scalars", "flush", "close"])
 def test_a_sink_that_fails_is_named_once_and_left_out(call: str, capsys: pytest.CaptureFixture[str]) -> None:
     sink = Recorder(break_at=call)
-    feed = Feed(sink, flush_seconds=0.001)
+    feed = SinkFeed(sink, flush_seconds=0.001)
     feed.scalars(1, {"loss": 1.0})
     feed.scalars(2, {"loss": 1.0})
     feed.close()
@@ -99,7 +99,7 @@ def test_a_sink_that_fails_is_named_once_and_left_out(call: str, capsys: pytest.
 
 def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     gate = threading.Event()
-    feed = Feed(Recorder(gate=gate), length=2)
+    feed = SinkFeed(Recorder(gate=gate), length=2)
     for step in range(5):
         feed.scalars(step, {"loss": 1.0})
     assert feed.dropped == 3

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.telemetry.histograms import Histogram, Tally
-from trainer.telemetry.sinks import Feed, Sink
+from trainer.telemetry.histograms import Histogram, ValueCounts
+from trainer.telemetry.sinks import Sink, SinkFeed
 from trainer.telemetry.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 
 def histogram() -> Histogram:
-    tally = Tally()
+    tally = ValueCounts()
     tally.add(torch.tensor([-0.5, 0.0, 0.25, 0.25]))
     return tally.histogram("block.0", "gradient")
 
 
 def use(sink: Sink, first: int, last: int, settings: dict[str, Any], *, good: bool = True) -> None:
     """One attempt of a run, as the trainer makes it."""
-    feed = Feed(sink)
+    feed = SinkFeed(sink)
     feed.settings(settings)
     for step in range(first, last + 1):
         feed.scalars(step, {"loss": 1 / step, "val/loss": math.nan})
     feed.histogram(last, histogram())
-    feed.histogram(last, Tally().histogram("empty", "activation"))
+    feed.histogram(last, ValueCounts().histogram("empty", "activation"))
     feed.close(good, patience=60)
     assert not feed.failed
 

@@ -59,7 +59,7 @@ class Histogram:
         return sum(self.counts)
 
 
-class Tally:
+class ValueCounts:
     """Counts values of any number of tensors into one histogram."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def gradients(found: Mapping[str, Tensor], blocks: Iterable[str]) -> list[Histog
     """One histogram per block and per part outside the blocks, of gradients by parameter name."""
     histograms = []
     for name, members in parts(found, blocks).items():
-        tally = Tally()
+        tally = ValueCounts()
         for member in members:
             tally.add(found[member])
         histograms.append(tally.histogram(name, "gradient"))
@@ -162,7 +162,7 @@ class _FirstOutput:
         if self._done or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return
         self._done = True
-        tally = Tally()
+        tally = ValueCounts()
         tally.add(tensor)
         self._histograms.append(tally.histogram(self._name, "activation"))
 

@@ -48,7 +48,7 @@ class Sink(Protocol):
         """The run has ended, well or not."""
 
 
-class Feed:
+class SinkFeed:
     """Feeds one sink from a thread. Nothing here raises or waits, except `close`, which waits for CLOSE_SECONDS."""
 
     def __init__(self, sink: Sink, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:

@@ -16,7 +16,7 @@ from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Verdict, verdict
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.sinks import Feed
+from trainer.telemetry.sinks import SinkFeed
 from trainer.telemetry.timing import MeanTimes, StepTimes
 from trainer.telemetry.traces import Tracer, TraceSummary
 from trainer.telemetry.trackers import wanted_sinks
@@ -46,7 +46,7 @@ class Telemetry:
         self._world = world
         self._total_steps = settings.steps
         self._main = world.is_main
-        self._feeds: list[Feed] = []
+        self._feeds: list[SinkFeed] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
         self._tracer = Tracer(settings.output_dir / "traces", world.device)
@@ -68,7 +68,7 @@ class Telemetry:
             self._open(repair=True)
         except TrainerError as error:
             return error
-        self._feeds = [Feed(sink) for sink in sinks]
+        self._feeds = [SinkFeed(sink) for sink in sinks]
         for feed in self._feeds:
             feed.settings(as_plain(self._settings))
         return None

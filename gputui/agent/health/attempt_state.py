@@ -13,7 +13,7 @@ from gputui.agent.jobs import Job
 from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
-from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
+from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, ProgressLine, ProgressSilence, StepPace
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
@@ -73,7 +73,7 @@ class AttemptState:
     size: int = 1
     powers: dict[str, deque[float]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
-    pending: list[Finding] = field(default_factory=list)
+    pending: list[Anomaly] = field(default_factory=list)
     ending: str | None = None
     stack_dump: Job[None] | None = None
     metrics_search: Job[str | None] | None = None
@@ -98,7 +98,7 @@ class AttemptState:
             watched.progress_at = clock - max(0.0, wall - newest)
         return watched
 
-    def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Finding]:
+    def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Anomaly]:
         """The attempt's next lines: notes progress, and tells what is wrong with the numbers. ``arrived_at`` (unix
         seconds) stands in for the time of lines that tell none."""
         own = [line for line in lines if line.attempt == self.record.number]
@@ -124,10 +124,10 @@ class AttemptState:
         self.was_open = False
         self.last = None
 
-    def _numbers(self, line: WatchedLine) -> list[Finding | None]:
+    def _numbers(self, line: WatchedLine) -> list[Anomaly | None]:
         if line.event is not None or line.step is None:
             return []
-        found: list[Finding | None] = []
+        found: list[Anomaly | None] = []
         if not line.rank:
             loss, norm = line.values.get("loss"), line.values.get("grad_norm")
             if loss is not None:

@@ -28,7 +28,7 @@ from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.numbers import Finding
+from gputui.recovery.watch.numbers import Anomaly
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.redaction import BY_LOOK
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
@@ -178,7 +178,7 @@ class HealthMonitor:
         if verdict is not None and not verdict.is_stuck:
             self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
         elif verdict is not None and is_certain:
-            self._found(attempt, one, Finding(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
+            self._found(attempt, one, Anomaly(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
     def _look_for_metrics(self, one: AttemptState, spec: RunSpec) -> None:
         """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
@@ -219,7 +219,7 @@ class HealthMonitor:
         text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
         checkpoints = resolved.spec.checkpoints
         if leak.is_near and checkpoints is not None and checkpoints.resume:
-            self._found(attempt, one, Finding("memory_leak", text, one.course.step), resolved.policy)
+            self._found(attempt, one, Anomaly("memory_leak", text, one.course.step), resolved.policy)
         else:
             # One that would begin anew had better use the memory that is left.
             self._tell(one, "memory_leak", None, one.course.step, text)
@@ -236,7 +236,7 @@ class HealthMonitor:
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
-    def _found(self, attempt: LiveAttempt, one: AttemptState, finding: Finding, policy: Policy) -> None:
+    def _found(self, attempt: LiveAttempt, one: AttemptState, finding: Anomaly, policy: Policy) -> None:
         # The stuck kinds are one to a person who writes a policy.
         subject = "hang" if finding.kind == "rank_left_early" else finding.kind
         if one.ending is not None:

@@ -31,7 +31,7 @@ STRAGGLER_MOST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Anomaly:
     """Something that a run's numbers show: nan_loss, loss_spike, gradient_spike or straggler. ``step`` is where it
     began."""
 
@@ -48,7 +48,7 @@ class NonFinite:
     count: int = 0
     began: int | None = None
 
-    def add(self, step: int | None, value: float) -> Finding | None:
+    def add(self, step: int | None, value: float) -> Anomaly | None:
         if math.isfinite(value):
             self.count, self.began = 0, None
             return None
@@ -58,7 +58,7 @@ class NonFinite:
         if self.count != NON_FINITE_LINES:
             return None
         where = "" if self.began is None else f" since step {self.began}"
-        return Finding("nan_loss", f"loss is {value}{where}, {self.count} lines in a row", self.began)
+        return Anomaly("nan_loss", f"loss is {value}{where}, {self.count} lines in a row", self.began)
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Spike:
     high: int = 0
     began: int | None = None
 
-    def add(self, step: int | None, value: float) -> Finding | None:
+    def add(self, step: int | None, value: float) -> Anomaly | None:
         if not math.isfinite(value):
             return None
         recent = self.recent
@@ -127,7 +127,7 @@ class Spike:
             return None
         where = "" if self.began is None else f" since step {self.began}"
         text = f"{self.name} is {value:.4g}{where}, {self.high} lines in a row; it was about {middle:.4g} before"
-        return Finding(self.kind, text, self.began)
+        return Anomaly(self.kind, text, self.began)
 
     def _take(self, value: float) -> None:
         self.recent.append(value)
@@ -157,7 +157,7 @@ class Straggler:
     told: dict[int, list[float]] = field(default_factory=dict)
     ranks: dict[int, _Ratios] = field(default_factory=dict)
 
-    def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Finding | None:
+    def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Anomaly | None:
         """``size`` is how many ranks there are. Lines without both times say nothing."""
         step_time, comm_time = values.get("step_time"), values.get("comm_time")
         if size < 2 or step_time is None or comm_time is None or not math.isfinite(step_time - comm_time):
@@ -174,7 +174,7 @@ class Straggler:
                 ratios = self.ranks.setdefault(number, _Ratios())
                 if ratios.add(math.log(seconds / others)):
                     text = f"its own part of a step takes {seconds:.3g} s, that of the others {others:.3g} s"
-                    found = Finding("straggler", text, step, number)
+                    found = Anomaly("straggler", text, step, number)
         return found
 
 

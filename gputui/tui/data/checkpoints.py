@@ -24,7 +24,7 @@ CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class LedgerFact:
     """What the ledger knows of a checkpoint; ``refused`` says why the run will not go on from it."""
 
     step: int | None
@@ -32,7 +32,7 @@ class Fact:
     refused: str
 
 
-Facts = Mapping[str, Fact]
+Facts = Mapping[str, LedgerFact]
 """By path."""
 
 

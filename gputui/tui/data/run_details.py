@@ -20,7 +20,7 @@ from gputui.store.events import EventView, newest_event_id, read_sink_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, read_attempts, read_decisions, read_incidents
-from gputui.tui.data.checkpoints import CheckpointReader, Fact, Facts
+from gputui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.log_tail import LogReader
 from gputui.tui.data.snapshot import CheckpointList, LogTail, Progress, RunPage
@@ -118,7 +118,8 @@ class RunCheckpoints:
         known = ledger.spans_of(run, attempts, time.time())
         refused = {row.path: why for row, why in ledger.refused(rows, known)}
         facts = {
-            row.path: Fact(row.step, row.attempt if row.is_written else None, refused.get(row.path, "")) for row in rows
+            row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""))
+            for row in rows
         }
         self._facts = (run.run_id, facts)
 

@@ -54,7 +54,7 @@ _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ChartLook:
     """How the charts are looked at. ``focus`` is the key of the chart that keys act on, None where none is marked;
     ``gpus`` gives the index of each GPU by its UUID; ``slow_ranks`` hold the others up."""
 
@@ -100,7 +100,7 @@ def _elapsed(seconds: float) -> str:
 
 
 def grid_lines(
-    panels: Sequence[Panel], places: Sequence[Place], data: ChartData, look: Look, width: int, height: int
+    panels: Sequence[Panel], places: Sequence[Place], data: ChartData, look: ChartLook, width: int, height: int
 ) -> list[Line]:
     """The charts in their places, as ``height`` lines of ``width`` cells."""
     lines: list[Line] = [[] for _ in range(height)]
@@ -115,7 +115,7 @@ def grid_lines(
     return [fit_line(line, width) for line in lines]
 
 
-def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
+def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
     """One chart."""
     focus = "▸" if panel.key == look.focus else " "
     return chart(
@@ -132,7 +132,7 @@ def panel_lines(panel: Panel, data: ChartData, look: Look, width: int, height: i
     )
 
 
-def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+def panel_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
     """What one chart draws, from the back to the front."""
     if panel.field is None:
         if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
@@ -141,13 +141,13 @@ def panel_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
     return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look)
 
 
-def x_axis(data: ChartData, look: Look) -> XAxis:
+def x_axis(data: ChartData, look: ChartLook) -> XAxis:
     axis = data.frame.axis
     scale: AxisKind = "log" if look.settings.is_log_x else "linear"
     return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
 
 
-def y_axis(panel: Panel, look: Look) -> YAxis:
+def y_axis(panel: Panel, look: ChartLook) -> YAxis:
     if panel.field is not None:
         return _hardware_axis(panel.field)
     low = 0.0 if panel.key in THROUGHPUT else None
@@ -166,7 +166,7 @@ def _empty_text(panel: Panel, data: ChartData) -> str:
     return curve.problem or ("nothing measured above 0 here" if data.request.is_log else "nothing measured here")
 
 
-def _metric_curves(panel: Panel, data: ChartData, look: Look) -> list[Curve]:
+def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
     found = data.curves.get(panel.key)
     if found is None:
         return []
@@ -190,14 +190,14 @@ def is_by_rank(panel: Panel, data: ChartData | None, settings: ChartSettings) ->
     return data is not None and panel.key in settings.by_rank and panel.key in data.rank_names
 
 
-def _by_rank_words(panel: Panel, data: ChartData, look: Look) -> str:
+def _by_rank_words(panel: Panel, data: ChartData, look: ChartLook) -> str:
     if not is_by_rank(panel, data, look.settings):
         return ""
     found = data.ranked.get(panel.key)
     return " by rank" + (", samples" if found is not None and found.is_sampled else "")
 
 
-def rank_curves(panel: Panel, found: RankCurves, look: Look) -> list[Curve]:
+def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]:
     """A curve for each rank, those that hold the others up first in the legend and in front of all. Of many ranks only
     the lowest, the highest and the slow ones have a name and a colour."""
     values = {each.rank: each.last for each in found.curves}
@@ -258,7 +258,7 @@ def _value_words(field: HardwareField) -> Callable[[float | None], str]:
     return lambda value: "–" if value is None else f"{value:.0f}"
 
 
-def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: Look) -> list[Curve]:
+def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: ChartLook) -> list[Curve]:
     assert panel.field is not None
     ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
     words = _value_words(panel.field)
@@ -287,7 +287,7 @@ def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: Look) -
     ]
 
 
-def _index(curve: HardwareCurve, look: Look) -> str:
+def _index(curve: HardwareCurve, look: ChartLook) -> str:
     found = look.gpus.get(curve.uuid or "")
     return (curve.uuid or "")[:8] if found is None else str(found)
 

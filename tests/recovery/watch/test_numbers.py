@@ -8,12 +8,12 @@ import random
 import pytest
 
 from gputui.recovery.watch.leak import MemorySample, find_leak
-from gputui.recovery.watch.numbers import Finding, NonFinite, Spike, Straggler, gradient_spike, loss_spike
+from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
 
 NAN = float("nan")
 
 
-def fed(spike: Spike, values: list[float]) -> list[Finding]:
+def fed(spike: Spike, values: list[float]) -> list[Anomaly]:
     return [found for step, value in enumerate(values) if (found := spike.add(step, value)) is not None]
 
 
@@ -49,7 +49,7 @@ def test_gradients_that_grow_tenfold_and_stay_are_found() -> None:
     assert fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [NAN] * 20 + [4.0] * 50) == []
 
 
-def straggle(own: dict[int, float], windows: int, *, step_time: float = 1.0) -> list[Finding]:
+def straggle(own: dict[int, float], windows: int, *, step_time: float = 1.0) -> list[Anomaly]:
     watch = Straggler()
     found = []
     for step in range(windows):

@@ -12,7 +12,7 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.runs import find_run, read_attempts
 from gputui.tui.data import checkpoints as checkpoint_list
-from gputui.tui.data.checkpoints import CheckpointReader, Fact
+from gputui.tui.data.checkpoints import CheckpointReader, LedgerFact
 from gputui.tui.data.run_details import RunCheckpoints
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList
 from tests.tui.filling import Filler
@@ -95,7 +95,7 @@ def test_of_a_past_moment_only_what_was_there() -> None:
 
 def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
     path = write(tmp_path, 200)
-    facts = {str(path): Fact(190, 2, "was left by a rollback")}
+    facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
     reader = CheckpointReader(Clock())
     reader.read(tmp_path, "step_*.pt", None, facts)
     reader.wait(5.0)

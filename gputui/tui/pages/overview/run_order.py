@@ -10,7 +10,7 @@ from gputui.tui.data.snapshot import RunRow
 from gputui.tui.layout.words import run_sign
 
 
-class Order(NamedTuple):
+class RunOrder(NamedTuple):
     """One way to sort. ``key`` is None where a run lacks the value: it goes to the end."""
 
     name: str
@@ -32,24 +32,24 @@ def _pace(row: RunRow) -> float | None:
     return None if pace is None else -pace
 
 
-ORDERS: tuple[Order, ...] = (
-    Order("state", "", None),
-    Order("newest", "newest first", lambda row: -row.run.sequence),
-    Order("name", "by name", lambda row: row.run.run_id),
-    Order("loss", "by loss", _loss),
-    Order("left", "by time left", lambda row: row.progress.seconds_left),
-    Order("pace", "fastest first", _pace),
-    Order("lost", "by what failures cost", _lost_hours),
+ORDERS: tuple[RunOrder, ...] = (
+    RunOrder("state", "", None),
+    RunOrder("newest", "newest first", lambda row: -row.run.sequence),
+    RunOrder("name", "by name", lambda row: row.run.run_id),
+    RunOrder("loss", "by loss", _loss),
+    RunOrder("left", "by time left", lambda row: row.progress.seconds_left),
+    RunOrder("pace", "fastest first", _pace),
+    RunOrder("lost", "by what failures cost", _lost_hours),
 )
 """As one key goes through them. The first leaves the rows as they come: those that run, the queue, then the rest."""
 
 
-def order_named(name: str) -> Order:
+def order_named(name: str) -> RunOrder:
     """The order of this name; the first for one that nobody knows."""
     return next((order for order in ORDERS if order.name == name), ORDERS[0])
 
 
-def next_order(name: str) -> Order:
+def next_order(name: str) -> RunOrder:
     """The one after it."""
     return ORDERS[(ORDERS.index(order_named(name)) + 1) % len(ORDERS)]
 

@@ -22,8 +22,8 @@ from gputui.tui.layout.strips import head_line
 from gputui.tui.pages.processes.rows import (
     GROUPINGS,
     ORDERS,
-    Group,
     Key,
+    ProcessGroup,
     ProcessRow,
     TableState,
     arranged,
@@ -51,7 +51,12 @@ class ProcessesScreen(ListPage):
         self.body = Pane(id="body")
         self.table = TableState()
         self._awaited_gpu: int | None = None
-        self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[Group]] = (None, self.table, [], [])
+        self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[ProcessGroup]] = (
+            None,
+            self.table,
+            [],
+            [],
+        )
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -84,7 +89,7 @@ class ProcessesScreen(ListPage):
         lines = table_lines(snapshot, groups, self.table, width, room, listed=len(rows))
         self.body.show(self.with_filter(lines, width), height=room)
 
-    def _arrange(self) -> tuple[list[ProcessRow], list[Group]]:
+    def _arrange(self) -> tuple[list[ProcessRow], list[ProcessGroup]]:
         """All rows and those shown; made again when the snapshot or what is asked for is another."""
         state = replace(self.table, cursor=None, top=0)
         if self._made[0] is not self.snapshot or self._made[1] != state:

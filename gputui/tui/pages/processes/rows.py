@@ -56,7 +56,7 @@ class ProcessRow:
         return self.pid, self.start_ticks
 
 
-class Order(NamedTuple):
+class ProcessOrder(NamedTuple):
     """One way to sort; unknown values go to the end."""
 
     name: str
@@ -68,14 +68,14 @@ def _down(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-ORDERS: tuple[Order, ...] = (
-    Order("memory", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
-    Order("sm", "by SM", lambda row: _down(row.sm_percent)),
-    Order("cpu", "by CPU", lambda row: _down(row.cpu_percent)),
-    Order("ram", "by RAM", lambda row: _down(row.memory_bytes)),
-    Order("pid", "by PID", lambda row: row.pid),
-    Order("user", "by user", lambda row: row.user),
-    Order("command", "by command", lambda row: row.command),
+ORDERS: tuple[ProcessOrder, ...] = (
+    ProcessOrder("memory", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
+    ProcessOrder("sm", "by SM", lambda row: _down(row.sm_percent)),
+    ProcessOrder("cpu", "by CPU", lambda row: _down(row.cpu_percent)),
+    ProcessOrder("ram", "by RAM", lambda row: _down(row.memory_bytes)),
+    ProcessOrder("pid", "by PID", lambda row: row.pid),
+    ProcessOrder("user", "by user", lambda row: row.user),
+    ProcessOrder("command", "by command", lambda row: row.command),
 )
 
 
@@ -93,14 +93,14 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """Rows under a heading; the heading is empty where nothing is grouped."""
 
     heading: str
     rows: tuple[ProcessRow, ...] = field(default=())
 
 
-def order_named(name: str) -> Order:
+def order_named(name: str) -> ProcessOrder:
     """The order of this name; the first for one that nobody knows."""
     return next((order for order in ORDERS if order.name == name), ORDERS[0])
 
@@ -151,17 +151,17 @@ def _row(
     )
 
 
-def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[Group]:
+def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[ProcessGroup]:
     """The rows that match the filter, sorted, in their groups, and within these as a tree where that is asked for."""
     order = order_named(state.order)
     found = _sorted(_matching(rows, state.filter_text), order.key, reverse=state.is_reversed)
     shape = _as_tree if state.is_tree else tuple
     if state.grouping == "":
-        return [Group("", shape(found))] if found else []
+        return [ProcessGroup("", shape(found))] if found else []
     groups: dict[_GroupKey, list[ProcessRow]] = {}
     for row in found:
         groups.setdefault(_group(row, state.grouping), []).append(row)
-    return [Group(key[2], shape(groups[key])) for key in sorted(groups)]
+    return [ProcessGroup(key[2], shape(groups[key])) for key in sorted(groups)]
 
 
 def _group(row: ProcessRow, grouping: Grouping) -> _GroupKey:

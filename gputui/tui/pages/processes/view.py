@@ -12,7 +12,7 @@ from gputui.store.hardware import LOOK_BACK_SECONDS
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, styled_rule
 from gputui.tui.layout.words import numbers
-from gputui.tui.pages.processes.rows import Group, ProcessRow, TableState, order_named
+from gputui.tui.pages.processes.rows import ProcessGroup, ProcessRow, TableState, order_named
 
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
 
@@ -28,7 +28,7 @@ class _Shown(NamedTuple):
 
 
 def table_lines(
-    snapshot: Snapshot, groups: Sequence[Group], state: TableState, width: int, height: int, *, listed: int
+    snapshot: Snapshot, groups: Sequence[ProcessGroup], state: TableState, width: int, height: int, *, listed: int
 ) -> list[Line]:
     """A heading, the names of the columns, then the rows from ``state.top`` on, groups under their headings.
     ``listed`` is how many processes there are whatever the filter hides."""
@@ -50,7 +50,7 @@ def table_lines(
     return lines[:height]
 
 
-def items_of(groups: Sequence[Group]) -> list[str | ProcessRow]:
+def items_of(groups: Sequence[ProcessGroup]) -> list[str | ProcessRow]:
     """Headings and rows as they stand below each other."""
     items: list[str | ProcessRow] = []
     for group in groups:

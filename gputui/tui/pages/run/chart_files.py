@@ -12,7 +12,7 @@ from gputui.charts.picture import Drawing
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.curves.drawing import COLOURS
 from gputui.curves.model import ChartData
-from gputui.tui.layout.charts import Look, drawn_markers, is_by_rank, panel_curves, x_axis, y_axis
+from gputui.tui.layout.charts import ChartLook, drawn_markers, is_by_rank, panel_curves, x_axis, y_axis
 from gputui.tui.layout.panels import Panel
 
 FOLDER = "charts"
@@ -29,7 +29,7 @@ class ChartFile:
     drawing: Drawing
 
 
-def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: Look) -> ChartFile:
+def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: ChartLook) -> ChartFile:
     """The chart as it is seen, without the crosshair."""
     look = replace(look, cursor=None, focus=None)
     if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:

@@ -13,7 +13,7 @@ from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
-from gputui.tui.layout.charts import GUTTER, Look, extent_of, grid_lines, is_by_rank, next_marker
+from gputui.tui.layout.charts import GUTTER, ChartLook, extent_of, grid_lines, is_by_rank, next_marker
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
 from gputui.tui.pages.run.chart_files import ChartFile, chart_file
@@ -40,7 +40,7 @@ class RunCharts(ChartController):
                                     hardware=("utilization",))  # fmt: skip
         self._focus: str | None = None
         self._data: ChartData | None = None
-        self._look: Look | None = None
+        self._look: ChartLook | None = None
         self._panels = Panels((), 0)
         self._visible: Sequence[Panel] = ()
         self._places: Sequence[Place] = ()
@@ -61,7 +61,7 @@ class RunCharts(ChartController):
         self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
         self._choose_visible(width, height - 1)
         self.request = self._wanted(width, has_gpus=has_gpus)
-        look = Look(
+        look = ChartLook(
             self.settings,
             self._window,
             self.cursor if self._is_on_axis else None,
@@ -129,7 +129,7 @@ class RunCharts(ChartController):
             ranked=tuple(panel.key for panel in self._visible if is_by_rank(panel, self._data, self.settings)),
         )
 
-    def _lines(self, data: ChartData, look: Look, width: int, height: int) -> list[Line]:
+    def _lines(self, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
         if self.edit is not None:
             head = filter_head(self.edit, self._panels, width)
         else:

@@ -10,7 +10,15 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import count, short_number
 from gputui.curves.crosshair import values_at
 from gputui.curves.model import ChartData
-from gputui.tui.layout.charts import AXIS_NAMES, MARKER_STYLES, Look, extent_of, frame_clock, markers_near, place_words
+from gputui.tui.layout.charts import (
+    AXIS_NAMES,
+    MARKER_STYLES,
+    ChartLook,
+    extent_of,
+    frame_clock,
+    markers_near,
+    place_words,
+)
 from gputui.tui.layout.columns import fit_line, fitting
 from gputui.tui.layout.panels import Panel, Panels
 from gputui.tui.widgets.line_edit import LineEdit
@@ -26,7 +34,7 @@ def filter_head(edit: LineEdit, panels: Panels, width: int) -> Line:
 
 
 def chart_head(
-    data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel], width: int, *, unused_lines: int = 0
+    data: ChartData, panels: Panels, look: ChartLook, visible: Sequence[Panel], width: int, *, unused_lines: int = 0
 ) -> Line:
     """What is shown: at the crosshair what happened there and the hardware's values that no chart shows; else the
     settings that are not the usual ones, and how many metrics lines could not be used."""
@@ -39,7 +47,7 @@ def chart_head(
     return fitting(parts, width)
 
 
-def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
+def _at_cursor(data: ChartData, look: ChartLook, visible: Sequence[Panel]) -> list[list[Span]]:
     assert look.cursor is not None
     frame = data.frame
     parts: list[list[Span]] = [[(" │ " + place_words(frame, look.cursor), "cursor")]]
@@ -66,7 +74,7 @@ def _at_cursor(data: ChartData, look: Look, visible: Sequence[Panel]) -> list[li
     return parts
 
 
-def _settings_parts(data: ChartData, panels: Panels, look: Look, visible: Sequence[Panel]) -> list[list[Span]]:
+def _settings_parts(data: ChartData, panels: Panels, look: ChartLook, visible: Sequence[Panel]) -> list[list[Span]]:
     settings = look.settings
     parts: list[list[Span]] = [[(f" x {AXIS_NAMES[data.frame.axis]}", "dim")]]
     extent = extent_of(data, is_log=settings.is_log_x)

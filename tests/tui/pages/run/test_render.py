@@ -30,7 +30,15 @@ from gputui.tui.data.progress import rank_rows
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, Moment, RankRow, RunPage, Snapshot
 from gputui.tui.layout.chart_settings import ChartSettings
-from gputui.tui.layout.charts import Look, extent_of, grid_lines, markers_near, next_marker, panel_lines, rank_curves
+from gputui.tui.layout.charts import (
+    ChartLook,
+    extent_of,
+    grid_lines,
+    markers_near,
+    next_marker,
+    panel_lines,
+    rank_curves,
+)
 from gputui.tui.layout.panels import Panel, panels, places
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
@@ -245,8 +253,8 @@ def data_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), mark
                      {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
 
 
-def look_of(**changes: object) -> Look:
-    base = Look(ChartSettings(), (0.0, 10.0), None, None, {"GPU-a": 0, "GPU-b": 1})
+def look_of(**changes: object) -> ChartLook:
+    base = ChartLook(ChartSettings(), (0.0, 10.0), None, None, {"GPU-a": 0, "GPU-b": 1})
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -402,7 +410,7 @@ def test_of_many_ranks_those_that_stand_out_are_named() -> None:
         RankCurve(rank, (Bin(0.0, 10.0, value, value, value, value, 2),), value)
         for rank, value in enumerate([5.0, 4.0, 3.0, 9.0, 5.0, 6.0, 7.0, 5.5])
     )
-    look = Look(ChartSettings(), (0.0, 10.0), None, None, {}, frozenset({5}))
+    look = ChartLook(ChartSettings(), (0.0, 10.0), None, None, {}, frozenset({5}))
     drawn = rank_curves(Panel("step_time", "step time", 0), RankCurves(curves), look)
     assert [(curve.label, curve.value) for curve in drawn if curve.label] == [
         ("r5 slow", 6.0), ("r2 lowest", 3.0), ("r3 highest", 9.0),
@@ -448,6 +456,6 @@ def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() 
     data = ChartData(
         ChartRequest(("a",), is_log=True), Frame("step", 0.0, 500.0), ("a",), {"a": MetricCurve("a", last=6.0)}
     )
-    look = Look(ChartSettings(is_log_x=True), (1.0, 500.0), None, None, {})
+    look = ChartLook(ChartSettings(is_log_x=True), (1.0, 500.0), None, None, {})
     lines = text_of(panel_lines(Panel("a", "a", 0), data, look, 60, 8))
     assert any("nothing measured above 0 here" in line for line in lines) and "6.000" in lines[0]
