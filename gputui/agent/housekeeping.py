@@ -48,8 +48,9 @@ class Housekeeping:
 
     def begin(self) -> None:
         """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
-        text = what_a_logout_does()
-        if text is not None and not has_event(self.context.connection, "logout_ends_agent"):
+        end = what_a_logout_does()
+        if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
+            text = f"{end.problem}: {end.remedy}"
             add_event(self.context.connection, "logout_ends_agent", text, now=self.context.now(), severity="warning")
 
     def turn(self, now: float, living: Iterable[Place]) -> None:

@@ -107,8 +107,7 @@ def judge_logout(host: HostReading) -> CheckResult:
     """Would a logout end the agent, when it is started from here?"""
     if host.logout is None:
         return CheckResult("logout", "pass", "runs outlive a logout")
-    said, _, remedy = host.logout.partition(": ")
-    return CheckResult("logout", "warn", said, remedy or None)
+    return CheckResult("logout", "warn", host.logout.problem, host.logout.remedy)
 
 
 def judge_linger(host: HostReading) -> CheckResult:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gputui.host.logout import what_a_logout_does
+from gputui.host.logout import LogoutEnd, what_a_logout_does
 from gputui.runs.identity import open_pidfd
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
@@ -24,7 +24,7 @@ _DISPLAY_CLASS = "0x03"
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """The host now. ``clock_synchronised`` as the kernel says; ``logout`` why a logout would end the agent; ``lingers``
+    """The host now. ``clock_synchronised`` as the kernel says; ``logout``: what a logout would end; ``lingers`` is
     None where there is no systemd; ``oom_kills_boot`` counts since boot, ``oom_kills_cgroup`` those in this control
     group; ``has_pidfds``: processes can be held by a descriptor."""
 
@@ -37,7 +37,7 @@ class HostReading:
     files_soft: int | None = None
     files_hard: int | None = None
     clock_synchronised: bool | None = None
-    logout: str | None = None
+    logout: LogoutEnd | None = None
     lingers: bool | None = None
     oom_kills_boot: int | None = None
     oom_kills_cgroup: int | None = None

@@ -10,25 +10,34 @@ import getpass
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _FOLDERS = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
 _LINGER = Path("/var/lib/systemd/linger")
 _TRUE = frozenset({"yes", "true", "on", "1"})
 
 
-def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> str | None:
-    """Why a logout of ``user`` would end a process, and what helps, or None. ``cgroup`` is the text of its
+class LogoutEnd(NamedTuple):
+    """Why a logout would end a process, and what helps."""
+
+    problem: str
+    remedy: str
+
+
+def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> LogoutEnd | None:
+    """What a logout of ``user`` does to a process; None where it does not end it. ``cgroup`` is the text of its
     /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, a later one overriding the earlier."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):
         if _kills(settings, user):
-            return (
-                "a logout ends the agent and its runs (KillUserProcesses=yes in logind.conf): run loginctl "
-                "enable-linger, then gputui agent stop and systemd-run --user --scope gputui agent start"
+            return LogoutEnd(
+                "a logout ends the agent and its runs (KillUserProcesses=yes in logind.conf)",
+                "run loginctl enable-linger, then gputui agent stop and systemd-run --user --scope gputui agent start",
             )
         return None
     if re.search(r"/user@\d+\.service\b", cgroup) and not lingers:
-        return (
-            "the last logout ends the agent and its runs, because this user does not linger: run loginctl enable-linger"
+        return LogoutEnd(
+            "the last logout ends the agent and its runs, because this user does not linger",
+            "run loginctl enable-linger",
         )
     return None
 
@@ -46,7 +55,7 @@ def _kills(settings: Sequence[str], user: str) -> bool:
     return not only or user in only
 
 
-def what_a_logout_does() -> str | None:
+def what_a_logout_does() -> LogoutEnd | None:
     """`would_end` for this process, or None where there is no systemd or it cannot be told."""
     try:
         user = getpass.getuser()

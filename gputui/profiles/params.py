@@ -10,7 +10,7 @@ from typing import Literal
 
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
-from gputui.yaml_forms.nearest import nearest, one_of
+from gputui.yaml_forms.nearest import not_one_of, one_of
 from gputui.yaml_forms.problems import shown_value
 
 Kind = Literal["bool", "int", "float", "str", "any"]
@@ -196,7 +196,7 @@ def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) 
     for name, given in overrides.items():
         parameter = parameters.get(name)
         if parameter is None:
-            problems.append(unknown_parameter(name, parameters))
+            problems.append(f"{name}: {unknown_parameter(name, parameters)}")
             continue
         try:
             values[name] = parameter.parse(given)
@@ -208,12 +208,12 @@ def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) 
 
 
 def unknown_parameter(name: str, names: Iterable[str]) -> str:
-    """The sentence for a parameter that is not there."""
+    """What is wrong with a parameter that is not there."""
     known = list(names)
     if not known:
-        return f"{name}: unknown parameter; this profile has none"
-    meant = nearest(name, known)
-    return f"{name}: unknown parameter; " + (f"did you mean {meant}?" if meant else f"there are {', '.join(known)}")
+        return "unknown parameter; this profile has none"
+    sentence, meant = not_one_of("parameter", name, known)
+    return f"{sentence}; did you mean {meant}?" if meant else sentence
 
 
 def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:

@@ -54,8 +54,10 @@ def tell(
             )
         )
         before = attempt
-    reason = run.reason or ""
-    is_told = any(one.summary in reason for one in incidents) or any(one.reason == reason for one in decisions)
+    # What ended the run for good stands in its last attempt's paragraph.
+    last = None if before is None else of_attempt.get(before.number)
+    decision = None if last is None else decided.get(last.incident_id)
+    is_told = last is not None and (decision is None or decision.verdict != "retry")
     paragraphs.append(_join(_standing(run, attempts, now, is_told=is_told), _all_costs(costs)))
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 

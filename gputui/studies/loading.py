@@ -163,7 +163,7 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
     for section, names in (("space", list(form.space)), ("params", list(form.params))):
         for name in names:
             if name not in parameters:
-                what = unknown_parameter(name, parameters).removeprefix(f"{name}: ")
+                what = unknown_parameter(name, parameters)
                 yield CrossFinding((section, name), f"{what}; the profile is {profile.name}")
     for name in form.params.keys() & form.space.keys():
         yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
@@ -287,7 +287,7 @@ def sweep_study(
     for parameter_name, texts in values.items():
         parameter = profile.parameters.get(parameter_name)
         if parameter is None:
-            problems.append(unknown_parameter(parameter_name, profile.parameters))
+            problems.append(f"{parameter_name}: {unknown_parameter(parameter_name, profile.parameters)}")
             continue
         parsed: list[Scalar] = []
         for text in texts:

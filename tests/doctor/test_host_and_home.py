@@ -12,6 +12,7 @@ from gputui.doctor import home_judgements as homes
 from gputui.doctor import host_judgements as hosts
 from gputui.doctor.home_reading import AgentReading, HomeReading, check_database, measure_write
 from gputui.doctor.host_reading import HostReading
+from gputui.host.logout import LogoutEnd
 from gputui.runs.checks import CheckResult
 from gputui.store.database import open_writer
 from gputui.version import VERSION
@@ -45,7 +46,7 @@ def test_a_fit_host_and_home_pass_everything() -> None:
         (hosts.judge_files, replace(HOST, files_soft=None), "skip"),
         (hosts.judge_clock, replace(HOST, clock_synchronised=False), "warn"),
         (hosts.judge_clock, replace(HOST, clock_synchronised=None), "skip"),
-        (hosts.judge_logout, replace(HOST, logout="a logout ends it: run loginctl"), "warn"),
+        (hosts.judge_logout, replace(HOST, logout=LogoutEnd("a logout ends it", "run loginctl")), "warn"),
         (hosts.judge_pidfds, replace(HOST, has_pidfds=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=None), "skip"),

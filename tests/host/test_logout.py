@@ -30,9 +30,9 @@ YES = "[Login]\nKillUserProcesses=yes\n"
     ],
 )
 def test_what_a_logout_does(cgroup: str, settings: list[str], lingers: bool, ends: bool) -> None:
-    said = would_end(cgroup, settings, "ann", lingers=lingers)
-    assert (said is not None) is ends
-    assert said is None or ("enable-linger" in said and "\n" not in said)
+    found = would_end(cgroup, settings, "ann", lingers=lingers)
+    assert (found is not None) is ends
+    assert found is None or "enable-linger" in found.remedy
 
 
 def test_root_is_spared_unless_the_settings_say_otherwise() -> None:
