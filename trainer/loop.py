@@ -75,6 +75,7 @@ class Loop:
         Raises FloatingPointError, before anything is saved, where a loss or the gradients of a step are not finite.
         """
         settings, session = self.settings, self.session
+        self.world.wait_for(max(settings.timeout, settings.start_timeout))
         if not session.batch_size:
             session.batch_size = largest_batch(session, self.stepper)
             self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
@@ -86,9 +87,13 @@ class Loop:
     def steps(self, last_phase: bool) -> Ending:
         """The steps that are left, and how the phase ended."""
         settings, session = self.settings, self.session
+        first = True
         while session.phase_step < settings.steps:
             epoch = session.epoch
             stop, save = self.step()
+            if first:
+                self.world.wait_for(settings.timeout)
+                first = False
             step, done = self.progress.step, session.phase_step == settings.steps
             score = None
             if not (done or stop) and settings.validate_every and step % settings.validate_every == 0:

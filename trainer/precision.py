@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
+
+_HISTORY = 100_000  # newest allocations
 
 _AUTOCAST: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -66,6 +69,20 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = not settings.deterministic
     torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, device)
+
+
+def snapshot_at_out_of_memory(path: Path) -> None:
+    """From now on, CUDA's allocator writes its history to a file whenever it runs out of memory, over an earlier one.
+
+    https://pytorch.org/memory_viz shows it: each allocation with the stack that asked for it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.cuda.memory._record_memory_history(max_entries=_HISTORY)
+
+    def write(device: int, asked: int, allocated: int, free: int) -> None:
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+
+    torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]
 
 
 def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:

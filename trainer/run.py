@@ -21,6 +21,7 @@ from trainer.exporting import can_be_exported, describe, export
 from trainer.faults import Injector
 from trainer.loop import Ending, Loop
 from trainer.parallel.build import check
+from trainer.precision import snapshot_at_out_of_memory
 from trainer.preparing import Plan, Prepared, prepare
 from trainer.session import Progress, Session
 from trainer.signals import Signals
@@ -70,6 +71,8 @@ class Run:
             check(phase, dataclasses.replace(world, size=phase.ranks or world.size))
         # Ranks that a phase does without wait in it for the others.
         some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
+        if settings.memory_snapshot and world.device.type == "cuda":
+            snapshot_at_out_of_memory(settings.output_dir / "evidence" / f"memory_rank_{world.rank}.pickle")
         self.meeting = world.patient() if some_wait or settings.data == "documents" else world
         # All groups are made here, by all ranks: see `World.part`.
         sizes = [phase.ranks or world.size for phase in self.phases]

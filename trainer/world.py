@@ -5,13 +5,15 @@ Without torchrun's environment there is one process and no group, and every exch
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -78,6 +80,12 @@ class World:
     def barrier(self) -> None:
         """Returns when all ranks have come here."""
         self.vote(0)
+
+    def wait_for(self, seconds: float) -> None:
+        """How long the ranks wait for each other from now on; nothing where that was left to torch."""
+        if self.backend and self.timeout is not None:
+            set_timeout: Any = dist.distributed_c10d._set_pg_timeout
+            set_timeout(datetime.timedelta(seconds=seconds), self.group)
 
     def part(self, size: int, *, writers: bool = False) -> World | None:
         """The first `size` ranks as a world of their own, with `writers` where asked for; None on the other ranks.
@@ -173,7 +181,9 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
     if "RANK" not in environment:
         return World(rank=0, size=1, device=device, backend="")
     cuda = device.type == "cuda"
-    timeout = datetime.timedelta(seconds=settings.timeout)
+    if cuda:
+        record_collectives(settings.output_dir / "evidence", os.environ)
+    timeout = datetime.timedelta(seconds=max(settings.timeout, settings.start_timeout))
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     # torchrun keeps one store over its restarts: without a prefix a new attempt reads the addresses of the one before.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -186,6 +196,23 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
         device_id=device if cuda else None,
     )
     return World(rank=rank, size=size, device=device, backend="nccl" if cuda else "gloo", timeout=timeout)
+
+
+def record_collectives(folder: Path, environment: MutableMapping[str, str]) -> None:
+    """Has NCCL's flight recorder leave the newest collectives of each rank in a folder when one of them times out.
+
+    torch has two names for each of its variables. What is set already stays.
+    """
+    prefix = str(folder.absolute() / "nccl_trace_rank_")
+    for names, value in (
+        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
+        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+    ):
+        if not any(name in environment for name in names):
+            environment.update(dict.fromkeys(names, value))
+    with contextlib.suppress(OSError):  # a folder that cannot be written to is reported where the run begins
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def leave() -> None:

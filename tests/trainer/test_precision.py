@@ -14,7 +14,7 @@ from tests.trainer.running import settings, step_lines, train
 from trainer.__main__ import prepare_environment
 from trainer.config import Settings
 from trainer.errors import SettingsError
-from trainer.precision import Precision, compile_modules, switch_backends
+from trainer.precision import Precision, compile_modules, snapshot_at_out_of_memory, switch_backends
 from trainer.session import Progress, Session
 from trainer.world import World
 
@@ -145,6 +145,20 @@ def test_compiled_blocks_train_as_eager_ones(tmp_path: Path) -> None:
         assert train(tmp_path / name, *flags, *more) == 0
         losses[name] = [line["loss"] for line in step_lines(tmp_path / name)]
     assert losses["blocks"] == pytest.approx(losses["eager"], rel=1e-5)
+
+
+def test_a_snapshot_is_written_when_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observers: list[Any] = []
+    recorded: list[int] = []
+    attach = "_cuda_attach_out_of_memory_observer"
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda max_entries: recorded.append(max_entries))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("history"))
+    monkeypatch.setattr(torch._C, attach, observers.append, raising=False)
+    path = tmp_path / "evidence" / "memory_rank_3.pickle"
+    snapshot_at_out_of_memory(path)
+    assert recorded == [100_000] and not path.exists()
+    observers[0](0, 1 << 30, 1 << 30, 0)
+    assert path.read_text() == "history"
 
 
 def test_new_memory_is_not_filled() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.trainer.ranks import RankError, Ranks
-from trainer.world import World
+from trainer.world import World, record_collectives
 
 
 def exchanges(world: World) -> dict[str, Any]:
@@ -31,6 +33,19 @@ def patience_of_a_part(world: World) -> float | None:
         return None
     options: Any = half.group._get_backend(world.device).options
     return float(options._timeout.total_seconds())
+
+
+def patience(world: World) -> list[float]:
+    """Of the default group and of a part: as they were made, and when they are to wait less."""
+    found = []
+    for one in (dataclasses.replace(world, timeout=datetime.timedelta(seconds=30)), world.part(1), world):
+        if one is not None and one.rank < one.size:
+            one = dataclasses.replace(one, timeout=one.timeout or (None if one is world else datetime.timedelta(30)))
+            for seconds in (7.0, 30.0):
+                one.wait_for(seconds)
+                group: Any = one.group or dist.group.WORLD
+                found.append(group._get_backend(world.device).options._timeout.total_seconds())
+    return found
 
 
 def share_a_state(world: World) -> Any:
@@ -57,6 +72,27 @@ def fail_on_one(world: World) -> None:
 
 def test_ranks_of_a_part_wait_no_longer_for_each_other_than_all_do(four_ranks: Ranks) -> None:
     assert four_ranks.run(patience_of_a_part) == [7.0, 7.0, None, None]
+
+
+def test_ranks_wait_as_long_as_they_are_told(two_ranks: Ranks) -> None:
+    main, other = two_ranks.run(patience)
+    # Where the timeout was left to torch, it stays as it is.
+    assert main == [7.0, 30.0, 7.0, 30.0, 30.0, 30.0] and other == [7.0, 30.0, 30.0, 30.0]
+
+
+def test_the_flight_recorder_writes_beside_the_run_unless_told_otherwise(tmp_path: Path) -> None:
+    environment = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/elsewhere/trace_"}
+    record_collectives(tmp_path / "evidence", environment)
+    assert environment == {
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/elsewhere/trace_",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    environment.clear()
+    record_collectives(tmp_path / "evidence", environment)
+    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "evidence" / "nccl_trace_rank_")
+    assert (tmp_path / "evidence").is_dir()
 
 
 def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:

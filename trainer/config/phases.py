@@ -34,7 +34,18 @@ RUN_WIDE = frozenset(
     (
         *SHAPE_SETTINGS,
         *("weights", "data", "data_dir", "tokenizer", "data_column", "label_column", "image_size", "synthetic_samples"),
-        *("phases", "phase", "seed", "deterministic", "device", "timeout", "stop_timeout", "expandable_segments"),
+        *(
+            "phases",
+            "phase",
+            "seed",
+            "deterministic",
+            "device",
+            "timeout",
+            "start_timeout",
+            "stop_timeout",
+            "expandable_segments",
+            "memory_snapshot",
+        ),
         *("output_dir", "checkpoint_dir", "metrics", "resume", "keep", "best_checkpoint", "best_metric", "export"),
         *("inject", "text_log", "tensorboard", "mlflow", "wandb"),
     )

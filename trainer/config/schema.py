@@ -65,6 +65,11 @@ class RunSettings(_Group):
     deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")
     timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
+    start_timeout: float = Field(
+        600.0,
+        gt=0,
+        description="the same until a phase's first step is done, where longer: ranks compile, read and find batches",
+    )
     # Just less than torchrun waits before it kills.
     stop_timeout: float = Field(
         25.0,
@@ -190,6 +195,11 @@ class PrecisionSettings(_Group):
     )
     loss_chunk: int = Field(
         0, ge=0, description="lm: tokens whose loss is computed at once, and again in backward, to save memory; 0: all"
+    )
+    memory_snapshot: bool = Field(
+        False,
+        description="CUDA: leave what each allocation was for in OUTPUT_DIR/evidence where memory runs out; costs some"
+        " 100 MB of host memory and a microsecond or two for each allocation",
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(
