@@ -86,6 +86,11 @@ class Workspace:
         return self.state / "studies"
 
     @property
+    def targets(self) -> Path:
+        """Where else runs may run; may be missing."""
+        return self.profiles.parent / "targets.yaml"
+
+    @property
     def agent_lock(self) -> Path:
         """Held exclusively by the one agent of this state directory; its text says who it is."""
         return self.state / "agent.lock"

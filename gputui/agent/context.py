@@ -14,8 +14,7 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner
-from gputui.runs.executors.base import Executor
-from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors import Executors
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class AgentContext:
     ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
     ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics,
     ``scanner`` finds the processes of attempts,
-    ``executor`` runs them."""
+    ``executors`` run them, each where its run's target says."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -35,7 +34,7 @@ class AgentContext:
     recorder: Recorder
     ingest: MetricsIngest
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
-    executor: Executor = field(default_factory=LocalExecutor)
+    executors: Executors = field(default_factory=Executors)
 
     @classmethod
     def of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -49,11 +49,6 @@ def changed(rules: RuleSet, overrides: Mapping[str, Override], source: str) -> R
     if not overrides:
         return rules
     return MappingProxyType({**rules, **{name: _changed(rules[name], one, source) for name, one in overrides.items()}})
-
-
-def without(rules: RuleSet, names: Iterable[str], source: str) -> RuleSet:
-    """The rules with some switched off."""
-    return changed(rules, {name: {"enabled": False} for name in names}, source)
 
 
 def of_runs() -> list[str]:

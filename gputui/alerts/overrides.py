@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.alerts.in_force import Override
+from gputui.alerts.in_force import Override, of_runs
 from gputui.alerts.rules import RULES, Severity
 from gputui.alerts.schedules import RateSchedule
 
@@ -34,6 +34,14 @@ class Overrides:
     rules: Mapping[str, Override] = field(default_factory=dict)
     delivery: Delivery | None = None
     schedule: RateSchedule | None = None
+
+
+def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
+    """What a profile's valid ``alerts:`` changes: a mapping, ``standard``, or ``off`` (None). Raises ValueError."""
+    if isinstance(alerts, Mapping):
+        return overrides_from(alerts)
+    is_off = alerts is None or alerts == "off"
+    return Overrides({name: {"enabled": False} for name in of_runs()}) if is_off else Overrides()
 
 
 def overrides_from(mapping: Mapping[str, Any]) -> Overrides:

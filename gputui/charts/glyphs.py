@@ -1,6 +1,6 @@
 """The three sets of characters that charts and bars are drawn with: braille, blocks, plain ASCII."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -64,25 +64,13 @@ BRAILLE: Final = Glyphs(
     ellipsis="…",
 )
 
-BLOCK: Final = Glyphs(
+BLOCK: Final = replace(
+    BRAILLE,
     name="block",
     dots_across=2,
     dots_down=2,
     # Right column in bits 0 (top) and 1 (bottom), left column in bits 2 and 3.
     cells=(" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█"),
-    vertical="│",
-    horizontal="─",
-    corner="└",
-    value_tick="┤",
-    x_tick="┬",
-    marker="┊",
-    note="┴",
-    nan="×",
-    above="↑",
-    below="↓",
-    bar="▏▎▍▌▋▊▉█",
-    spark="▁▂▃▄▅▆▇█",
-    ellipsis="…",
 )
 
 ASCII: Final = Glyphs(

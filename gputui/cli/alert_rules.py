@@ -8,10 +8,9 @@ import sys
 import time
 from typing import Any
 
-from gputui.agent.alerts.rule_settings import rules_for
 from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.alerts.in_force import InForce, changed, standard
-from gputui.alerts.overrides import Overrides
+from gputui.alerts.overrides import Overrides, of_profile
 from gputui.alerts.sentences import changed_by, in_unit, thresholds
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
@@ -34,7 +33,7 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
     machine = changed(standard(), machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = rules_for(machine, load_profile(session, profile).form.alerts).rules
+        machine = changed(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
     if as_json:
         print_json([rule_shape(one) for one in machine.values()])
         return

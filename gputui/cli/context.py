@@ -31,10 +31,6 @@ EXIT_REFUSED = 3
 EXIT_UNREACHABLE = 4
 EXIT_INTERRUPTED = 130
 
-ANSWER_SECONDS = 20.0
-# Before a run is resumed, checkpoints are read whole: that may be hundreds of gigabytes.
-RESUME_SECONDS = 1800.0
-
 
 def tell_doing(doing: str) -> None:
     """Say what the agent does first, on a line of standard error."""
@@ -75,7 +71,7 @@ class Session:
             command_id = commands.submit(
                 connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
             )
-            return self.wait(connection, command_id, RESUME_SECONDS if verb == "resume" else ANSWER_SECONDS)
+            return self.wait(connection, command_id, commands.patience_seconds(verb))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -99,7 +95,9 @@ class Session:
         except StoreError as error:
             fail(str(error), EXIT_UNREACHABLE)
 
-    def wait(self, connection: sqlite3.Connection, command_id: int, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    def wait(
+        self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
+    ) -> dict[str, Any]:
         try:
             answer = commands.wait_for_answer(connection, command_id, seconds)
         except commands.NotWithdrawnError as error:

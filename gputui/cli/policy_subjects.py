@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -23,7 +22,7 @@ from gputui.recovery.policy_words import actions_in
 from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.spec import RunSpec, Scalar, SpecError
+from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import (
     AmbiguousRunError,
@@ -185,8 +184,8 @@ def _policy(spec: RunSpec, name: str) -> Policy:
 
 def _stored_spec(view: Run) -> RunSpec:
     try:
-        return RunSpec.from_json(json.loads(view.spec_json))
-    except (SpecError, ValueError) as error:
+        return spec_of(view)
+    except SpecError as error:
         fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
 
 

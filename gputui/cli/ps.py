@@ -16,7 +16,7 @@ from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
 from gputui.tui.data.progress import RunTracker
-from gputui.tui.layout.run_words import time_left
+from gputui.tui.layout.run_words import placement_words, time_left
 
 
 @click.command("ps")
@@ -46,6 +46,10 @@ def command(session: Session, as_json: bool, active: bool) -> None:
         say(line)
 
 
+def _elsewhere(run: Run, now: float) -> str:
+    return "" if run.target is None or run.ended_at is not None else placement_words(run, now)[0]
+
+
 def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: float) -> tuple[str, ...]:
     step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
     loss = left = None
@@ -67,5 +71,5 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
         loss or "–",
         units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
         left or "–",
-        run.waiting_for or run.told_reason or (f"no metrics: {unread}" if unread else ""),
+        run.waiting_for or run.told_reason or _elsewhere(run, now) or (f"no metrics: {unread}" if unread else ""),
     )

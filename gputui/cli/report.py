@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sqlite3
@@ -153,17 +152,16 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
 
 def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     """What the learning rate should be: as the script says, else by the schedule of the profile."""
-    from gputui.alerts.overrides import overrides_from
+    from gputui.alerts.overrides import of_profile
     from gputui.alerts.schedules import expected_rate
-    from gputui.runs.spec import RunSpec
+    from gputui.runs.spec import spec_of
     from gputui.store.runs import read_attempts
 
     schedule = None
     peaks: dict[int, float] = {}
     try:
-        spec = RunSpec.from_json(json.loads(run.spec_json))
-        if isinstance(spec.alerts, Mapping):
-            schedule = overrides_from(spec.alerts).schedule
+        spec = spec_of(run)
+        schedule = of_profile(spec.alerts).schedule
         for attempt in read_attempts(connection, run.run_id):
             value = attempt.params.get(spec.role("lr", attempt.params) or "")
             if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -44,6 +45,27 @@ def resolve_spec(
         refuse(list(error.problems), EXIT_USAGE)
     except ResolveError as error:
         refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+
+
+def resolve_on_target(
+    session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: str
+) -> RunSpec:
+    """The specification of a run on a target; ends the command with one line per problem. Whether it can be used is
+    found out there: nothing waits for a network."""
+    from gputui.profiles.preflight import check_elsewhere
+    from gputui.profiles.targets import TargetNotFoundError, find_target
+
+    try:
+        found = find_target(target, profile, session.workspace)
+    except (TargetNotFoundError, ProfileError) as error:
+        refuse(str(error).splitlines(), EXIT_USAGE)
+    spec = replace(resolve_spec(profile, changes, gpus, None), target=found)
+    failed = [result for result in check_elsewhere(spec, session.workspace.state) if result.status == "fail"]
+    if failed:
+        refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+    if found.get("python"):
+        spec = replace(spec, python=found["python"])
+    return spec
 
 
 def resolve_without_gpus(

@@ -10,6 +10,7 @@ import click
 
 from gputui.cli.context import EXIT_REFUSED, Session, actor, print_json, say
 from gputui.cli.gpus import wait_for_gpus
+from gputui.redaction import Redactor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
@@ -19,6 +20,7 @@ from gputui.store.run_states import RunState
 @click.argument("profile")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui targets lists them); else here.")
 @click.option("--name", help="What the run is called (else as the profile).")
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
@@ -32,6 +34,7 @@ def command(
     profile: str,
     changes: tuple[str, ...],
     gpus: str | None,
+    target: str | None,
     name: str | None,
     priority: int | None,
     wait: bool,
@@ -47,6 +50,14 @@ def command(
     from gputui.profiles.resolve import wants_gpus
 
     chosen = resolving.load_profile(session, profile)
+    if target is not None:
+        spec = resolving.resolve_on_target(session, chosen, changes, gpus, target)
+        if dry_run:
+            print_preview(session, spec)
+            return
+        session.need_agent()
+        _launch(session, spec, name, priority, wait=wait, as_json=as_json)
+        return
     if dry_run:
         situation = resolving.gpu_situation(session)
         spec = resolving.resolve_spec(chosen, changes, gpus, situation)
@@ -58,13 +69,19 @@ def command(
             wait_for_gpus(connection)
     situation = resolving.gpu_situation(session)
     spec = resolving.resolve_spec(chosen, changes, gpus, situation)
-    if priority is not None:
-        spec = replace(spec, priority=priority)
     past = resolving.earlier_peaks(session, spec)
     results = preflight(spec, state=session.workspace.state, gpus=situation, past=past)
     failed = [result for result in results if result.status == "fail"]
     if failed:
         resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+    _launch(session, spec, name, priority, wait=wait, as_json=as_json)
+
+
+def _launch(
+    session: Session, spec: RunSpec, name: str | None, priority: int | None, *, wait: bool, as_json: bool
+) -> None:
+    if priority is not None:
+        spec = replace(spec, priority=priority)
     run_id = submit(session, spec, name)
     if not wait:
         if as_json:
@@ -75,6 +92,18 @@ def command(
     from gputui.cli.wait import wait_until_over
 
     raise SystemExit(wait_until_over(session, run_id, as_json))
+
+
+def print_preview(session: Session, spec: RunSpec) -> None:
+    """What the run's target would be handed, secrets left out."""
+    from gputui.agent.lifecycle.attempt_launch import without_gpus
+    from gputui.profiles.describe import preview_launch
+    from gputui.runs.executors import Executors
+    from gputui.runs.redaction import redact_launch, secrets_of
+
+    launch = without_gpus(preview_launch(spec, runs=session.workspace.runs, gpus=()))
+    text = Executors().of(spec.target).preview(spec, redact_launch(launch, Redactor(secrets_of(spec))))
+    say(text.rstrip("\n"))
 
 
 def submit(session: Session, spec: RunSpec, name: str | None) -> str:

@@ -17,6 +17,7 @@ from gputui.store.costs import RunCost, run_cost
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.runs import read_attempts, read_decisions, read_incidents
+from gputui.tui.layout.run_words import placement_words
 
 
 @click.command("show")
@@ -47,18 +48,20 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         sums = None if together is None else together.sum_json()
         shape = json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken)
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
-        sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+        sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
         print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans)})
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
     say(f"profile     {view.profile}")
+    if view.target is not None:
+        say("target      " + placement_words(view, now)[0])
     say("parameters  " + ("  ".join(f"{name}={value}" for name, value in view.params.items()) or "none"))
     if (trouble := intake_words(lines)) is not None:
         say(f"metrics     {trouble}")
     if taken.gpu_hours:
         say("took        " + taken_words(taken))
-    sinks = sinks_of(view.spec_json, view.run_id, session.workspace.run_dir(view.run_id))
+    sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
     for position, (name, target) in enumerate(sinks.items()):
         say(f"{'sinks' if position == 0 else '':12}{name} → {target}")
     if saved:

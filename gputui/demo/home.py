@@ -24,7 +24,6 @@ from gputui.store import commands
 from gputui.store.database import StoreError, open_commander
 from gputui.store.runs import read_runs
 
-ANSWER_SECONDS = 20.0
 STOP_SECONDS = 40.0
 
 # The seed makes the GPUs of each demo its own: leases count across all homes of a user.
@@ -110,7 +109,7 @@ def _go_on(workspace: Workspace) -> None:
             connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
         )
         # Its GPUs must be its own before somebody else asks for four.
-        commands.wait_for_answer(connection, command_id, ANSWER_SECONDS)
+        commands.wait_for_answer(connection, command_id, commands.ANSWER_SECONDS)
         spec = resolve(load(workspace.profiles / "resnet50.yaml"))
         submit_run(workspace, connection, spec, name=None, actor="bob", now=now)
 

@@ -174,7 +174,16 @@ class DemoPast:
             run = get_run(connection, run_id)
             assert run is not None
         uuids = [self._gpus[index].uuid for index in gpus]
-        attempt = prepare_attempt(connection, self._context.ingest, workspace, run, uuids, gpus, clock.at)
+        attempt = prepare_attempt(
+            connection,
+            self._context.ingest,
+            workspace,
+            run,
+            uuids,
+            gpus,
+            clock.at,
+            executor=self._context.executors.of(None),
+        )
         began_at = clock.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
@@ -236,7 +245,7 @@ class DemoPast:
         run = get_run(self._connection, run_id)
         assert run is not None
         resolved = resolved_run(context.workspace, run)
-        task = evidence_to_read(context, resolved, fresh, record, ())
+        task = evidence_to_read(context, resolved, fresh, context.executors.of(None), record, ())
         Ending(context, resolved).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
         run = get_run(self._connection, run_id)
         assert run is not None

@@ -14,6 +14,7 @@ from gputui.config import Workspace, shipped_profiles
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.params import Parameter
 from gputui.profiles.schema import ProfileForm, is_literal
+from gputui.profiles.target_forms import target_findings
 from gputui.runs.launchers import FOR_COMMAND
 from gputui.yaml_forms.document import Place
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
@@ -81,6 +82,10 @@ def read_profile(text: str, path: Path) -> Profile:
     problems += [
         problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
         for finding in across
+    ]
+    problems += [
+        problem_at(path, document, place, **what)
+        for place, what in target_findings(document.data.get("targets", {}), ("targets",))
     ]
     form = None
     try:

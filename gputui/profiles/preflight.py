@@ -18,8 +18,9 @@ from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
 from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
+from gputui.redaction import redact_params
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.costs import PastPeak
@@ -28,6 +29,10 @@ from gputui.yaml_forms.sizes import format_size
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
+_IS_DATA = re.compile(
+    r"(?:.*_)?(?:data|dataset|train|valid|val|eval|test|input|images?|corpus)_?(?:dir|directory|folder|path|root|file)",
+    re.IGNORECASE,
+)
 _LOW_DISK_BYTES = 1 << 30
 
 
@@ -67,6 +72,7 @@ def quick_checks(
         _workdir(spec),
         _placeholders(spec),
         _parameters(spec),
+        _data(spec, env),
         _roles(spec),
         _checkpoints(spec),
         _resume(spec),
@@ -74,9 +80,18 @@ def quick_checks(
         check_memory(past, spec, _smallest_bytes(spec, gpus)),
         _disk(spec, state),
         *LAUNCHERS[spec.launcher].checks(spec),
-        *LocalExecutor().checks(spec),
+        *Executors().of(None).checks(spec),
         check_sinks(spec, state),
     ]
+
+
+def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
+    """What can be known of a run on a target without asking it."""
+    results = [_placeholders(spec), _parameters(spec), _roles(spec), _resume(spec), check_sinks(spec, state)]
+    if spec.gpus.uuids:
+        remedy = "give a number: the target's own scheduler says which"
+        results.append(CheckResult("gpus", "fail", "UUIDs name GPUs of this machine", remedy))
+    return [*results, *Executors().of(spec.target).checks(spec)]
 
 
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
@@ -176,6 +191,35 @@ def _parameters(spec: RunSpec) -> CheckResult:
         remedy = f"add {' '.join(f'{{{name}}}' for name in unused)} to {key}, or remove the parameter"
         return CheckResult("parameters", "warn", f"{', '.join(unused)} is not used in {key} or env", remedy)
     return CheckResult("parameters", "pass", f"{len(spec.params)} used")
+
+
+def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Parameters that name a file or folder of data, by their usual names (``data_dir``, ``train_file``, …), with
+    where it was looked for; only those that are not there."""
+    for name, value in params.items():
+        if not isinstance(value, str) or not value or "://" in value or "{" in value or not _IS_DATA.fullmatch(name):
+            continue
+        home = environ.get("HOME")
+        path = Path(home, value[2:]) if value.startswith("~/") and home else Path(workdir, value)
+        if not path.exists():
+            yield name, path
+
+
+def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
+    """A script may fetch its data itself, so that data which is not there is only a warning."""
+    if not any(_IS_DATA.fullmatch(name) for name in spec.params):
+        return CheckResult("data", "skip", "no parameter is named as data")
+    missing = list(missing_data(spec.params, spec.workdir, environ))
+    if not missing:
+        return CheckResult("data", "pass", "every folder that the parameters name is there")
+    detail = ", ".join(
+        f"{name}: {redact_params({name: spec.params[name]})[name]}, relative to the run's own folder, is not there"
+        if spec.workdir.startswith(_RUN_DIR) and not path.is_absolute()
+        else f"{name}: {path} is not there"
+        for name, path in missing
+    )
+    names = " ".join(f"--set {name}=PATH" for name, _ in missing)
+    return CheckResult("data", "warn", detail, f"name another one ({names}), unless the script fetches it")
 
 
 def _roles(spec: RunSpec) -> CheckResult:

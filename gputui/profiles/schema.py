@@ -230,6 +230,9 @@ class ProfileForm(Model):
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         30.0, description="seconds that a stop waits for the processes before it kills them"
     )
+    targets: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="where else the run may run, as in targets.yaml; --on names one"
+    )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
         0, description="its place in the queue: a higher one starts earlier"
     )

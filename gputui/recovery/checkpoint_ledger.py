@@ -9,14 +9,13 @@ numbers in names decide nothing here.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import known_spec
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.runs import Attempt, Run
 
@@ -77,11 +76,8 @@ def spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tupl
 
 def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[StepSpan, ...]:
     """The same for a view, which has the specification as text."""
-    try:
-        has_metrics = bool(RunSpec.from_json(json.loads(run.spec_json)).metrics)
-    except (ValueError, TypeError, AttributeError):
-        has_metrics = True
-    return spans(attempts, has_metrics=has_metrics, now=now)
+    spec = known_spec(run)
+    return spans(attempts, has_metrics=spec is None or bool(spec.metrics), now=now)
 
 
 # --- what is seen in the folder ---------------------------------------------------------------------------------------

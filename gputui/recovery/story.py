@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.resumption import Resumption, resumptions
+from gputui.store import json_columns
 from gputui.store.run_states import RunState
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
 
@@ -125,7 +124,7 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
 def _devices(run: Run, attempt: Attempt) -> str:
     if attempt.gpus:
         return "1 GPU" if len(attempt.gpus) == 1 else f"{len(attempt.gpus)} GPUs"
-    ranks = _spec(run).get("nproc")
+    ranks = json_columns.mapping(run.spec_json).get("nproc")
     if isinstance(ranks, int) and ranks > 1:
         return f"{ranks} CPU ranks"
     return "the CPU"
@@ -211,14 +210,6 @@ def _standing(run: Run, attempts: Sequence[Attempt], now: float, *, is_told: boo
 
 def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
-
-
-def _spec(run: Run) -> Mapping[str, Any]:
-    try:
-        spec = json.loads(run.spec_json)
-    except ValueError:
-        return {}
-    return spec if isinstance(spec, dict) else {}
 
 
 def _file(path: str) -> str:

@@ -3,7 +3,6 @@ Pure, so that ``check``, the launch screen and the agent show and run the same t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,8 @@ from typing import Any
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
 from gputui.runs.logs import FIRST_NODE
-from gputui.runs.spec import RunSpec, Scalar
+from gputui.runs.spec import RunSpec, Scalar, known_spec
+from gputui.store.runs import Run
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
@@ -194,14 +194,12 @@ def sink_target(template: str, params: Mapping[str, Scalar], *, run_id: str, run
     return substitute(template, {**values_for(params, run_dir, None), "run_id": run_id})
 
 
-def sinks_of(spec_json: str, run_id: str, run_dir: Path) -> dict[str, str]:
+def sinks_of(run: Run, run_dir: Path) -> dict[str, str]:
     """The sinks of a stored run and where each writes, secrets left out as everywhere in the store."""
-    try:
-        spec = json.loads(spec_json)
-        templates, params = spec.get("sinks") or {}, spec.get("params") or {}
-        return {
-            name: sink_target(template, params, run_id=run_id, run_dir=str(run_dir))
-            for name, template in templates.items()
-        }
-    except (ValueError, AttributeError, TypeError):
+    spec = known_spec(run)
+    if spec is None:
         return {}
+    return {
+        name: sink_target(template, spec.params, run_id=run.run_id, run_dir=str(run_dir))
+        for name, template in spec.sinks.items()
+    }

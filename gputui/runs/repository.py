@@ -69,8 +69,8 @@ def insert_run(
 ) -> None:
     """A new run, queued."""
     connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at, priority) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at, priority, "
+        "target) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             run_id,
             sequence,
@@ -82,6 +82,7 @@ def insert_run(
             now,
             now,
             spec.priority,
+            None if spec.target is None else spec.target["name"],
         ),
     )
     connection.execute(
@@ -230,12 +231,12 @@ def leases(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def cpu_ranks(connection: sqlite3.Connection) -> int:
-    """How many ranks the living attempts without GPUs have."""
+    """How many ranks the living attempts without GPUs have on this machine."""
     alive = json.dumps([state for state in RunState if state.has_attempt])
     row = connection.execute(
         "SELECT coalesce(sum(spec ->> '$.nproc'), 0) FROM runs "
         "JOIN attempts ON attempts.run_id = runs.run_id AND attempts.number = runs.attempt "
-        "WHERE runs.state IN (SELECT value FROM json_each(?)) AND attempts.gpus = '[]'",
+        "WHERE runs.state IN (SELECT value FROM json_each(?)) AND attempts.gpus = '[]' AND runs.target IS NULL",
         (alive,),
     ).fetchone()
     return int(row[0])

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
+from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
 from gputui.store.json_columns import UNREADABLE
@@ -111,6 +112,8 @@ class RunSpec:
     gates: Mapping[str, float] = field(default_factory=dict)
     # Form of export → where to, with {run_dir}, {run_id} and parameters.
     sinks: Mapping[str, str] = field(default_factory=dict)
+    # Where it runs, as its target said at the launch: name, kind and what that kind has; None for this machine.
+    target: Mapping[str, Any] | None = None
     # Of the shell that launched the run; in the private specification only.
     shell: LaunchShell | None = None
 
@@ -150,6 +153,8 @@ class RunSpec:
             raise SpecError(f"not a run specification: {error}") from error
         if spec.launcher not in LAUNCHERS or not spec.program:
             raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
+        if spec.target is not None and (spec.target.get("kind") not in EXECUTORS or "name" not in spec.target):
+            raise SpecError(f"not a run specification: target {spec.target!r}")
         if not LAUNCHERS[spec.launcher].takes_command and not spec.python:
             raise SpecError("not a run specification: no interpreter")
         return spec
@@ -170,6 +175,14 @@ def spec_of(run: Run) -> RunSpec:
     if run.params is UNREADABLE:
         raise SpecError("its parameters are damaged")
     return parse_spec(run.spec_json)
+
+
+def known_spec(run: Run) -> RunSpec | None:
+    """The same, None where this gputui cannot understand it."""
+    try:
+        return spec_of(run)
+    except SpecError:
+        return None
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:

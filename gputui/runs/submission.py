@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.runs.identity import asker
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import commands
@@ -33,9 +34,8 @@ def submit_run(
     path = inbox / f"{ticket}.json"
     write_spec(path, spec)
     try:
-        return commands.submit(
-            connection, "run", None, {"ticket": ticket, "name": name}, actor, now=now, doorbell=workspace.doorbell
-        )
+        words = {"ticket": ticket, "name": name, "asker": asker()}
+        return commands.submit(connection, "run", None, words, actor, now=now, doorbell=workspace.doorbell)
     except sqlite3.Error:
         # Nobody was asked, and it may hold secrets.
         path.unlink()

@@ -24,6 +24,9 @@ class NotWithdrawnError(Exception):
 
 # A disk may be full for a moment only.
 WITHDRAWING_SECONDS = 10.0
+ANSWER_SECONDS = 20.0
+# Before a run is resumed, checkpoints are read whole: that may be hundreds of gigabytes.
+RESUME_SECONDS = 1800.0
 
 CommandState = Literal["pending", "done", "refused"]
 
@@ -69,6 +72,11 @@ def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | N
     if row is None:
         return None
     return CommandAnswer(command_id, row[0], row[1], row[2], json.loads(row[3]) if row[3] else None)
+
+
+def patience_seconds(verb: str) -> float:
+    """How long whoever asks for this waits for its answer."""
+    return RESUME_SECONDS if verb == "resume" else ANSWER_SECONDS
 
 
 def wait_for_answer(

@@ -106,18 +106,9 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
     Raises StoreMissingError when nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
     """
-    if not path.exists():
-        raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
-    connection = _connect_existing(path)
+    connection = open_commander(path)
     connection.execute("PRAGMA query_only = ON")
     return connection
-
-
-def open_commander(path: Path) -> sqlite3.Connection:
-    """A view's connection for writing command rows, and nothing else. Raises as open_reader does."""
-    if not path.exists():
-        raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
-    return _connect_existing(path)
 
 
 def data_version(connection: sqlite3.Connection) -> int:
@@ -152,7 +143,10 @@ def set_aside(path: Path, now: float) -> Path:
     return target
 
 
-def _connect_existing(path: Path) -> sqlite3.Connection:
+def open_commander(path: Path) -> sqlite3.Connection:
+    """A view's connection for writing command rows, and nothing else. Raises as open_reader does."""
+    if not path.exists():
+        raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     refuse_other_machine(path.parent)
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:

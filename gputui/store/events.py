@@ -25,6 +25,7 @@ EventKind = Literal[
     "succeeded",
     "failed",  # without an attempt of its own
     "requeued",  # [restart, resume]
+    "placed",  # [state at the run's target]
     "incident",  # [kind of incident]
     "decision",  # [retry, stop]
     "observation",  # [kind of observation]

@@ -10,6 +10,7 @@ from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.costs import AttemptCost, RunCost
 from gputui.store.hardware import GpuView, Quarantined
+from gputui.store.placements import PlacementView
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
 from gputui.store.series import SLOW
 
@@ -119,6 +120,22 @@ def run_shape(run: Run) -> Shape:
         "started_at": iso(run.started_at),
         "ended_at": iso(run.ended_at),
         "reason": run.reason if run.reason is not None else run.waiting_for,
+        "target": run.target,
+        "placement": None if run.placement is None else _placement_shape(run.placement),
+    }
+
+
+def _placement_shape(placement: PlacementView) -> Shape:
+    return {
+        "job": placement.job,
+        "state": placement.state,
+        "reason": placement.reason,
+        "expected_start": iso(placement.expected_start),
+        "nodes": list(placement.nodes),
+        "limit_at": iso(placement.limit_at),
+        "restarts": placement.restarts,
+        "contact_at": iso(placement.contact_at),
+        "problem": placement.problem,
     }
 
 

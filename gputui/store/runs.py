@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gputui.store import json_columns
+from gputui.store import json_columns, placements
+from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
 from gputui.store.run_states import RunState
 
@@ -34,6 +35,8 @@ class Run:
     newest attempt. ``spec_json`` is the stored specification as text, which `runs.spec.spec_of` parses once: a run
     whose row cannot be understood can still be stopped, removed and shown. A higher ``priority`` goes first in the
     queue. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than the specification asks for.
+    ``target`` is the name of where it runs, None for this machine; ``placement`` its newest attempt's, None at a past
+    moment.
     """
 
     run_id: str
@@ -59,6 +62,8 @@ class Run:
     gpus: tuple[str, ...] = ()
     priority: int = 0
     gpu_count: int | None = None
+    target: str | None = None
+    placement: PlacementView | None = None
     holds_gpus: bool = False
 
     @property
@@ -167,9 +172,12 @@ _RUNS = """
 SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.spec, r.created_at, r.queued_at,
     r.not_before, r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
     a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
-    r.priority, r.gpu_count, (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id)
+    r.priority, r.gpu_count, r.target,
+    p.job, p.state, p.reason, p.expected_start, p.nodes, p.limit_at, p.restarts, p.contact_at, p.problem,
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id)
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
+LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
 """
 
 
@@ -257,9 +265,10 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Run:
 
 
 def _run(row: Any) -> Run:
-    leased = json_columns.items(row[23])
+    leased = json_columns.items(row[33])
     params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
-    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:23], bool(leased)])
+    placement = None if row[25] is None else placements.from_row(row[24:33])
+    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], placement, bool(leased)])
 
 
 def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
@@ -488,5 +497,6 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float)
         attempt_last_step=None if attempt is None else attempt.last_step,
         attempt_resumed_step=None if attempt is None else attempt.resumed_step,
         gpus=() if attempt is None else attempt.gpus,
+        placement=None,
         holds_gpus=holds,
     )

@@ -129,7 +129,8 @@ CREATE TABLE runs (
     priority INTEGER NOT NULL DEFAULT 0,
     gpu_count INTEGER,
     study_id TEXT,
-    trial INTEGER
+    trial INTEGER,
+    target TEXT
 ) STRICT;
 
 CREATE INDEX runs_by_state ON runs (state);
@@ -761,4 +762,22 @@ CREATE TABLE trial_rungs (
     at REAL NOT NULL,
     PRIMARY KEY (study_id, number, rung),
     FOREIGN KEY (study_id, number) REFERENCES trials (study_id, number) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+
+-- Where an attempt is, where that is not this machine, as its executor reported it last. `state` is submitting, pending,
+-- configuring, running, ending, requeued or ended; `reason` and `problem` are the target's own words, `problem` why the
+-- last try to reach it failed. `limit_at` is when the target ends it. Times are UTC unix seconds.
+CREATE TABLE placements (
+    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+    attempt INTEGER NOT NULL,
+    job TEXT,
+    state TEXT NOT NULL,
+    reason TEXT,
+    expected_start REAL,
+    nodes TEXT NOT NULL DEFAULT '[]',
+    limit_at REAL,
+    restarts INTEGER NOT NULL DEFAULT 0,
+    contact_at REAL,
+    problem TEXT,
+    PRIMARY KEY (run_id, attempt)
 ) STRICT, WITHOUT ROWID;

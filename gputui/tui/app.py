@@ -30,6 +30,7 @@ from textual.theme import Theme as TextualTheme
 from textual.timer import Timer
 
 from gputui.charts.plain import characters_for
+from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.config import Workspace
 from gputui.tui.actions import find
@@ -387,6 +388,9 @@ def run(
         keeper.stop()
         feed.stop()
         app.preferences.finish()
+    for words in app.commands.unanswered if sys.stdout.isatty() else ():
+        # The agent drops what was asked by a process that is gone.
+        print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
     active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run goes on" if active == 1 else f"{active} runs go on"

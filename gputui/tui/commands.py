@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,14 @@ from textual.message import Message
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
-from gputui.store.commands import CommandAnswer
+from gputui.runs.identity import asker
+from gputui.store.commands import (
+    ANSWER_SECONDS,
+    CommandAnswer,
+    NotWithdrawnError,
+    patience_seconds,
+    wait_for_answer,
+)
 from gputui.store.commands import submit as insert_command
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
 from gputui.store.runs import Run
@@ -56,6 +63,11 @@ class Commands:
         self._watch = watch
         self._asked: dict[int, str] = {}
 
+    @property
+    def unanswered(self) -> list[str]:
+        """What was asked for and is not answered: the agent drops it when the screen is gone."""
+        return list(self._asked.values())
+
     def _run(self) -> Run:
         run = self._page().run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
@@ -63,14 +75,18 @@ class Commands:
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command for the agent, in a thread: a locked database must not stop the screen."""
-        self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args))
+        seconds = patience_seconds(verb)
+        self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args), patience=seconds)
 
-    def ask_by(self, words: str, write: Callable[[], int]) -> None:
-        """The same with another way to write it; ``write`` returns the command's id."""
+    def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
+        """The same with another way to write it; ``write`` returns the command's id. What is not answered within
+        ``patience`` seconds is withdrawn: it is not done long after it was given up, and asked for again."""
 
         def work() -> None:
             try:
-                self._shell.post_message(Asked(words, write(), None))
+                command_id = write()
+                self._shell.post_message(Asked(words, command_id, None))
+                withdraw_late(self._shell.workspace, command_id, patience)
             except (StoreError, sqlite3.Error, OSError) as error:
                 self._shell.post_message(Asked(words, None, str(error)))
             except Exception as error:
@@ -192,9 +208,17 @@ def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[st
     """Write a command; returns its id. Raises StoreError, sqlite3.Error or OSError."""
 
     def write(connection: sqlite3.Connection) -> int:
-        return insert_command(connection, verb, run_id, args, actor(), now=time.time(), doorbell=workspace.doorbell)
+        words = {**args, "asker": asker()}
+        return insert_command(connection, verb, run_id, words, actor(), now=time.time(), doorbell=workspace.doorbell)
 
     return _written(workspace, write)
+
+
+def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
+    """Wait for the answer to a command, and withdraw it where none comes."""
+    # Where the store is gone, or cannot be written, there is nobody who would carry it out.
+    with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
+        wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:

@@ -51,12 +51,29 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
     return result
 
 
+def test_data_that_a_parameter_names_is_looked_for(spec: RunSpec, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    params = {
+        "data_dir": "there",
+        "train_file": "",
+        "output_dir": "out",
+        "eval_path": "s3://bucket/x",
+        "data": "digits",
+    }
+    assert quick(replace(spec, params=params), "data").status == "pass"
+    missing = quick(replace(spec, params={**params, "data_dir": "data/cifar10"}), "data")
+    assert missing.status == "warn" and f"data_dir: {tmp_path}/data/cifar10" in missing.detail
+    assert "--set data_dir=" in str(missing.remedy)
+    beside = quick(replace(spec, params={"data_dir": "data/cifar10"}, workdir="{run_dir}"), "data")
+    assert beside.status == "warn" and "the run's own folder" in beside.detail
+
+
 def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     results = check(spec, state=tmp_path)
     assert {result.name: result.status for result in results} == {
         "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
         "checkpoints": "pass", "resume": "pass", "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass",
-        "interpreter": "pass", "torch": "pass", "launcher": "pass", "sinks": "skip",
+        "interpreter": "pass", "torch": "pass", "launcher": "pass", "sinks": "skip", "data": "skip",
     }  # fmt: skip
     assert "fail" not in {result.status for result in results}
     assert results[0].to_json() == {

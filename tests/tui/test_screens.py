@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,11 @@ async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 4
 
 
 def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """What was asked for, always in the name of this process: what is gone by then is not obeyed."""
     rows = filler.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
-    return [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
+    found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
+    assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)
+    return found
 
 
 @pytest.fixture
@@ -271,6 +275,25 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
         assert "Stop vit-b16-1: vit-b16-1 is stopping" in text(app, "message")
 
 
+async def test_what_the_agent_does_not_answer_is_withdrawn(
+    app: GputuiApp, filler: Filler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputui.tui.commands.patience_seconds", lambda _verb: 0.3)
+
+    def state() -> tuple[str, str | None] | None:
+        row = filler.connection.execute("SELECT state, reason FROM commands").fetchone()
+        return None if row is None else tuple(row)
+
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("s", "y")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert app.commands.unanswered == ["Stop vit-b16-1"]
+        await until(pilot, lambda: state() == ("refused", "not answered in time"))
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "Stop vit-b16-1: refused" in text(app, "message") and app.commands.unanswered == []
+
+
 async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("G", "u")
@@ -366,10 +389,10 @@ async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
 async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("question_mark")
-        assert isinstance(app.screen, HelpScreen) and "Open the page of the run" in text(app, "sheet")
+        assert isinstance(app.screen, HelpScreen) and "Open the page of the" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "The crosshair over all charts" in text(app, "sheet")
+        assert "Zoom in, around the" in text(app, "sheet") and "Sort the table" not in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 
@@ -510,7 +533,7 @@ async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile
         assert "◂ broken ▸" in text(app, "launch") and "params" in text(app, "launch")
         await pilot.press("enter")
         assert isinstance(app.screen, LaunchScreen)
-        await pilot.press("ctrl+p", "ctrl+p")
+        await pilot.press("pageup", "pageup")
         await until(pilot, lambda: "◂ other ▸" in text(app, "launch"))
 
 

@@ -168,10 +168,10 @@ def make(workspace: Workspace, settings: Settings) -> GputuiApp:
 async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     app = make(workspace, Settings(keys={"overview.fold": "f7", "overview.stop": "q"}))
-    async with app.run_test(size=(120, 36)) as pilot:
+    async with app.run_test(size=(160, 36)) as pilot:
         await pilot.pause()
         assert "cannot have q" in app.screen.query_one("#message").text
-        assert "f7 all/each" in app.screen.query_one("#footer").text
+        assert "f7 charts" in app.screen.query_one("#footer").text
         before = app.screen.query_one("#gpus").text
         await pilot.press("a")
         assert app.screen.query_one("#gpus").text == before

@@ -10,25 +10,27 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from gputui.agent.alerts.alert_rows import Silences, Told, write_cleared, write_raised
 from gputui.agent.alerts.rule_inputs import AlertMoments, Training, known_incidents, parse_state
 from gputui.agent.alerts.rule_settings import AlertSettings, RunRules
 from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import NcclLogs
+from gputui.agent.lifecycle.run_files import alerts_of
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
 from gputui.alerts.engine import Engine, Key
 from gputui.alerts.in_force import InForce, RuleSet
 from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
+from gputui.alerts.overrides import Overrides
 from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
 from gputui.metrics.report import IngestReport
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError, spec_of
+from gputui.runs.spec import known_spec
 from gputui.store import alerts
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
@@ -201,16 +203,13 @@ class Alerting:
             if running.get(record.run_id) == record.number:
                 own = self._rules_of(record.run_id)
                 patience = own.rules["no_improvement"].limits["steps"]
-                found.append(Training(record, own.schedule, self._peak(record), patience))
+                found.append(Training(record, own.profile.schedule, self._peak(record), patience))
         return found
 
     def _rules_of(self, run_id: str) -> RunRules:
-        def read() -> str | Mapping[str, Any] | None:
+        def read() -> Overrides:
             run = get_run(self.context.connection, run_id)
-            try:
-                return "standard" if run is None else spec_of(run).alerts
-            except SpecError:
-                return "standard"
+            return Overrides() if run is None else alerts_of(run)
 
         return self.settings.of_run(run_id, read)
 
@@ -219,10 +218,8 @@ class Alerting:
         key = (record.run_id, record.number)
         if key not in self.peaks:
             run = get_run(self.context.connection, record.run_id)
-            try:
-                name = None if run is None else spec_of(run).role("lr", record.params)
-            except SpecError:
-                name = None
+            spec = None if run is None else known_spec(run)
+            name = None if spec is None else spec.role("lr", record.params)
             value = None if name is None else record.params.get(name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if len(self.peaks) > 256:

@@ -4,14 +4,12 @@ profile does."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from gputui.alerts.in_force import RuleSet, changed, of_runs, standard, without
-from gputui.alerts.overrides import Delivery, overrides_from
-from gputui.alerts.schedules import RateSchedule
+from gputui.alerts.in_force import RuleSet, changed, standard
+from gputui.alerts.overrides import Delivery, Overrides
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +18,10 @@ LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """The rules for one run, for the GPUs that it trains on, and the schedule of its learning rate."""
+    """The rules for one run, for the GPUs that it trains on, and what its profile changes of the machine's."""
 
     rules: RuleSet
-    schedule: RateSchedule | None = None
+    profile: Overrides
 
 
 @dataclass(slots=True)
@@ -61,11 +59,11 @@ class AlertSettings:
         self.read = found
         self.machine = changed(standard(), overrides.rules, self.path.name)
         self.delivery = overrides.delivery
-        self.runs.clear()
+        self.runs = {run_id: rules_for(self.machine, one.profile) for run_id, one in self.runs.items()}
         return True
 
-    def of_run(self, run_id: str, read: Callable[[], str | Mapping[str, Any] | None]) -> RunRules:
-        """The rules for a run; ``read`` gives what its profile says of alerts, and is asked once."""
+    def of_run(self, run_id: str, read: Callable[[], Overrides]) -> RunRules:
+        """The rules for a run; ``read`` gives what its profile changes, and is asked once."""
         known = self.runs.get(run_id)
         if known is None:
             known = self.runs[run_id] = rules_for(self.machine, read())
@@ -76,19 +74,9 @@ class AlertSettings:
             del self.runs[gone]
 
 
-def rules_for(machine: RuleSet, said: str | Mapping[str, Any] | None) -> RunRules:
-    """The machine's rules with what a profile says of alerts: ``standard``, None (off), or a mapping."""
-    if said is None or said == "off":
-        return RunRules(without(machine, of_runs(), "profile"))
-    if not isinstance(said, Mapping):
-        return RunRules(machine)
-    try:
-        overrides = overrides_from(said)
-    except ValueError as error:
-        # The profile was checked at the launch, by another version of gputui.
-        log.warning("a profile's alerts are not understood: %s", error)
-        return RunRules(machine)
-    return RunRules(changed(machine, overrides.rules, "profile"), overrides.schedule)
+def rules_for(machine: RuleSet, own: Overrides) -> RunRules:
+    """The machine's rules with what a profile changes of them."""
+    return RunRules(changed(machine, own.rules, "profile"), own)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

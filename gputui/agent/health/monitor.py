@@ -120,6 +120,10 @@ class HealthMonitor:
         resolved = attempt.resolved
         if run is None or resolved is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
+        if attempt.placement is not None and not attempt.placement.is_seen_running(self.context.now()):
+            # It waits there, or nobody knows: no silence of such a time is a hang.
+            attempt.watched = None
+            return
         one = attempt.watched
         if one is None:
             one = self._begun(attempt)
@@ -173,7 +177,7 @@ class HealthMonitor:
         if not quiet.is_worth_a_look:
             one.last, one.stuck_since = None, None
             return
-        look = look_at(self._processes(one), self.context.monotonic(), with_connections=not quiet.is_overdue)
+        look = look_at(self._processes(attempt), self.context.monotonic(), with_connections=not quiet.is_overdue)
         verdict, is_certain = one.judged(look, self._gpus(), quiet, policy.hang_after_seconds)
         if verdict is not None and not verdict.is_stuck:
             self._tell(one, verdict.kind, verdict.rank, one.course.step, verdict.text)
@@ -209,7 +213,7 @@ class HealthMonitor:
     def _look_for_leak(self, attempt: LiveAttempt, one: AttemptState, resolved: ResolvedRun) -> None:
         one.memory_at = self.context.monotonic()
         available = available_bytes()
-        look = look_at(self._processes(one), self.context.monotonic())
+        look = look_at(self._processes(attempt), self.context.monotonic())
         if available is None:
             return
         leak = one.note_memory(MemorySample(look.at, held_bytes(look), available))
@@ -228,11 +232,11 @@ class HealthMonitor:
         """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
         return {} if self.context.workspace.scenario.exists() else self.context.recorder.fast
 
-    def _processes(self, one: AttemptState) -> list[AttemptProcess]:
+    def _processes(self, attempt: LiveAttempt) -> list[AttemptProcess]:
         if self.scan is None:
             self.scan = self.context.scanner.scan()
-        run_dir = self.context.workspace.run_dir(one.record.run_id)
-        return self.context.executor.processes(self.scan, run_dir, one.record)
+        run_dir = self.context.workspace.run_dir(attempt.record.run_id)
+        return attempt.executor.kind.processes(self.scan, run_dir, attempt.record)
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
@@ -282,7 +286,7 @@ class HealthMonitor:
             workspace = self.context.workspace
             redactor = BY_LOOK if attempt.resolved is None else attempt.resolved.redactor
             dump = StackDump(
-                self._processes(one),
+                self._processes(attempt),
                 attempt_launch.attempt_dir(workspace, record.run_id, record.number),
                 incident_folder(workspace.run_dir(record.run_id), record.number, one.ending),
                 redactor,

@@ -20,6 +20,7 @@ from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal
+from gputui.store.placements import PlacementView
 from gputui.store.runs import Attempt
 
 TERM_BEFORE_KILL_SECONDS = 2.0
@@ -58,7 +59,8 @@ class LiveAttempt:
     of its GPUs before it began, ``served_since`` (monotonic) when this executor was started. ``watched`` is what its
     health is judged by, which ``history`` reads from the store at first; after something unexpected it is not looked at
     before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this gputui
-    cannot understand it."""
+    cannot understand it. ``placement`` is where it is, None on this machine; ``placed_at`` (monotonic) is
+    when that was read."""
 
     record: Attempt
     executor: ExecutorProcess
@@ -70,6 +72,8 @@ class LiveAttempt:
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
     checkpoint_look: CheckpointLook | None = None
+    placement: PlacementView | None = None
+    placed_at: float = float("-inf")
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from gputui.config import Workspace
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
-from gputui.runs.executors.base import ExecutorGoneError
+from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
@@ -38,7 +38,7 @@ START_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Admission:
-    """The way from the queue to a prepared attempt, which ``spawn`` brings to life, given the
+    """The way from the queue to a prepared attempt, which ``spawn`` brings to life, given its executor, the
     descriptors of the GPUs' locks and the memory in use on each before (bytes).
 
     ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen.
@@ -48,7 +48,7 @@ class Admission:
     runs: ActiveRuns
     guard: ErrorBarrier
     draining: GpuRelease
-    spawn: Callable[[Attempt, Sequence[int], Mapping[str, int | None]], None]
+    spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
     may_start: Callable[[Run], bool]
     locks: GpuLocks = field(init=False)
 
@@ -73,8 +73,13 @@ class Admission:
             return True
         paused = queue.pause(self.context.connection) is not None
         cpu = CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(self.context.connection))
+        executors = self.context.executors
         outcomes = schedule(
-            waiting, self.standings(), paused=paused, cpu=cpu, places_gpus=self.context.executor.places_gpus
+            waiting,
+            self.standings(),
+            paused=paused,
+            cpu=cpu,
+            places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
         )
         self._note_short(outcomes)
         until = self.context.monotonic() + START_SECONDS
@@ -162,6 +167,7 @@ class Admission:
         facts = self.context.recorder.facts
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = spec_of(start.run).disk_bytes
+        executor = self.context.executors.of(spec_of(start.run).target)
         try:
             held = self.locks.take(start.uuids)
         except GpuHeldError as error:
@@ -170,8 +176,8 @@ class Admission:
             return
         try:
             # Asked before anything is written.
-            self.context.executor.program(self.context.workspace.run_dir(start.run.run_id))
-            if disk is not None and (free := free_disk_bytes(self.context.workspace)) < disk:
+            executor.program(self.context.workspace.run_dir(start.run.run_id))
+            if executor.places_gpus and disk is not None and (free := free_disk_bytes(self.context.workspace)) < disk:
                 raise attempt_launch.LaunchError(
                     f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
                 )
@@ -186,6 +192,7 @@ class Admission:
                 replaced=start.replaced,
                 taken_from=start.taken_from,
                 lock_files=held.paths,
+                executor=executor,
             )
             baseline = {
                 uuid: sample.memory_used_bytes if (sample := self.context.recorder.fast.get(uuid)) else None
@@ -200,7 +207,7 @@ class Admission:
                     severity="warning",
                     run_id=start.run.run_id,
                 )
-            self.spawn(record, held.descriptors, baseline)
+            self.spawn(record, executor, held.descriptors, baseline)
         except (attempt_launch.LaunchError, ExecutorGoneError) as error:
             self._cannot_start(start.run, error)
         finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository
 from gputui.runs.agent_process import agent_for_executor
-from gputui.runs.command import build_launch, checkpoint_directory
+from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run
+from gputui.runs.executors.base import Executor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.launchers.base import OUTPUT, Placement
+from gputui.runs.launchers.base import ANY_PORT, OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE, node_folder
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import transaction
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # More than any executor writes.
 RECORD_BYTES = 1 << 16
+NEWEST_CHECKPOINT = "{newest checkpoint}"
+"""Stands in attempt.json for the checkpoint that the executor finds where the attempt runs."""
 
 
 class LaunchError(Exception):
@@ -67,10 +71,11 @@ def prepare_attempt(
     replaced: Sequence[str] = (),
     taken_from: Sequence[tuple[str, str]] = (),
     lock_files: Sequence[str] = (),
+    executor: Executor,
 ) -> Attempt:
     """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
     besides ``uuids`` is given up; ``replaced`` says why. ``taken_from`` are leases that end, each a run and a GPU.
-    ``lock_files`` are what its executor holds meanwhile.
+    ``lock_files`` are what its ``executor`` holds meanwhile.
 
     Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
     worst, an unused folder.
@@ -90,17 +95,21 @@ def prepare_attempt(
         placement = Placement.here(
             tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
             ranks=ranks_for(spec, len(uuids)),
-            port=free_port(),
+            port=free_port() if executor.places_gpus else ANY_PORT,
         )
-        launch = build_launch(
+        build = partial(
+            build_launch,
             spec,
             run_id=run.run_id,
             run_dir=str(workspace.run_dir(run.run_id)),
             attempt=number,
             params=real,
             placement=placement,
-            checkpoint=run.resume_from,
         )
+        launch = build(checkpoint=run.resume_from)
+        elsewhere = {} if executor.places_gpus else _elsewhere(spec, workspace.run_dir(run.run_id), build)
+        if elsewhere:
+            launch = without_gpus(launch)
         for below in ("", "nodes", FIRST_NODE):
             (folder / str(number) / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         write_private(
@@ -118,6 +127,7 @@ def prepare_attempt(
                 "shell": None if spec.shell is None else asdict(spec.shell),
                 "agent": agent_for_executor(workspace),
                 "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
+                **elsewhere,
             },
         )
     except ValueError as error:
@@ -143,6 +153,7 @@ def prepare_attempt(
         ingest.begin_attempt(run.run_id, number, output)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
+        where = where if spec.target is None else f" on {spec.target['name']}"
         resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
         add_event(
             connection,
@@ -155,6 +166,35 @@ def prepare_attempt(
     attempt = get_attempt(connection, run.run_id, number)
     assert attempt is not None
     return attempt
+
+
+def without_gpus(launch: Launch) -> Launch:
+    """The launch where another scheduler says which GPUs there are."""
+    return replace(
+        launch,
+        env={
+            name: value
+            for name, value in launch.env.items()
+            if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+        },
+    )
+
+
+def _elsewhere(spec: RunSpec, run_dir: Path, build: Callable[..., Launch]) -> dict[str, Any]:
+    """What a courier must know besides: the target, what to ask of it, and how the attempt goes on from a checkpoint
+    that is found there, with NEWEST_CHECKPOINT in its place."""
+    folder = checkpoint_directory(spec, run_dir)
+    resume = None
+    if spec.checkpoints is not None and spec.checkpoints.resume:
+        again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
+        resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern, "argv": again.argv, "env": again.env}
+    return {
+        "shell": None,
+        "target": dict(spec.target or {}),
+        "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
+        "metrics": [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None],
+        "resume": resume,
+    }
 
 
 def ranks_for(spec: RunSpec, gpus_given: int) -> int:

@@ -12,7 +12,9 @@ from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
 from gputui.runs.logs import rank_logs
 from gputui.runs.repository import transaction
+from gputui.store import placements
 from gputui.store.events import add_event
+from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_attempt, get_run
 
@@ -28,10 +30,16 @@ def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext)
     """Note that the command was started and that it does something; Sweeping once its executor has ended, but
     Adopting where another may take its place. Raises sqlite3.Error."""
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
-    if attempt.record.started_at is None:
-        _note_start(attempt, folder, context)
-    if not attempt.executor.is_alive:
-        if not context.executor.is_replaceable or (folder / "exit.json").exists():
+    kind = attempt.executor.kind
+    is_alive = attempt.executor.is_alive
+    if kind.places_gpus or not is_alive or context.monotonic() - attempt.placed_at >= ALIVE_LOOK_SECONDS:
+        attempt.placed_at = context.monotonic()
+        if not kind.places_gpus:
+            _note_placement(attempt, folder, context)
+        if attempt.record.started_at is None:
+            _note_start(attempt, folder, context)
+    if not is_alive:
+        if not kind.is_replaceable or (folder / "exit.json").exists():
             return Sweeping()
         # One that ends at once is not begun again and again.
         attempt.executor.release()
@@ -44,9 +52,34 @@ def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext)
     return phase
 
 
+def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
+    """Store what the executor reports of an attempt that is elsewhere, and tell of each new state there."""
+    reported = read_record(folder / "placement.json")
+    if reported is None:
+        return
+    try:
+        placement = PlacementView.from_json(reported)
+    except ValueError:
+        return
+    before, attempt.placement = attempt.placement, placement
+    if placement == before:
+        return
+    run_id, number = attempt.record.run_id, attempt.record.number
+    with transaction(context.connection) as connection:
+        before = before or placements.read(connection, run_id, number)
+        placements.write(connection, run_id, number, placement)
+        if before is None or (before.state, before.restarts) != (placement.state, placement.restarts):
+            where = f" on {', '.join(placement.nodes)}" if placement.nodes else ""
+            reason = f" ({placement.reason})" if placement.reason else ""
+            job = f"job {placement.job}: " if placement.job else ""
+            text = f"{job}{placement.state}{where}{reason}"
+            add_event(connection, "placed", text, now=context.now(), key=placement.state, run_id=run_id, attempt=number)
+
+
 def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
     started = read_record(folder / "started.json")
-    if started is None:
+    if started is None or (attempt.executor.kind.is_replaceable and started.get("at") is None):
+        # The executor is there; what it serves has not begun where it is to run.
         return
     connection, run_id, number = context.connection, attempt.record.run_id, attempt.record.number
     at = time_in(started.get("at")) or context.now()

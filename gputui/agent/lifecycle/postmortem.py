@@ -30,6 +30,7 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policy import RecoveryPlan, decide
 from gputui.runs import repository
+from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_of_another_user
@@ -69,6 +70,7 @@ def evidence_to_read(
     context: AgentContext,
     resolved: ResolvedRun,
     attempt: Attempt,
+    kind: Executor,
     exit_record: Mapping[str, Any] | None,
     survivors: Sequence[int],
 ) -> Task:
@@ -84,7 +86,8 @@ def evidence_to_read(
         exit_record=exit_record,
         survivors=tuple(survivors),
         launcher=resolved.spec.launcher,
-        rebooted=is_of_former_boot(fresh, folder),
+        # What runs elsewhere does not end with this machine.
+        rebooted=not kind.is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
         checkpoints_wanted=resolved.policy.checkpoints_wanted,

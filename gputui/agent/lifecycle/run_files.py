@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputui.alerts.overrides import Overrides, of_profile
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
@@ -67,6 +68,16 @@ def policy_of(run: Run) -> Policy:
     except PolicyError as error:
         log.warning("%s: %s; the standard policy is used", run.run_id, error)
         return POLICIES["standard"]
+
+
+def alerts_of(run: Run) -> Overrides:
+    """What the run's profile changes of the alert rules; nothing where its specification holds none that this gputui
+    understands."""
+    try:
+        return of_profile(spec_of(run).alerts)
+    except ValueError as error:
+        log.warning("%s: %s; the machine's alert rules are used", run.run_id, error)
+        return Overrides()
 
 
 def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gputui.runs.spec import spec_of
@@ -82,7 +82,7 @@ def schedule(
     *,
     paused: bool = False,
     cpu: CpuRoom | None = None,
-    places_gpus: bool = True,
+    places_gpus: Callable[[Run], bool] = lambda _: True,
 ) -> list[Start | Wait]:
     """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: nobody else can have those,
     and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
@@ -92,7 +92,7 @@ def schedule(
     other, so that none would ever start, the first gets what it needs. Runs without GPUs start while there is room
     for their ranks; one that waits for that holds back later ones without GPUs.
 
-    Where the executor does not run attempts here (``places_gpus`` is False), nothing of this machine is waited for.
+    ``places_gpus`` says of a run whether it runs here; where it does not, nothing of this machine is waited for.
     ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
     incident.
     """
@@ -103,7 +103,7 @@ def schedule(
     for run in sorted(queue, key=lambda run: run.run_id not in holders):
         if paused and not goes_on(run):
             outcome.append(Wait(run, PAUSED))
-        elif not places_gpus:
+        elif not places_gpus(run):
             outcome.append(Start(run, ()))
         elif not gpus_wanted(run):
             # More ranks than there is ever room for have it to themselves.

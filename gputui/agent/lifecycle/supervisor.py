@@ -44,12 +44,12 @@ from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
 from gputui.runs import notices, repository
-from gputui.runs.executors.base import ExecutorGoneError
+from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError
+from gputui.runs.spec import SpecError, spec_of
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
@@ -138,17 +138,18 @@ class Supervisor:
                 repository.move(connection, run, RunState.FAILED, cause=cause, now=self.context.now())
             active.phase = None
             return
+        kind = self._kind(run)
         if record.executor is not None:
             known: ProcessIdentity | None = ProcessIdentity(*record.executor)
         else:
-            known = find(self.context.executor, self.context.workspace.run_dir(run_id), record.number)
-        executor = ExecutorProcess(known)
+            known = find(kind, self.context.workspace.run_dir(run_id), record.number)
+        executor = ExecutorProcess(known, kind)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
-        is_lost = self.context.executor.is_replaceable and not executor.is_alive and not (folder / "exit.json").exists()
+        is_lost = kind.is_replaceable and not executor.is_alive and not (folder / "exit.json").exists()
         if is_lost or (known is None and not begun):
             # Its starter died between the row and the executor, which itself refuses to run twice.
-            self._spawn(record)
+            self._spawn(record, kind)
             return
         self._watch(LiveAttempt(record, executor))
         if known is not None and record.executor is None:
@@ -337,18 +338,29 @@ class Supervisor:
     def _give_up(self, run: Run, why: str) -> None:
         give_up(self.context, run, why)
 
+    def _kind(self, run: Run) -> Executor:
+        """Where a run runs; one whose row cannot be understood is looked for here."""
+        try:
+            return self.context.executors.of(spec_of(run).target)
+        except SpecError:
+            return self.context.executors.of(None)
+
     def _spawn(
-        self, record: Attempt, locks: Sequence[int] = (), baseline_bytes: Mapping[str, int | None] | None = None
+        self,
+        record: Attempt,
+        kind: Executor,
+        locks: Sequence[int] = (),
+        baseline_bytes: Mapping[str, int | None] | None = None,
     ) -> None:
         try:
             run_dir = self.context.workspace.run_dir(record.run_id)
-            started = start(self.context.executor, run_dir, record.number, locks)
+            started = start(kind, run_dir, record.number, locks)
         except (OSError, ExecutorGoneError) as error:
             # Noticed like one that was lost at once: the policy tells how often that is tried again.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
             started = None
         # What runs is looked after, also where that cannot be written now.
-        executor = ExecutorProcess(started)
+        executor = ExecutorProcess(started, kind)
         now = self.context.monotonic()
         self._watch(LiveAttempt(replace(record, executor=started), executor, baseline_bytes or {}, now))
         if started is not None:

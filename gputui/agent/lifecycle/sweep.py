@@ -24,7 +24,7 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
     exit_record = read_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
     attempt.executor.release()
     run_dir = context.workspace.run_dir(record.run_id)
-    left = [one.identity for one in context.executor.processes(context.scanner.scan(), run_dir, record)]
+    left = [one.identity for one in attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)]
     # The executor has tried all that can be tried on its survivors.
     given_up = (exit_record or {}).get("survivors") or ()
     if any(process.pid not in given_up for process in left) and not phase.is_over(left, context.monotonic()):
@@ -38,7 +38,8 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
         run = get_run(context.connection, record.run_id)
         assert run is not None
         attempt.resolved = resolved_run(context.workspace, run)
-    task = evidence_to_read(context, attempt.resolved, record, exit_record, [process.pid for process in left])
+    survivors = [process.pid for process in left]
+    task = evidence_to_read(context, attempt.resolved, record, attempt.executor.kind, exit_record, survivors)
     return begin_postmortem(phase, task, context)
 
 

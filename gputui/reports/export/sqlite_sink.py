@@ -9,16 +9,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gputui.redaction import redact_params
-from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.parquet_file import whole
-from gputui.reports.export.sink import Begun, Position, cleaned
+from gputui.reports.export.sink import cleaned
 from gputui.reports.export.subject import Subject
+from gputui.reports.export.whole_file import WholeFileSink
 from gputui.store.database import one_moment
-from gputui.store.metrics.exported import Item
 
 Row = Sequence[Any]
 
@@ -136,52 +133,28 @@ FROM held AS h JOIN gpu_samples AS s ON s.gpu_id = h.gpu_id AND s.at >= h.since 
 """  # noqa: S608 - fixed words
 
 
-class SqliteSink:
-    def __init__(self, subject: Subject, target: str, key: str) -> None:
-        self._subject = subject
-        self._target = Path(target)
-        self.written = 0
+class SqliteSink(WholeFileSink):
+    def fill(self, subject: Subject, file: IO[bytes]) -> int:
+        """The rows of all tables. Raises sqlite3.Error, too."""
+        import sqlite_utils
 
-    def refuse_taken(self) -> None:
-        LineFile(self._target).refuse_taken()
-
-    def origin(self) -> Position:
-        return {}
-
-    def begin(self, position: Position) -> Begun:
-        return Begun({}, bool(position.get("is_behind")) or not self._target.exists())
-
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
-        if has_more:
-            return {"is_behind": True}
-        self.written = whole(self._target, lambda file: write_sqlite(self._subject, Path(file.name)))
-        return {}
-
-    def finish(self, state: str, ended_at: float) -> Position:
-        return {}
-
-
-def write_sqlite(subject: Subject, path: Path) -> int:
-    """Fill an empty file. Returns how many rows there are in all tables. Raises OSError or sqlite3.Error."""
-    import sqlite_utils
-
-    written = 0
-    with closing(sqlite_utils.Database(path)) as made, one_moment(subject.connection):
-        for name, table in TABLES.items():
-            refers = [(column, other) for column, other in (table.refers or {}).items()]
-            made.table(name).create(dict(table.columns), pk=table.key, foreign_keys=refers)
-            known = _attempts(made) if "attempt" in table.columns and name != "attempts" else None
-            position = list(table.columns).index("attempt") if known is not None else None
-            places = ", ".join("?" for _ in table.columns)
-            with made.conn:
-                cursor = made.conn.executemany(
-                    f"INSERT INTO [{name}] VALUES ({places})",  # noqa: S608 - fixed words
-                    _known_attempts(_rows(subject, name, table), position, known),
-                )
-                written += max(0, cursor.rowcount)
-            for index in table.indexes:
-                made.table(name).create_index(index)
-    return written
+        written = 0
+        with closing(sqlite_utils.Database(file.name)) as made, one_moment(subject.connection):
+            for name, table in TABLES.items():
+                refers = [(column, other) for column, other in (table.refers or {}).items()]
+                made.table(name).create(dict(table.columns), pk=table.key, foreign_keys=refers)
+                known = _attempts(made) if "attempt" in table.columns and name != "attempts" else None
+                position = list(table.columns).index("attempt") if known is not None else None
+                places = ", ".join("?" for _ in table.columns)
+                with made.conn:
+                    cursor = made.conn.executemany(
+                        f"INSERT INTO [{name}] VALUES ({places})",  # noqa: S608 - fixed words
+                        _known_attempts(_rows(subject, name, table), position, known),
+                    )
+                    written += max(0, cursor.rowcount)
+                for index in table.indexes:
+                    made.table(name).create_index(index)
+        return written
 
 
 def _rows(subject: Subject, name: str, table: _Table) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from gputui.redaction import redact_params
 from gputui.reports.export.sink import About
+from gputui.store import json_columns
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import StoredLine
 from gputui.store.runs import Run, find_run
@@ -41,10 +41,8 @@ class Subject:
 def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str, ...] = ()) -> Subject:
     """The run and its metrics, or those named. Parameters are the launch's without secrets."""
     run = find_run(connection, run_id)
-    try:
-        params = json.loads(run.spec_json).get("params") or {}
-    except (ValueError, AttributeError):
-        params = dict(run.params)
+    spec = json_columns.mapping(run.spec_json)
+    params = dict(run.params if spec is json_columns.UNREADABLE else spec.get("params") or {})
 
     def names() -> tuple[str, ...]:
         return tuple(queries.metric_names(connection, run.run_id))

@@ -13,7 +13,7 @@ from gputui.curves.following import read_charts
 from gputui.curves.model import ChartRequest
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
-from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.spec import known_spec
 from gputui.store.costs import run_cost
 from gputui.store.metrics import queries
 from gputui.store.rollups import Stay, gpu_counts
@@ -88,30 +88,23 @@ def read_facts(
 
 def launched_params(run: Run) -> Mapping[str, Any]:
     """The parameters that the run was launched with, secrets in them redacted already."""
-    spec = _spec(run)
+    spec = known_spec(run)
     return run.params if spec is None else spec.params
 
 
 def _thresholds(run: Run) -> Mapping[str, float]:
-    spec = _spec(run)
+    spec = known_spec(run)
     return {} if spec is None else spec.gates
 
 
 def _processes(run: Run) -> int:
     """Of a run that asks for no GPU."""
-    spec = _spec(run)
+    spec = known_spec(run)
     return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
 
 
-def _spec(run: Run) -> RunSpec | None:
-    try:
-        return RunSpec.from_json(json.loads(run.spec_json))
-    except (ValueError, AttributeError, TypeError, SpecError):
-        return None
-
-
 def _like(run: Run) -> str:
-    spec, params = _spec(run), dict(launched_params(run))
+    spec, params = known_spec(run), dict(launched_params(run))
     if spec is not None:
         for role in _SCALED:
             params.pop(spec.role(role, params) or "", None)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
 from gputui.store.runs import Attempt
 
 if TYPE_CHECKING:
     from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
+    from gputui.runs.command import Launch
+    from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
 
 
@@ -45,6 +47,18 @@ class Executor(ABC):
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """What it needs for a run and takes no time to see."""
         return []
+
+    def options(self) -> type[TargetOptions]:
+        """The keys of a target of this kind."""
+        raise NotImplementedError
+
+    def preview(self, spec: RunSpec, launch: Launch) -> str:
+        """What would be handed over to start the launch there: the very script or request."""
+        raise NotImplementedError
+
+    def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
+        """See whether the target can be used, step by step; each may take until its own deadline."""
+        raise NotImplementedError
 
     def processes(self, scan: ProcessScan, run_dir: Path, attempt: Attempt) -> list[AttemptProcess]:
         """The living processes of an attempt, the executor's own left out; none where it does not see them."""

@@ -8,11 +8,12 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.executors.base import Executor
+from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import (
     ProcessIdentity,
@@ -94,9 +95,11 @@ def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that serves an attempt; ``identity`` is None where it could not be started."""
+    """The process that serves an attempt; ``identity`` is None where it could not be started. ``kind`` is what it is
+    the program of."""
 
     identity: ProcessIdentity | None
+    kind: Executor = field(default_factory=LocalExecutor)
     _selector: selectors.BaseSelector | None = None
     _descriptor: int | None = None
     _is_reaped: bool = False

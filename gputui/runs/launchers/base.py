@@ -13,6 +13,9 @@ from gputui.runs.launchers.reports import LauncherReport, parse_reports
 if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
 
+ANY_PORT = 0
+"""The port of a rendezvous on a machine that is not known yet: one that is free there."""
+
 OUTPUT = "output.log"
 """What the launcher itself prints, and all that its ranks print where it keeps no file for each of them."""
 
@@ -32,7 +35,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an attempt runs. Rank 0 is on the first node, where ``port`` is the free TCP port for the rendezvous."""
+    """Where an attempt runs. Rank 0 is on the first node, where ``port`` is the free TCP port for the rendezvous,
+    or ANY_PORT."""
 
     nodes: tuple[Node, ...]
     port: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,8 @@ from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.command import checkpoint_directory, sinks_of
-from gputui.runs.spec import RunSpec, SpecError
-from gputui.store import checkpoints
+from gputui.runs.spec import known_spec
+from gputui.store import checkpoints, json_columns
 from gputui.store.events import EventView, newest_event_id, read_sink_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
@@ -68,7 +67,7 @@ class SinkReader:
         """Names, and all that was said, oldest first. Raises sqlite3.Error."""
         if (run.run_id, run.created_at) != self._run:
             self._run = (run.run_id, run.created_at)
-            self._names, self._events, self._seen_id = sink_names(run), (), 0
+            self._names, self._events, self._seen_id = tuple(sinks_of(run, Path())), (), 0
         if self._names:
             newest = newest_event_id(connection, run.run_id)
             self._events += tuple(read_sink_events(connection, run.run_id, after_id=self._seen_id))
@@ -135,12 +134,9 @@ class RunCheckpoints:
         self._reader.wait(seconds)
 
     def _find(self, run: Run) -> tuple[Path, str] | None:
-        try:
-            spec = RunSpec.from_json(json.loads(run.spec_json))
-            folder = checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
-        except (SpecError, ValueError):
-            return None
-        return None if folder is None or spec.checkpoints is None else (folder, spec.checkpoints.pattern)
+        spec = known_spec(run)
+        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        return None if folder is None or spec is None or not spec.checkpoints else (folder, spec.checkpoints.pattern)
 
 
 class RunPageReader:
@@ -212,13 +208,5 @@ class RunPageReader:
 
 def launched_params(run: Run) -> Mapping[str, object]:
     """The parameters of the launch, from the stored specification."""
-    try:
-        params = json.loads(run.spec_json).get("params")
-    except (ValueError, AttributeError):
-        return {}
+    params = json_columns.mapping(run.spec_json).get("params")
     return params if isinstance(params, dict) else {}
-
-
-def sink_names(run: Run) -> tuple[str, ...]:
-    """The forms in which the run's metrics also go elsewhere."""
-    return tuple(sinks_of(run.spec_json, run.run_id, Path()))

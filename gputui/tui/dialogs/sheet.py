@@ -10,6 +10,7 @@ from gputui.tui.actions import Context
 from gputui.tui.actions.footer import help_lines
 from gputui.tui.layout.columns import wrap
 from gputui.tui.widgets.dialog import Content, Dialog
+from gputui.version import VERSION
 
 WHEEL_LINES = 3
 _STEPS = {"down": 1, "j": 1, "pagedown": 10, "space": 10, "up": -1, "k": -1, "pageup": -10}
@@ -53,10 +54,10 @@ class SheetScreen(Dialog[None]):
 class HelpScreen(SheetScreen):
     """The keys of one page, with why some do nothing now."""
 
-    WIDTH: ClassVar = 84
+    WIDTH: ClassVar = 110
 
     def __init__(self, about: Context) -> None:
-        super().__init__("Keys")
+        super().__init__(f"Keys · gputui {VERSION} · docs/screen.md")
         self._about = about
 
     def lines(self, width: int) -> list[Line]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import ago, duration
+from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress, RunRow
+from gputui.tui.layout.words import dated_clock
 
 SILENT_STEPS = 3
 """A run that makes no step for so many times its usual one is shown as silent."""
@@ -28,6 +30,8 @@ def outlook(row: RunRow, now: float) -> Span:
             took = _took(row)
             return (" · ".join(part for part in (ended, took) if part), "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
+    if run.placement is not None and not run.placement.is_seen_running(now):
+        return placement_words(run, now)
     if run.waiting_for and run.state != "stopping":
         return (clean(run.waiting_for), "text")
     if run.state == "recovering":
@@ -43,6 +47,31 @@ def outlook(row: RunRow, now: float) -> Span:
         usual = f" (usually {duration(1 / pace)})" if pace else ""
         return (f"no step for {_since(silent)}{usual}", "warn")
     return (time_left(progress), "text")
+
+
+def placement_words(run: Run, now: float) -> Span:
+    """Where a run is that does not run here: ``lab: pending (Priority), expected 14:30``, ``lab: running on node1, 3 h
+    of its limit left``, ``lab: unknown since 14:02 (…)``. Not reached is not failed."""
+    where, placement = clean(run.target or ""), run.placement
+    if placement is None:
+        return (where, "text")
+    if placement.is_unknown(now) and placement.contact_at is not None:
+        why = f" ({clean(placement.problem)})" if placement.problem else ""
+        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
+    words = [f"{where}: {placement.state}"]
+    if placement.nodes:
+        words[0] += f" on {clean(', '.join(placement.nodes))}"
+    if placement.reason:
+        words[0] += f" ({clean(placement.reason)})"
+    if placement.expected_start is not None and placement.expected_start > now and placement.state != "running":
+        words.append(f"expected {dated_clock(placement.expected_start, now)}")
+    if placement.limit_at is not None and placement.state == "running":
+        words.append(f"{_since(placement.limit_at - now)} of its limit left")
+    if placement.restarts:
+        words.append(f"requeued {placement.restarts} ×")
+    if placement.problem:
+        words.append(clean(placement.problem))
+    return (", ".join(words), "warn" if placement.problem else "text")
 
 
 def silent_seconds(row: RunRow, now: float) -> float | None:

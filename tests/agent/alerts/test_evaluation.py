@@ -355,6 +355,18 @@ def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
     assert "is 2e-3, its schedule says 1e-3" in bench.all()[0].sentence
 
 
+def test_a_changed_file_applies_at_once_below_what_the_profile_changes(bench: Bench, filler: Filler) -> None:
+    train(bench, filler, alerts={"gradient_norm": {"above": 100}})
+    bench.pass_time(2, cool)
+    # It was read when the attempt was met; nobody reads it again.
+    filler.connection.execute("UPDATE runs SET spec = '{}'")
+    bench.configure("gradient_norm: {above: 10, severity: error}\nskipped_samples: off\n")
+    bench.pass_time(6, cool)
+    (own,) = [one.rules for one in bench.alerting.settings.runs.values()]
+    assert (own["gradient_norm"].limits["above"], own["gradient_norm"].severity) == (100.0, "error")
+    assert not own["skipped_samples"].enabled
+
+
 def test_a_profile_without_alerts(bench: Bench, filler: Filler) -> None:
     train(bench, filler, alerts=None)
     for step in range(100):

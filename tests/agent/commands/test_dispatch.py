@@ -321,6 +321,16 @@ def test_a_resume_whose_asker_died_is_refused_when_its_search_is_over(
     assert not supervisor.searches
 
 
+def test_a_launch_whose_asker_died_is_refused(supervisor: Supervisor) -> None:
+    command_id = launch(supervisor)
+    connection = supervisor.context.connection
+    assert connection.execute("SELECT json_extract(args, '$.asker.pid') FROM commands").fetchone() == (os.getpid(),)
+    connection.execute("UPDATE commands SET args = json_set(args, '$.asker.start_ticks', 1)")
+    dispatch.answer_all(supervisor)
+    assert (answer := commands.answer(connection, command_id)) is not None and answer.state == "refused"
+    assert connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+
+
 def test_what_an_asker_of_another_container_asks_is_done(supervisor: Supervisor) -> None:
     launch(supervisor)
     dispatch.answer_all(supervisor)

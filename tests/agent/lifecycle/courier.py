@@ -40,9 +40,19 @@ def main(folder: Path) -> None:
             file.write("once\n")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     own = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
-    write(folder / "started.json", {**own, "boot_id": boot, "at": began})
+    job = json.loads((folder / "handle.json").read_text())["job"]
+    write(folder / "started.json", {**own, "boot_id": boot, "at": None})
+    state = ""
     while not (folder / "far-ended").exists():
+        reported = (folder / "far-state").read_text().strip() if (folder / "far-state").exists() else "running"
+        if reported != state:
+            state = reported
+            if state == "running":
+                write(folder / "started.json", {**own, "boot_id": boot, "at": began})
+            report = {"job": job, "state": state, "reason": "Priority" if state == "pending" else None}
+            write(folder / "placement.json", {**report, "nodes": ["node1"], "contact_at": time.time()})
         time.sleep(0.02)
+    write(folder / "placement.json", {"job": job, "state": "ended", "contact_at": time.time()})
     write(folder / "exit.json", {"code": 0, "signal": None, "started_at": began, "ended_at": time.time()})
 
 

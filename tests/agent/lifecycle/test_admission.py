@@ -19,6 +19,7 @@ from gputui.agent.lifecycle.release import GpuRelease
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.runs import repository
+from gputui.runs.executors import LOCAL, Executors
 from gputui.runs.executors.local import LocalExecutor
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import transaction
@@ -208,7 +209,7 @@ def test_a_run_waits_with_the_reason_while_no_python_can_start_it(
     own.symlink_to(sys.executable)
     bench = Bench(connection, workspace, "standard", None)
     local = LocalExecutor(str(own), lambda: iter(()))
-    bench.starting.context = replace(bench.starting.context, executor=local)
+    bench.starting.context = replace(bench.starting.context, executors=Executors({LOCAL: local}))
     bench.see(*UUIDS)
     own.unlink()
     for _ in range(3):

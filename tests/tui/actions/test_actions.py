@@ -11,6 +11,7 @@ from gputui.charts.cells import cell_width
 from gputui.store.runs import find_run
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
 from gputui.tui.actions.footer import footer_line, footer_parts, help_lines, message_lines
+from gputui.tui.actions.groups import HEADINGS
 from gputui.tui.app import GputuiApp
 from gputui.tui.commands import Commands
 from gputui.tui.navigation import Navigation
@@ -69,14 +70,45 @@ def test_every_action_can_be_carried_out(scope: Scope) -> None:
         assert any(hasattr(owner, method) for owner in owners), action.name
 
 
+@pytest.mark.parametrize("width", [40, 76, 116])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_the_help_tells_every_action_and_why_not(scope: Scope) -> None:
-    lines = ["".join(text for text, _ in line) for line in help_lines(Context(scope), 200)]
-    assert len(lines) == len(actions_in(scope))
-    for action, line in zip(actions_in(scope), lines, strict=True):
-        assert action.tooltip in line
-        why_not = action.why_not(Context(scope))
-        assert why_not is None or why_not in line
+def test_the_help_has_every_key_and_ends_with_those_that_do_nothing_now(scope: Scope, width: int) -> None:
+    context = Context(scope)
+    lines = ["".join(text for text, _ in line).rstrip() for line in help_lines(context, width)]
+    assert max(map(cell_width, lines)) <= width
+    refused = lines[-1] if lines[-1].startswith("Not now: ") else ""
+    for action in actions_in(scope):
+        if action.why_not(context) is None:
+            key = context.key_word(action)
+            assert any(key in line for line in lines), action.name
+        else:
+            assert refused, action.name
+
+
+def test_the_help_has_two_columns_under_headings_with_navigation_last() -> None:
+    lines = ["".join(text for text, _ in line) for line in help_lines(Context("overview"), 106)]
+    whole = [line.split("   ")[0].strip() for line in lines if line[:1].isalpha()]
+    assert whole[0] == "Runs"
+    column = 106 // 2
+    right = [line[column:].strip() for line in lines if not line.startswith("Not now")]
+    headings = [text for text in right if text in HEADINGS]
+    assert headings[-1] == "Move" and lines[0].startswith("Runs")
+    assert len(lines) < len(actions_in("overview"))
+
+
+def test_the_footer_uses_the_width_in_three_parts() -> None:
+    wide = "".join(text for text, _ in footer_line(Context("overview"), 120)).rstrip()
+    assert wide == (
+        " ↵ open  n new  N like it  s stop │ p processes  i GPU  c compare  ! alerts  t past │ / filter  ^p find  "
+        "? help  q quit"
+    )
+    narrow = "".join(text for text, _ in footer_line(Context("overview"), 80)).rstrip()
+    assert narrow == " ↵ open  n new  N like it  s stop │ / filter  ^p find  ? help  q quit"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_help_and_find_are_the_same_keys_everywhere(scope: Scope) -> None:
+    assert "question_mark" in find("help", scope).keys and "ctrl+p" in find("palette", scope).keys
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

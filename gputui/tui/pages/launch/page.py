@@ -166,7 +166,8 @@ class LaunchScreen(ActionScreen):
 
     def on_key(self, event: events.Key) -> None:
         item = self.form.current
-        if item is None:
+        # Help is the same key everywhere; a question mark can be pasted.
+        if item is None or event.key == "question_mark":
             return
         edit = self.form.edits[item.key].press(event.key)
         if edit is not None:

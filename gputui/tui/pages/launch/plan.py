@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import Run
@@ -130,11 +129,8 @@ def last_params(runs: Sequence[Run]) -> dict[str, Mapping[str, object]]:
 
 def launched_gpu_count(run: Run) -> int | None:
     """How many GPUs a run was launched with; None where its specification cannot be read."""
-    try:
-        count = json.loads(run.spec_json)["gpus"]["count"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return count if isinstance(count, int) else None
+    spec = known_spec(run)
+    return None if spec is None else spec.gpus.count
 
 
 def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:

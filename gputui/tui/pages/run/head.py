@@ -13,7 +13,7 @@ from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.tui.layout.columns import fit_line, fitting, rule
 from gputui.tui.layout.moments import right_end
-from gputui.tui.layout.run_words import outlook
+from gputui.tui.layout.run_words import outlook, placement_words
 from gputui.tui.layout.words import numbers, run_sign, run_state_text
 
 LEAST_NAME = 12
@@ -38,7 +38,10 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     if progress.loss is not None:
         # The head is painted with every snapshot, the curves less often: the newest value is here first.
         parts.append([(" · ", "dim"), (f"loss {metric_value(progress.loss)}", "text")])
-    parts.append([(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")])
+    if run.target is None:
+        parts.append([(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")])
+    elif words != (place := placement_words(run, now))[0]:
+        parts.append([(" · ", "dim"), place])
     if progress.steps_per_second:
         parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
     if run.attempt > 1:

@@ -1,0 +1,101 @@
+"""Where attempts are that do not run on this machine, as their executors last reported it.
+
+In: placement.json of an attempt's folder (docs/attempts.md). Out: one row per attempt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gputui.redaction import redact_text
+from gputui.store import json_columns
+
+if TYPE_CHECKING:
+    import sqlite3
+
+# A courier reports every few seconds; silence beyond this means that nobody knows.
+UNKNOWN_AFTER_SECONDS = 60.0
+STATES = ("submitting", "pending", "configuring", "running", "ending", "requeued", "ended")
+_MAX_TEXT = 300
+_COLUMNS = "job, state, reason, expected_start, nodes, limit_at, restarts, contact_at, problem"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementView:
+    """``state`` is one of STATES; ``reason`` and ``problem`` are the target's own words, ``problem`` why the last try
+    to reach it failed, None where it did not. ``limit_at`` is when the target ends the attempt, ``contact_at`` when the
+    target was last heard; UTC unix seconds."""
+
+    job: str | None
+    state: str
+    reason: str | None
+    expected_start: float | None
+    nodes: tuple[str, ...]
+    limit_at: float | None
+    restarts: int
+    contact_at: float | None
+    problem: str | None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
+        """A placement.json; what is missing or of another type is unknown. Raises ValueError where it has no state."""
+        if data.get("state") not in STATES:
+            raise ValueError(f"no state of an attempt: {data.get('state')!r}")
+        nodes, restarts = data.get("nodes"), data.get("restarts")
+        return cls(
+            _text(data.get("job")),
+            str(data["state"]),
+            _text(data.get("reason")),
+            _time(data.get("expected_start")),
+            tuple(str(node)[:_MAX_TEXT] for node in nodes) if isinstance(nodes, list) else (),
+            _time(data.get("limit_at")),
+            restarts if isinstance(restarts, int) else 0,
+            _time(data.get("contact_at")),
+            _text(data.get("problem")),
+        )
+
+    def is_seen_running(self, now: float) -> bool:
+        """Whether the target says, now, that the attempt runs."""
+        is_fresh = self.contact_at is not None and now - self.contact_at < UNKNOWN_AFTER_SECONDS / 2
+        return self.state == "running" and self.problem is None and is_fresh
+
+    def is_unknown(self, now: float) -> bool:
+        """Whether nobody knows how the attempt is by now, though its target was reached before."""
+        if self.state == "ended" or self.contact_at is None:
+            return False
+        return now - self.contact_at >= UNKNOWN_AFTER_SECONDS
+
+
+def write(connection: sqlite3.Connection, run_id: str, attempt: int, placement: PlacementView) -> None:
+    """Enter what is known by now in place of what was. Raises sqlite3.Error."""
+    values = list(astuple(placement))
+    values[4] = json.dumps(placement.nodes)
+    connection.execute(
+        f"INSERT OR REPLACE INTO placements (run_id, attempt, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+        (run_id, attempt, *values),
+    )
+
+
+def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> PlacementView | None:
+    """Raises sqlite3.Error."""
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM placements WHERE run_id = ? AND attempt = ?",  # noqa: S608
+        (run_id, attempt),
+    ).fetchone()
+    return None if row is None else from_row(row)
+
+
+def from_row(row: Any) -> PlacementView:
+    """One row of the columns of `read`."""
+    return PlacementView(*[*row[:4], tuple(json_columns.items(row[4])), *row[5:]])
+
+
+def _text(given: object) -> str | None:
+    return redact_text(str(given))[:_MAX_TEXT] if given not in (None, "") else None
+
+
+def _time(given: object) -> float | None:
+    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) and given > 0 else None
