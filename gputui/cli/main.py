@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "alerts": ("alerts", "What is wrong now, and what was; acknowledge, silence, rules."),
     "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
     "gpus": ("gpus", "The GPUs, and who is on them."),
+    "targets": ("targets", "Where else runs may run; check one."),
     "profiles": ("profiles", "List the profiles."),
     "init": ("init", "Write a profile for a script or a command."),
     "check": ("check", "Check a profile and show what it would start."),

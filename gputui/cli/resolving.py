@@ -56,7 +56,7 @@ def resolve_on_target(
     from gputui.profiles.targets import TargetNotFoundError, find_target
 
     try:
-        found = find_target(target, profile, session.workspace)
+        found = find_target(target, profile.form.targets, session.workspace)
     except (TargetNotFoundError, ProfileError) as error:
         refuse(str(error).splitlines(), EXIT_USAGE)
     spec = replace(resolve_spec(profile, changes, gpus, None), target=found)

@@ -103,7 +103,8 @@ def print_preview(session: Session, spec: RunSpec) -> None:
 
     launch = without_gpus(preview_launch(spec, runs=session.workspace.runs, gpus=()))
     text = Executors().of(spec.target).preview(spec, redact_launch(launch, Redactor(secrets_of(spec))))
-    say(text.rstrip("\n"))
+    for line in text.splitlines():
+        say(line)
 
 
 def submit(session: Session, spec: RunSpec, name: str | None) -> str:

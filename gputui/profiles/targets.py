@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gputui.config import Workspace
-from gputui.profiles.loading import Profile
 from gputui.profiles.target_forms import target_findings, validated
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text
 from gputui.yaml_forms.nearest import nearest
@@ -31,10 +31,11 @@ def load_targets(path: Path) -> dict[str, dict[str, Any]]:
     return {name: {"name": name, **validated(one)} for name, one in given.items()}
 
 
-def find_target(name: str, profile: Profile, workspace: Workspace) -> dict[str, Any]:
-    """The target that ``--on`` names. Raises TargetNotFoundError and ProfileError."""
-    own = {name: {"name": name, **validated(one)} for name, one in profile.form.targets.items()}
-    known = {**load_targets(workspace.targets), **own}
+def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
+    """The target that ``--on`` names; ``own`` are those of the profile, which win. Raises TargetNotFoundError and
+    ProfileError."""
+    known = load_targets(workspace.targets)
+    known |= {name: {"name": name, **validated(one)} for name, one in own.items()}
     if name in known:
         return known[name]
     meant = nearest(name, list(known))

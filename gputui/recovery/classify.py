@@ -88,7 +88,7 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     is said of it.
     """
     reports = reports_of(evidence)
-    found = gather(evidence, reports)
+    found = _by_target(evidence) or gather(evidence, reports)
     primary = min(found, key=_order) if found else _without_findings(evidence)
     if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
         primary = full
@@ -109,6 +109,22 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         contained=primary.contained,
         witnesses=tuple(witness for witness, _ in lines),
     )
+
+
+_BY_TARGET = {"cancelled": "stopped_outside"}
+"""Who ended an attempt elsewhere → kind, where the names differ."""
+
+
+def _by_target(evidence: Evidence) -> list[Finding]:
+    """That the run's target ended it: whatever its logs say then, they say because of that."""
+    record = evidence.exit
+    if record is None or record.ended_by is None:
+        return []
+    kind = _BY_TARGET.get(record.ended_by, record.ended_by)
+    if kind not in KINDS:
+        return []
+    text = record.ended_reason or record.ended_by
+    return [Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)]
 
 
 def fingerprint(kind: str, message: str) -> str:
@@ -147,10 +163,15 @@ def _without_findings(evidence: Evidence) -> Finding:
     return Finding("unknown", None, Tier.CAUSE, f"ended with {text}", specific=False, detail=text)
 
 
+_OF_THE_RUN = (
+    "hang", "nan_loss", "memory_leak", "unkillable", "stopped_outside", "preempted", "time_limit", "node_fail",
+)  # fmt: skip
+
+
 def _who(finding: Finding, evidence: Evidence) -> str:
     if finding.rank is not None:
         return f"rank {finding.rank}"
-    if finding.kind in ("hang", "nan_loss", "memory_leak", "unkillable", "stopped_outside"):
+    if finding.kind in _OF_THE_RUN:
         return "the run" if finding.kind != "unkillable" else "a process of the run"
     return LAUNCHERS[evidence.launcher].title or "the run"
 

@@ -24,7 +24,8 @@ MAX_ERROR_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """What the shim wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started."""
+    """What the executor wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
+    ``ended_by`` is set where the run's target ended it, ``ended_reason`` in its words."""
 
     code: int | None = None
     signal: int | None = None
@@ -43,10 +44,12 @@ class ExitRecord:
     survivors: tuple[int, ...] = ()
     error: str | None = None
     lease_conflict: tuple[str, ...] = ()
+    ended_by: str | None = None
+    ended_reason: str | None = None
 
     @property
     def clean(self) -> bool:
-        return self.code == 0 and self.error is None and not self.lease_conflict
+        return self.code == 0 and self.error is None and not self.lease_conflict and self.ended_by is None
 
     @property
     def is_unkillable(self) -> bool:
@@ -98,6 +101,8 @@ class ExitRecord:
             cpu_seconds=_number(data.get("cpu_seconds")),
             survivors=_pids(data.get("survivors")) or (),
             error=None if error is None else str(error),
+            ended_by=None if data.get("ended_by") is None else str(data["ended_by"]),
+            ended_reason=None if data.get("ended_reason") is None else str(data["ended_reason"]),
             lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
         )
 

@@ -165,6 +165,25 @@ def _kinds() -> Iterator[Kind]:
         "user's, as what sudo starts is. The attempt's GPUs are held until it is gone.",
         deterministic=True,
     )
+    # a scheduler elsewhere
+    yield Kind(
+        "preempted",
+        "preempted",
+        "{who} had to give way to another job on its target",
+        "The target's scheduler wanted the place and did not put the job back into its queue.",
+    )
+    yield Kind(
+        "time_limit",
+        "time limit reached",
+        "{who} reached its time limit on its target",
+        "The target's scheduler ended the job at its limit and it was not put back into the queue.",
+    )
+    yield Kind(
+        "node_fail",
+        "node failed",
+        "the node of {who} failed",
+        "The target reported the node as failed, or its job ended without any record.",
+    )
     # the set-up
     yield Kind(
         "import_error",

@@ -138,6 +138,10 @@ _RESTART_ONLY: dict[str, Ladder] = {
     "rendezvous": ladder("new_port", "new_port"),
     "lease_conflict": ladder("wait:30", "wait:120"),
     "gpu_busy": ladder("wait:60", "wait:300"),
+    # The place was taken, not the run at fault; each step that was made begins the ladder again.
+    "preempted": ladder("restart", "restart", "restart", "restart", "restart"),
+    "time_limit": ladder("restart", "restart"),
+    "node_fail": ladder("restart", "restart", "restart"),
     "disk_full": ladder("wait:300", "wait:900"),
     # These need a person: a lost GPU is not there, and who stopped the run or the machine had a reason.
     "gpu_lost": ladder(),

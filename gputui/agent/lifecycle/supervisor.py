@@ -150,6 +150,10 @@ class Supervisor:
         if is_lost or (known is None and not begun):
             # Its starter died between the row and the executor, which itself refuses to run twice.
             self._spawn(record, kind)
+            asked = self.runs.attempt(run_id)
+            if record.stop_requested is not None and asked is not None:
+                # The one before may have died of it.
+                asked.executor.ask_to_end(at_once=record.stop_requested == KILL)
             return
         self._watch(LiveAttempt(record, executor))
         if known is not None and record.executor is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 EXECUTORS = {
     LOCAL: "gputui.runs.executors.local:LocalExecutor",
+    "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
 }
 """Kind of target → module and class, which is imported once a run needs it."""
 REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)

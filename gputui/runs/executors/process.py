@@ -26,6 +26,8 @@ from gputui.runs.identity import (
 )
 from gputui.store.runs import Attempt
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
 
 def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
     """Start the program for an attempt: own session, no standard input, nothing inherited but the descriptors in
@@ -39,6 +41,8 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
     environment |= {"GPUTUI_RUN_ID": run_dir.name, "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": str(attempt)}
     log = Path(executor.file_name).with_suffix(".log").name
     descriptor = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # A stop that comes before the program has learnt to take one waits for it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = subprocess.Popen(
             program,
@@ -51,6 +55,7 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
             pass_fds=tuple(locks),
         )
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(descriptor)
     # `release` reaps by PID; Popen's own bookkeeping would complain about a process that outlives it.
     process.returncode = 0

@@ -19,6 +19,7 @@ class Accelerate(Launcher):
 
     name = title = "accelerate"
     starts_ranks = True
+    needs_port = True
     modules = (("accelerate.commands.launch", "accelerate"), ("torch.distributed.run", "torch>=2.6"))
     typed = Typed(
         programs=("accelerate", "accelerate.commands.launch"),

@@ -93,6 +93,7 @@ class Launcher:
         takes_command: its profile has the key ``command``; else ``script`` or ``module``, and an interpreter.
         starts_ranks: it starts the number of processes that ``nproc`` says.
         only_relays: its own end says nothing but that a rank ended, or that the launcher was at fault.
+        needs_port: it does not find a free port itself where it is given ANY_PORT.
         modules: what the interpreter must find for it, with the package to install for each.
     """
 
@@ -101,6 +102,7 @@ class Launcher:
     takes_command = False
     starts_ranks = False
     only_relays = False
+    needs_port = False
     modules: tuple[tuple[str, str], ...] = ()
     typed: Typed | None = None
 

@@ -22,6 +22,7 @@ class Deepspeed(Launcher):
 
     name = title = "deepspeed"
     starts_ranks = True
+    needs_port = True
     modules = (("deepspeed.launcher.launch", "deepspeed"),)
     typed = Typed(
         programs=("deepspeed", "deepspeed.launcher.runner"),

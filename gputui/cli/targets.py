@@ -1,0 +1,68 @@
+"""`gputui targets`."""
+
+from __future__ import annotations
+
+import click
+
+from gputui.cli import resolving
+from gputui.cli.check import MARKS
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
+from gputui.cli.table import columns
+
+
+@click.group("targets", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Where else runs may run: the targets of targets.yaml."""
+    if context.invoked_subcommand is not None:
+        return
+    from gputui.profiles.targets import load_targets
+    from gputui.yaml_forms.problems import ProfileError
+
+    session: Session = context.obj
+    try:
+        found = load_targets(session.workspace.targets)
+    except ProfileError as error:
+        resolving.refuse(str(error).splitlines(), EXIT_USAGE)
+    if as_json:
+        print_json(list(found.values()))
+    elif not found:
+        say(f"no targets in {session.workspace.targets}; docs/targets.md shows how to write one")
+    else:
+        rows = [
+            (
+                name,
+                one["kind"],
+                "  ".join(f"{key}={value}" for key, value in one.items() if key not in ("name", "kind")),
+            )
+            for name, one in found.items()
+        ]
+        for line in columns(("TARGET", "KIND", ""), rows):
+            say(line)
+
+
+@command.command("check")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def check(session: Session, name: str, as_json: bool) -> None:
+    """See whether a target can be used: reached, right partition and account, free GPUs, its clock."""
+    from gputui.profiles.targets import TargetNotFoundError, find_target
+    from gputui.runs.executors import Executors
+    from gputui.yaml_forms.problems import ProfileError
+
+    try:
+        target = find_target(name, {}, session.workspace)
+    except (TargetNotFoundError, ProfileError) as error:
+        resolving.refuse(str(error).splitlines(), EXIT_USAGE)
+    results = []
+    for result in Executors().of(target).survey(target):
+        results.append(result)
+        if not as_json:
+            remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
+            say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
+    if as_json:
+        print_json([result.to_json() for result in results])
+    if any(result.status == "fail" for result in results):
+        raise SystemExit(EXIT_REFUSED)

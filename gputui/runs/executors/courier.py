@@ -1,0 +1,375 @@
+"""A courier: the program that serves an attempt which runs elsewhere. It submits once, reports, passes a stop on, and
+writes exit.json in the end. It may be killed at any line: the next one goes on from the files of the attempt's folder.
+
+On the far side the shim runs in ``attempts/<n>/far``, so that its records are not taken for the courier's own.
+Read first: `Courier.run`, then `Courier.turn`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gputui.runs import shim
+from gputui.runs.executors import far
+from gputui.runs.identity import identify
+from gputui.runs.submission import write_private
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+LOOK_SECONDS = 0.5
+CALL_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 60.0
+# A job that was asked to end and does not is cancelled this long after its grace.
+CANCEL_SECONDS = 15.0
+# A file that another machine wrote is seen here a little later.
+UNSEEN_LOOKS = 3
+
+EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
+
+
+class UnreachableError(Exception):
+    """The target did not answer, or not with an answer: nothing is known, nothing has failed. The text says why."""
+
+
+class RefusedError(Exception):
+    """The target will not run this, now or later; in its own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How an external command ended."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def words(self) -> str:
+        """What it said last, in one line."""
+        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        return lines[-1][:300] if lines else f"it ended with code {self.code} and said nothing"
+
+
+class TargetShell:
+    """Where the target's commands are run: on this machine, with these variables of the agent's environment alone and
+    those that ``kept`` names."""
+
+    def __init__(self, *kept: str) -> None:
+        self.kept = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *kept)
+
+    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> Called:
+        """Run a command with ``given`` as its input. Raises UnreachableError where it cannot be run or does not end."""
+        environment = {name: os.environ[name] for name in self.kept if name in os.environ}
+        try:
+            done = subprocess.run(
+                list(argv),
+                input=given,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                env=environment,
+                cwd="/",
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
+        except OSError as error:
+            raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
+        return Called(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What the target says of a job. ``state`` is that of placement.json; ``ended_by`` is set where the target itself
+    ended it."""
+
+    job: str
+    state: str
+    reason: str | None = None
+    expected_start: float | None = None
+    nodes: tuple[str, ...] = ()
+    limit_at: float | None = None
+    ended_by: EndedBy | None = None
+
+
+class Courier(ABC):
+    """One courier; a kind of target adds how a job is submitted, found, asked for and cancelled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.far = folder / "far"
+        self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
+        self.target: Mapping[str, Any] = self.plan["target"]
+        self.began = time.time()
+        self.status: JobStatus | None = None
+        self.contact_at: float | None = None
+        self.problem: str | None = None
+        self.failures = 0
+        self.unseen = 0
+        self.nodes: tuple[str, ...] = ()
+        self.due = 0.0
+        self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
+        self.told_start = False
+        self.placed: dict[str, Any] | None = None
+
+    # --- what a kind of target adds -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def submit(self, token: str) -> str:
+        """Hand the attempt over, named so that `jobs` finds it by ``token``; the job. Raises UnreachableError and
+        RefusedError."""
+
+    @abstractmethod
+    def jobs(self, token: str) -> list[JobStatus]:
+        """Every job of the token that the target still knows, oldest first. Raises UnreachableError."""
+
+    @abstractmethod
+    def forgotten(self, job: str) -> JobStatus | None:
+        """What the target's records say of a job that it does not list any more; None where there are none. Raises
+        UnreachableError."""
+
+    @abstractmethod
+    def signal_job(self, job: str, *, at_once: bool) -> None:
+        """Have the body of a running job end the command, with or without its grace. Raises UnreachableError."""
+
+    @abstractmethod
+    def cancel(self, job: str) -> None:
+        """Take a job off the target. Raises UnreachableError."""
+
+    def send(self) -> None:
+        """Bring what the far side needs to where it runs: with a shared file system that is the attempt's folder.
+        Raises UnreachableError, RefusedError and OSError."""
+        self.far.mkdir(mode=0o700, exist_ok=True)
+        plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
+        plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
+        write_private(self.far / "attempt.json", plan)
+        for source in (shim, far):
+            path = Path(str(source.__file__))
+            (self.far / path.name).write_bytes(path.read_bytes())
+
+    def fetch(self) -> None:  # noqa: B027 - a shared file system needs nothing
+        """Bring what the far side wrote. Raises UnreachableError."""
+
+    @property
+    def poll_seconds(self) -> float:
+        return float(self.target.get("poll") or 5.0)
+
+    # --- one courier --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve the attempt to its end, or to this process's."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self.lock = os.open(self.folder / "attempt.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        # A command that is killed with its courier must not hand the attempt over a second time meanwhile.
+        os.set_inheritable(self.lock, True)
+        if (self.folder / "exit.json").exists():
+            return
+        self.note_start(None)
+        while not self.turn():
+            self.wait(LOOK_SECONDS)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, or take what a person asked for."""
+        info = signal.sigtimedwait(SIGNALS, seconds)
+        if info is None:
+            return
+        at_once = info.si_signo == signal.SIGUSR2
+        if self.stop is None or (at_once and not self.stop["at_once"]):
+            self.stop = {"at": time.time(), "at_once": at_once, "asked": False}
+            write_private(self.folder / "stop.json", self.stop)
+            self.due = 0.0
+
+    def turn(self) -> bool:
+        """What is due; True once the attempt is over."""
+        now = time.monotonic()
+        ended = far.read_record(self.far / "exit.json")
+        if ended is not None and not ended.get("stop_requested") and self.status is not None:
+            # It ended by itself, and nothing the target says can change that.
+            self.due = 0.0 if self.due == 0.0 else min(self.due, now + 1.0)
+        if now < self.due:
+            return False
+        try:
+            is_over = self.attend()
+            self.contact_at, self.problem, self.failures = time.time(), None, 0
+            self.due = now + self.poll_seconds
+        except UnreachableError as error:
+            is_over, self.problem = False, str(error)
+            self.failures += 1
+            self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
+        except RefusedError as error:
+            self.end({"code": None, "signal": None, "error": str(error)})
+            return True
+        self.report()
+        return is_over
+
+    def attend(self) -> bool:
+        """Submit where nothing was, else see how the job is; whether the attempt is over."""
+        ticket = far.read_record(self.folder / "submit.json")
+        if ticket is None:
+            if self.stop is not None:
+                return self.end({"code": None, "signal": None, "stop_requested": True})
+            self.send()
+            ticket = {"token": secrets.token_hex(8), "at": time.time()}
+            write_private(self.folder / "submit.json", ticket)
+        token = str(ticket["token"])
+        listed = self.jobs(token)
+        handle = far.read_record(self.folder / "handle.json")
+        if handle is None and not listed:
+            self.fetch()
+            claim = self.claimed()
+            if claim is None and self.stop is None:
+                handle = {"job": self.submit(token)}
+            elif claim is None:
+                return self.end({"code": None, "signal": None, "stop_requested": True})
+            else:
+                handle = {"job": claim}
+            write_private(self.folder / "handle.json", handle)
+            listed = self.jobs(token)
+        self.fetch()
+        # Where a submission was thought lost and was not, the first to begin serves the attempt.
+        job = self.claimed() or (str(handle["job"]) if handle is not None else listed[0].job)
+        if handle is None or handle["job"] != job:
+            write_private(self.folder / "handle.json", {"job": job})
+        for other in listed:
+            if other.job != job and other.state != "ended":
+                self.cancel(other.job)
+        self.status = next((one for one in listed if one.job == job), None)
+        if self.status is None:
+            self.status = self.forgotten(job) or JobStatus(job, "ended", "its target has forgotten it")
+        self.nodes = self.status.nodes or self.nodes
+        self.pass_stop_on()
+        return self.look()
+
+    def claimed(self) -> str | None:
+        """The job whose body has begun, None while none has."""
+        try:
+            return (self.far / "claim").read_text("utf-8") or None
+        except OSError:
+            return None
+
+    def look(self) -> bool:
+        """What the far side has written, and what the target says; whether the attempt is over."""
+        assert self.status is not None
+        started, ended = (far.read_record(self.far / name) for name in ("started.json", "exit.json"))
+        if started is not None and not self.told_start:
+            self.note_start(started.get("at"))
+        is_own_end = ended is not None and not ended.get("stop_requested")
+        if self.status.state != "ended" and not is_own_end:
+            return False
+        if ended is None:
+            # What it wrote last may not be visible here yet.
+            self.unseen += 1
+            if self.unseen < UNSEEN_LOOKS and started is not None:
+                return False
+        return self.end(self.outcome(self.status, ended, started is not None))
+
+    def outcome(self, status: JobStatus, ended: Mapping[str, Any] | None, has_begun: bool) -> dict[str, Any]:
+        """exit.json: the shim's own where there is one, and who else ended it."""
+        record: dict[str, Any] = dict(ended or {"code": None, "signal": None})
+        if self.stop is not None:
+            record["stop_requested"] = True
+            return record
+        ended_by = record.get("ended_by") or status.ended_by
+        if ended_by is None and ended is not None and ended.get("stop_requested"):
+            # Asked to end, and neither by a person nor for its time: the target wanted the place for another.
+            ended_by = "preempted"
+        if ended_by is not None:
+            record |= {"ended_by": ended_by, "ended_reason": status.reason}
+        elif ended is None and not has_begun:
+            record["error"] = self.last_words() or status.reason or "its job ended before it began"
+        elif ended is None:
+            record |= {"ended_by": "node_fail", "ended_reason": status.reason or "its job ended without a record"}
+        return record
+
+    def last_words(self) -> str | None:
+        """The last line that the job printed before the attempt began."""
+        try:
+            lines = (self.far / "job.log").read_text("utf-8", "replace").strip().splitlines()
+        except OSError:
+            return None
+        return lines[-1][:300] if lines else None
+
+    def pass_stop_on(self) -> None:
+        """Do what a person asked for: a job that does not run yet is cancelled, one that runs may save first."""
+        if self.stop is None or self.status is None or self.status.state == "ended":
+            return
+        late = float(self.plan["grace_seconds"]) + CANCEL_SECONDS if not self.stop["at_once"] else CANCEL_SECONDS
+        begun = (self.far / "started.json").exists() and self.status.state in ("running", "ending")
+        if not begun or time.time() - float(self.stop["at"]) > late:
+            self.cancel(self.status.job)
+        elif not self.stop["asked"]:
+            self.signal_job(self.status.job, at_once=bool(self.stop["at_once"]))
+            self.stop["asked"] = True
+            write_private(self.folder / "stop.json", self.stop)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def note_start(self, at: float | None) -> None:
+        """started.json: who serves the attempt, and since when its command runs."""
+        own = identify(os.getpid())
+        assert own is not None
+        record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
+        write_private(self.folder / "started.json", record)
+        self.told_start = at is not None
+
+    def restarts(self) -> int:
+        try:
+            return (self.far / "starts.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
+    def report(self) -> None:
+        """placement.json, where there is anything new in it."""
+        status = self.status
+        has_begun = (self.far / "claim").exists()
+        state = "submitting" if status is None else status.state
+        if state == "pending" and has_begun:
+            state = "requeued"
+        record = {
+            "job": None if status is None else status.job,
+            "state": state,
+            "reason": None if status is None else status.reason,
+            "expected_start": None if status is None else status.expected_start,
+            "nodes": [] if status is None else list(status.nodes),
+            "limit_at": None if status is None else status.limit_at,
+            "restarts": self.restarts(),
+            "contact_at": self.contact_at,
+            "problem": self.problem,
+        }
+        if record != self.placed:
+            write_private(self.folder / "placement.json", record)
+            self.placed = record
+
+    def end(self, record: dict[str, Any]) -> bool:
+        """exit.json; the attempt is over."""
+        if self.status is not None:
+            self.status = JobStatus(self.status.job, "ended", self.status.reason, nodes=self.nodes)
+            self.contact_at, self.problem = time.time(), None
+            self.report()
+        write_private(
+            self.folder / "exit.json",
+            {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
+        )
+        return True
+
+
+def serve(kind: type[Courier]) -> None:
+    """The main program of a courier: FOLDER is its only argument."""
+    os.umask(0o077)
+    kind(Path(sys.argv[1])).run()

@@ -1,0 +1,33 @@
+"""The keys of a target of kind slurm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from gputui.runs.executors.options import Line, TargetOptions, Word
+
+_TIME = r"^(\d+-)?\d{1,4}(:\d{1,2}){0,2}$|^\d+(m|h|d)$"
+
+
+class SlurmOptions(TargetOptions):
+    """What is asked of the cluster, by sbatch's own names where it has one."""
+
+    kind: Literal["slurm"]
+    partition: Word | None = Field(None, description="partition, or several with commas between them")
+    account: Word | None = Field(None, description="account that pays")
+    qos: Word | None = Field(None, description="quality of service")
+    constraint: Line | None = Field(None, description="features that the node must have")
+    time: Annotated[str, StringConstraints(pattern=_TIME)] | None = Field(
+        None, description="limit of one start, such as 4h, 30m, 2d or sbatch's 1-12:00:00; the partition's if left out"
+    )
+    gpu_type: Word | None = Field(None, description="type of GPU, as in gres gpu:TYPE:N")
+    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job")
+    memory: Word | None = Field(None, description="host memory of the job, such as 64G")
+    exclude: Word | None = Field(None, description="nodes that must not be used")
+    warn: Annotated[int, Field(ge=10, le=65535)] = Field(
+        120, description="seconds before the limit at which the run saves and is requeued"
+    )
+    options: list[Line] = Field(default_factory=list, description="further lines for sbatch, each as --name=value")
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between two questions to the cluster")

@@ -1,0 +1,82 @@
+"""The batch script of an attempt: pure, so that ``--dry-run`` prints the very one that is submitted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+WARN_SECONDS = 120
+CONFIGURATION = "SLURM_CONF"
+"""The one variable that says which cluster the commands speak to."""
+
+
+def job_name(run_id: str, attempt: int) -> str:
+    """What squeue lists the attempt as."""
+    return f"{run_id}.{attempt}"
+
+
+def comment(token: str) -> str:
+    """By what a courier finds its job again."""
+    return f"gputui:{token}"
+
+
+def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
+    """The script for an attempt's ``plan`` (attempt.json), whose far side is ``folder``."""
+    target = plan["target"]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
+    # The warning may come while these lines run; whoever serves the attempt takes it from here on.
+    lines += ["trap '' USR1", *target.get("setup", ()), ""]
+    words = [_python(plan), "-I", "-S", f"{folder}/far.py", "body", folder]
+    body = " ".join(shlex.quote(word) for word in words)
+    lines += [f'exec {body} "$SLURM_JOB_ID" scontrol requeue "$SLURM_JOB_ID"', ""]
+    return "\n".join(lines)
+
+
+def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, token: str) -> Iterator[str]:
+    yield f"--job-name={job_name(plan['run_id'], plan['attempt'])}"
+    yield f"--comment={comment(token)}"
+    yield "--nodes=1"
+    yield "--ntasks=1"
+    gpus = int(plan["asks"]["gpus"])
+    if gpus:
+        kind = f"{target['gpu_type']}:" if target.get("gpu_type") else ""
+        yield f"--gres=gpu:{kind}{gpus}"
+    names = {"partition": "partition", "account": "account", "qos": "qos", "exclude": "exclude", "memory": "mem"}
+    for key, name in names.items():
+        if target.get(key):
+            yield f"--{name}={target[key]}"
+    if target.get("constraint"):
+        yield f"--constraint={_quoted(target['constraint'])}"
+    if target.get("cpus"):
+        yield f"--cpus-per-task={target['cpus']}"
+    if target.get("time"):
+        yield f"--time={sbatch_time(target['time'])}"
+    yield f"--signal=B:USR1@{target.get('warn', WARN_SECONDS)}"
+    yield "--requeue"
+    yield "--open-mode=append"
+    # A % would begin a pattern.
+    yield f"--output={_quoted(folder.replace('%', '%%') + '/job.log')}"
+    yield from target.get("options", ())
+
+
+def sbatch_time(text: str) -> str:
+    """``4h``, ``30m`` and ``2d`` as sbatch has them; what it has itself stays."""
+    match = re.fullmatch(r"(\d+)([mhd])", text)
+    if match is None:
+        return text
+    return str(int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
+
+
+def _python(plan: Mapping[str, Any]) -> str:
+    """An interpreter there: the target's, else that of the training."""
+    if plan["target"].get("python"):
+        return str(plan["target"]["python"])
+    first = str(plan["argv"][0])
+    return first if re.fullmatch(r"python[0-9.]*", PurePath(first).name) else "python3"
+
+
+def _quoted(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_./%:@+=,&|()\[\]-]+", text) else '"' + text.replace('"', '\\"') + '"'
