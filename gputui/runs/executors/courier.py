@@ -42,7 +42,7 @@ class UnreachableError(Exception):
     """The target did not answer, or not with an answer: nothing is known, nothing has failed. The text says why."""
 
 
-class RefusedError(Exception):
+class TargetRefusalError(Exception):
     """The target will not run this, now or later; in its own words."""
 
 
@@ -129,7 +129,7 @@ class Courier(ABC):
     @abstractmethod
     def submit(self, token: str) -> str:
         """Hand the attempt over, named so that `jobs` finds it by ``token``; the job. Raises UnreachableError and
-        RefusedError."""
+        TargetRefusalError."""
 
     @abstractmethod
     def jobs(self, token: str) -> list[JobStatus]:
@@ -150,7 +150,7 @@ class Courier(ABC):
 
     def send(self) -> None:
         """Bring what the far side needs to where it runs: with a shared file system that is the attempt's folder.
-        Raises UnreachableError, RefusedError and OSError."""
+        Raises UnreachableError, TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
         plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
@@ -212,7 +212,7 @@ class Courier(ABC):
             is_over, self.problem = False, str(error)
             self.failures += 1
             self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
-        except RefusedError as error:
+        except TargetRefusalError as error:
             self.end({"code": None, "signal": None, "error": str(error)})
             return True
         self.report()

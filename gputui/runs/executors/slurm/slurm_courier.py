@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gputui.runs.executors.courier import Called, Courier, JobStatus, RefusedError, TargetShell, UnreachableError, serve
+from gputui.runs.executors.courier import (
+    Called,
+    Courier,
+    JobStatus,
+    TargetRefusalError,
+    TargetShell,
+    UnreachableError,
+    serve,
+)
 from gputui.runs.executors.slurm.listing import FORMAT, jobs, recorded
 from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, comment, job_name
 
@@ -30,7 +38,7 @@ class SlurmCourier(Courier):
         done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
         job = done.output.strip().partition(";")[0]
         if done.code != 0 or not job.isdigit():
-            raise RefusedError(done.words.removeprefix("sbatch: error: "))
+            raise TargetRefusalError(done.words.removeprefix("sbatch: error: "))
         return job
 
     def jobs(self, token: str) -> list[JobStatus]:
