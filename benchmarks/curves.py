@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ingest
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.store.database import open_reader, open_writer
 from gputui.store.runs import read_attempts

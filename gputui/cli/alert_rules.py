@@ -14,7 +14,7 @@ from gputui.alerts.overrides import Overrides, of_profile
 from gputui.alerts.sentences import changed_by, in_unit, thresholds
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
-from gputui.cli.resolving import load_profile, refuse
+from gputui.cli.launch_spec import load_profile, refuse
 from gputui.cli.table import columns
 from gputui.profiles.alert_file import load_alerts
 from gputui.recovery.policies import NoticeTarget

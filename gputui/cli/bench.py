@@ -70,7 +70,7 @@ def _counts(option: str, text: str) -> list[int]:
 
 def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[int], *, on_gpus: bool) -> list[RunSpec]:
     """What is launched for each number; ends the command where one of them could never run, before the first does."""
-    from gputui.cli import resolving
+    from gputui.cli import launch_spec
     from gputui.cli.gpus import wait_for_gpus
     from gputui.runs.launchers import LAUNCHERS
 
@@ -82,9 +82,9 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
             seen = f"this machine shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else problem
             hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
             fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", EXIT_REFUSED)
-    chosen = resolving.load_profile(session, name)
-    situation = resolving.gpu_situation(session)
-    specs = [resolving.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
+    chosen = launch_spec.load_profile(session, name)
+    situation = launch_spec.gpu_situation(session)
+    specs = [launch_spec.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
     if not LAUNCHERS[specs[0].launcher].starts_ranks:
         text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
         fail(text, EXIT_USAGE)
@@ -96,7 +96,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     from gputui.cli.run import submit
     from gputui.cli.wait import wait_until_over
     from gputui.reports.summary.losses import ScaledRun
-    from gputui.reports.summary.reading import read_facts
+    from gputui.reports.summary.stored_facts import read_facts
     from gputui.store.runs import find_run
 
     run_id = submit(session, spec, f"{spec.name}-x{count}")

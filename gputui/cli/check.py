@@ -36,18 +36,18 @@ def command(
     session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, log: Path | None, as_json: bool
 ) -> None:
     """Check a profile, and show the exact command, environment and GPUs that it would start with."""
-    from gputui.cli import resolving
+    from gputui.cli import launch_spec
     from gputui.profiles.preflight import check
 
-    chosen = resolving.load_profile(session, profile)
+    chosen = launch_spec.load_profile(session, profile)
     if log is not None:
         from gputui.cli.log_trial import show_trial
 
         show_trial(chosen, log, as_json=as_json)
         return
-    situation = resolving.gpu_situation(session)
-    spec, missing = resolving.resolve_without_gpus(chosen, changes, gpus, situation)
-    past = resolving.earlier_peaks(session, spec)
+    situation = launch_spec.gpu_situation(session)
+    spec, missing = launch_spec.resolve_without_gpus(chosen, changes, gpus, situation)
+    past = launch_spec.earlier_peaks(session, spec)
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if missing:
         problem = "; ".join(missing).removeprefix("gpus: ")

@@ -83,9 +83,9 @@ def _interpreter(session: Session, profile: str | None) -> Interpreter:
 
     if profile is None:
         return current_interpreter()
-    from gputui.cli import resolving
+    from gputui.cli import launch_spec
     from gputui.profiles.probe import environment_of
 
-    spec = resolving.resolve_spec(resolving.load_profile(session, profile), (), "0", None)
+    spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), (), "0", None)
     environ = environment_of(spec, os.environ)
     return Interpreter(str(spec.python or sys.executable), environ, spec.workdir)

@@ -15,7 +15,7 @@ from gputui.store.metrics import queries
 from gputui.yaml_forms.nearest import nearest
 
 if TYPE_CHECKING:
-    from gputui.reports.export.following import Follower, Target
+    from gputui.reports.export.follower import Follower, Target
     from gputui.store.runs import Run
 
 
@@ -76,9 +76,9 @@ def _refuse_unknown(connection: sqlite3.Connection, view: Run, names: tuple[str,
 def _once(
     connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, where: str, force: bool
 ) -> int:
-    from gputui.reports.export.making import absolute_target
     from gputui.reports.export.once import export
     from gputui.reports.export.sink import ExportError, TargetTakenError
+    from gputui.reports.export.sink_factory import absolute_target
     from gputui.reports.export.subject import read_subject
 
     target = absolute_target(name, where, Path.cwd())
@@ -91,8 +91,8 @@ def _once(
 
 
 def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, where: str) -> int:
-    from gputui.reports.export.following import Follower, Target
-    from gputui.reports.export.making import absolute_target
+    from gputui.reports.export.follower import Follower, Target
+    from gputui.reports.export.sink_factory import absolute_target
 
     target = absolute_target(name, where, Path.cwd())
     if not view.state.is_over:

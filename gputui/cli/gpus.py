@@ -43,7 +43,7 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
         uuid = next((gpu.uuid for gpu in gpus if clear in (gpu.uuid, str(gpu.index))), clear)
         session.command("clear_gpu", None, uuid=uuid)
     if recommend is not None:
-        from gputui.cli.recommending import print_recommended
+        from gputui.cli.recommended_gpus import print_recommended
 
         print_recommended(connection, gpus, recommend, memory, as_json)
         return

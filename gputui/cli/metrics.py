@@ -14,7 +14,7 @@ from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, say
 from gputui.cli.table import columns
 from gputui.curves.drawing import drawing
-from gputui.curves.following import read_charts
+from gputui.curves.live_curves import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.intake_words import intake_words
 from gputui.store.metrics import intake, queries

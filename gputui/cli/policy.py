@@ -15,7 +15,7 @@ from gputui.cli.table import columns
 if TYPE_CHECKING:
     from gputui.cli.policy_subjects import PolicySubject
     from gputui.recovery.action_results import Result
-    from gputui.recovery.trying import Round
+    from gputui.recovery.policy_simulation import Round
 
 
 @click.group("policy", invoke_without_command=True)
@@ -107,7 +107,7 @@ def try_(
 ) -> None:
     """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
     from gputui.cli import policy_subjects
-    from gputui.recovery import policy_words, trying
+    from gputui.recovery import policy_simulation, policy_words
     from gputui.recovery.kinds import KINDS
 
     if profile is not None and run is not None:
@@ -122,7 +122,9 @@ def try_(
     else:
         subject = policy_subjects.example()
     chosen = subject.policy if policy is None else policy
-    rounds = trying.attempts_of(subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses)
+    rounds = policy_simulation.attempts_of(
+        subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses
+    )
     assumed = policy_subjects.assumptions(subject, progress)
     if refuses:
         assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.agent.lifecycle.checkpoint_survey import search_of
-from gputui.cli import resolving
+from gputui.cli import launch_spec
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
-from gputui.recovery import trying
+from gputui.recovery import policy_simulation
 from gputui.recovery.action_results import Result
 from gputui.recovery.checkpoint_search import CheckpointChoice, choose, surveyed
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
+from gputui.recovery.policy_simulation import Situation
 from gputui.recovery.policy_words import actions_in
-from gputui.recovery.trying import Situation
 from gputui.redaction import redact_params
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
@@ -63,7 +63,7 @@ class PolicySubject:
 
 
 def example() -> PolicySubject:
-    return PolicySubject(POLICIES["standard"], trying.fresh(trying.EXAMPLE))
+    return PolicySubject(POLICIES["standard"], policy_simulation.fresh(policy_simulation.EXAMPLE))
 
 
 def ready(name: str) -> Policy:
@@ -78,7 +78,7 @@ def ready(name: str) -> Policy:
 def find(session: Session, what: str) -> PolicySubject:
     """A ready policy by its name, else a profile, else a run; ends the command where it is none of them."""
     if what in POLICIES:
-        return PolicySubject(POLICIES[what], trying.fresh(trying.EXAMPLE))
+        return PolicySubject(POLICIES[what], policy_simulation.fresh(policy_simulation.EXAMPLE))
     try:
         find_profile(what, session.workspace, Path.cwd())
     except ProfileNotFoundError:
@@ -92,10 +92,10 @@ def find(session: Session, what: str) -> PolicySubject:
 
 def of_profile(session: Session, wanted: str) -> PolicySubject:
     """A new run of a profile. Ends the command with one line per problem."""
-    spec = resolving.resolve_spec(
-        resolving.load_profile(session, wanted), (), None, resolving.gpu_situation(session)
+    spec = launch_spec.resolve_spec(
+        launch_spec.load_profile(session, wanted), (), None, launch_spec.gpu_situation(session)
     )  # fmt: skip
-    return PolicySubject(_policy(spec, spec.name), trying.fresh(spec), profile=spec.name)
+    return PolicySubject(_policy(spec, spec.name), policy_simulation.fresh(spec), profile=spec.name)
 
 
 def of_run(session: Session, wanted: str) -> PolicySubject:
@@ -149,7 +149,7 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
 def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
     """What each action of the policy's ladders alone would do to the run's parameters."""
     spec, params = subject.situation.spec, subject.situation.params
-    found = ((action, trying.effect_of(action, spec, params)) for action in actions_in(subject.policy))
+    found = ((action, policy_simulation.effect_of(action, spec, params)) for action in actions_in(subject.policy))
     return [(action, result) for action, result in found if result is not None]
 
 
@@ -160,14 +160,14 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     if known is None:
         where = "no step of the run is known"
     elif progress:
-        where = f"the first attempt fails at step {known}, each one after it {trying.STEPS} steps later"
+        where = f"the first attempt fails at step {known}, each one after it {policy_simulation.STEPS} steps later"
     else:
         where = f"every attempt fails at step {known}"
     alone = ["no other GPU is free"] if situation.gpus else []
     if subject.run is not None:
         return [where, *alone, f"{len(situation.checkpoints)} checkpoints were looked at" if situation.checkpoints else
                 "the run has no checkpoint"]  # fmt: skip
-    every = f"a valid checkpoint every {trying.STEPS} steps"
+    every = f"a valid checkpoint every {policy_simulation.STEPS} steps"
     return [
         where,
         *alone,
@@ -179,7 +179,7 @@ def _policy(spec: RunSpec, name: str) -> Policy:
     try:
         return policy_from(spec.recovery)
     except PolicyError as error:
-        resolving.refuse([f"{name}: {error}"], EXIT_USAGE)
+        launch_spec.refuse([f"{name}: {error}"], EXIT_USAGE)
 
 
 def _stored_spec(view: Run) -> RunSpec:

@@ -7,8 +7,8 @@ import time
 import click
 
 from gputui.charts import units
-from gputui.cli.acting import act
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.run_verbs import act
 from gputui.cli.table import columns
 from gputui.store import queue
 from gputui.store.json_shapes import iso

@@ -50,7 +50,7 @@ def command(
     """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are compared."""
     from gputui.reports.summary.costs import Prices
     from gputui.reports.summary.files import ReportError, write_files
-    from gputui.reports.summary.making import contents, shapes
+    from gputui.reports.summary.report import contents, shapes
 
     if bool(names) == (since is not None):
         fail("name runs, or say --since when (see gputui report --help)", EXIT_USAGE)
@@ -85,7 +85,7 @@ def _runs(
     if since is None:
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
-    from gputui.reports.summary.reading import active_since
+    from gputui.reports.summary.stored_facts import active_since
     from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
     try:
@@ -108,8 +108,8 @@ def _report(
     prices: Any,
 ) -> Report:
     from gputui.reports.summary.facts import MOST_PICTURED
-    from gputui.reports.summary.making import make
-    from gputui.reports.summary.reading import siblings
+    from gputui.reports.summary.report import make
+    from gputui.reports.summary.stored_facts import siblings
 
     pictured = {run.run_id for run in sorted(runs, key=lambda each: each.sequence)[-MOST_PICTURED:]}
     named = [_facts(connection, run, now, with_pictures=run.run_id in pictured) for run in runs]
@@ -118,7 +118,7 @@ def _report(
 
 
 def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pictures: bool) -> RunFacts:
-    from gputui.reports.summary.reading import read_facts
+    from gputui.reports.summary.stored_facts import read_facts
 
     return read_facts(
         connection,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gputui.cli.acting import act
 from gputui.cli.context import Session
+from gputui.cli.run_verbs import act
 
 
 @click.command("restart")

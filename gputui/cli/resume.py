@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from gputui.cli.acting import act
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
+from gputui.cli.run_verbs import act
 from gputui.redaction import redact_params
 from gputui.runs.spec import Scalar
 from gputui.store import checkpoints

@@ -45,13 +45,13 @@ def command(
 
     It is queued when its GPUs are busy, and survives the end of this terminal.
     """
-    from gputui.cli import check, resolving
+    from gputui.cli import check, launch_spec
     from gputui.profiles.preflight import check as preflight
     from gputui.profiles.resolve import wants_gpus
 
-    chosen = resolving.load_profile(session, profile)
+    chosen = launch_spec.load_profile(session, profile)
     if target is not None:
-        spec = resolving.resolve_on_target(session, chosen, changes, gpus, target)
+        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, target)
         if dry_run:
             print_preview(session, spec)
             return
@@ -59,21 +59,21 @@ def command(
         _launch(session, spec, name, priority, wait=wait, as_json=as_json)
         return
     if dry_run:
-        situation = resolving.gpu_situation(session)
-        spec = resolving.resolve_spec(chosen, changes, gpus, situation)
+        situation = launch_spec.gpu_situation(session)
+        spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
         check.print_plan(session, spec, situation, as_json)
         return
     session.need_agent()
     if wants_gpus(chosen, gpus):
         with closing(session.reader()) as connection:
             wait_for_gpus(connection)
-    situation = resolving.gpu_situation(session)
-    spec = resolving.resolve_spec(chosen, changes, gpus, situation)
-    past = resolving.earlier_peaks(session, spec)
+    situation = launch_spec.gpu_situation(session)
+    spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
+    past = launch_spec.earlier_peaks(session, spec)
     results = preflight(spec, state=session.workspace.state, gpus=situation, past=past)
     failed = [result for result in results if result.status == "fail"]
     if failed:
-        resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+        launch_spec.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
     _launch(session, spec, name, priority, wait=wait, as_json=as_json)
 
 

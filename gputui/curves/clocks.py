@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gputui.curves.axis import epoch_pairs
-from gputui.curves.reading import CurveLine
+from gputui.curves.run_lines import CurveLine
 from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import as_float
 

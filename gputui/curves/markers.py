@@ -11,7 +11,7 @@ import orjson
 from gputui.charts.safe_text import clean
 from gputui.curves.axis import AxisMap
 from gputui.curves.model import ChartMarker, MarkerKind
-from gputui.curves.reading import CurveLine
+from gputui.curves.run_lines import CurveLine
 from gputui.store import alerts
 from gputui.store.runs import Attempt, IncidentView, RunLookupError, find_run, read_incidents
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 
 from gputui.charts.envelope import Bin, Buckets
-from gputui.curves import reading
+from gputui.curves import run_lines
 from gputui.curves.axis import AxisMap
 from gputui.curves.bins import new_buckets
 from gputui.curves.model import ChartRequest, RankCurve, RankCurves
-from gputui.curves.reading import Place
+from gputui.curves.run_lines import Place
 from gputui.curves.smooth import is_set, smooth_bins
 from gputui.store.metrics.queries import as_float
 
@@ -57,7 +57,7 @@ class RankReader:
         """The ranks of each metric of ``names``: as it was asked for, and as it was written. What a later attempt did
         again is left out. Raises sqlite3.Error."""
         asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        until, _ = reading.sources(connection, self._run_id)
+        until, _ = run_lines.sources(connection, self._run_id)
         if asked != self._asked or until.keys() != self._until.keys():
             self._buckets = {name: {} for name in names.values()}
             self._attempts = {}
@@ -80,8 +80,8 @@ class RankReader:
     def _from_the_beginning(
         self, connection: sqlite3.Connection, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
     ) -> Iterator[RankLine]:
-        found = reading.layout(connection, self._run_id)
-        parts = reading.parts(found.stretches, axis_map, request.window, cuts)
+        found = run_lines.layout(connection, self._run_id)
+        parts = run_lines.parts(found.stretches, axis_map, request.window, cuts)
         stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
         of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
         ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
-from gputui.demo import training
+from gputui.demo import simulated_training
 from gputui.demo.past import STORIES, DemoPast
 from gputui.gpu.simulated import SimulatedSource
 from gputui.profiles.loading import load
@@ -90,7 +90,7 @@ def demo_home() -> Iterator[Workspace]:
 
 def write_profiles(folder: Path) -> None:
     """The demo's profiles and the script that they start."""
-    shutil.copyfile(training.__file__, folder / "train.py")
+    shutil.copyfile(simulated_training.__file__, folder / "train.py")
     for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
         text = PROFILE.format(
             name=name, description=description, gpus=gpus, steps=steps, step_seconds=step_seconds,

@@ -18,7 +18,7 @@ from gputui.agent.lifecycle.examination import examine
 from gputui.agent.lifecycle.postmortem import Ending, evidence_to_read, has_read_rest
 from gputui.agent.lifecycle.run_files import open_metrics, resolved_run
 from gputui.config import PRIVATE_DIR_MODE, Workspace
-from gputui.demo.training import CHECKPOINT_STEPS, lines, save
+from gputui.demo.simulated_training import CHECKPOINT_STEPS, lines, save
 from gputui.gpu.model import GpuEvent, GpuFacts, Occupant
 from gputui.gpu.simulated import SimulatedSource
 from gputui.gpu.xid import xid_text

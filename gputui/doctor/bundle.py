@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
-from gputui.doctor.scrubbing import Scrubber
+from gputui.doctor.bundle_redaction import Scrubber
 from gputui.redaction import secrets_in
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import secrets_of

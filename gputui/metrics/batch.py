@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
-from gputui.metrics.reducing import MetricLine
+from gputui.metrics.reduction import MetricLine
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import as_float

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.metrics.batch import BATCH_BYTES, Batch, Boundary, MetricsNote, SourceReader, SourceState
+from gputui.metrics.batch_writer import store_batch
 from gputui.metrics.formats import AS_USUAL, PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.marks import stored_marks
 from gputui.metrics.records import TRACKERS, RecordReader
-from gputui.metrics.reducing import STRETCHES_AT_ONCE, Reducer
+from gputui.metrics.reduction import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
 from gputui.metrics.step_order import STARTS_AGAIN, StepOrder
-from gputui.metrics.storing import store_batch
 from gputui.metrics.tailer import SourceTailer
 from gputui.redaction import BY_LOOK, Redactor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.metrics.reducing import MetricLine
+from gputui.metrics.reduction import MetricLine
 
 STARTS_AGAIN = (
     "its steps start again at their first within an attempt, so that charts by step lay its epochs over each other; "

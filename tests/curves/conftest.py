@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store.database import open_reader

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gputui.curves import hardware
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import Axis, ChartRequest, HardwareCurve
 
 from .conftest import BEGAN_AT, RUN, Story

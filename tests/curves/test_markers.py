@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import Axis, ChartRequest
 
 from .conftest import BEGAN_AT, RUN, Story

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputui.curves import ranks
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartRequest, RankCurves
 from gputui.curves.past import RunExtent, cut
 from gputui.store.runs import read_attempts

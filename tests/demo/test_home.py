@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gputui.demo import training
+from gputui.demo import simulated_training
 from gputui.demo.home import demo_home
 from gputui.store.database import open_reader
 from gputui.store.runs import find_run
@@ -48,7 +48,16 @@ def processes_of(folder: str) -> list[int]:
 def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     environment = {**os.environ, "GPUTUI_METRICS": str(metrics), "CUDA_VISIBLE_DEVICES": "0,1"}
-    argv = [sys.executable, training.__file__, "--out", str(tmp_path), "--steps", "100000", "--step-seconds", "0.01"]
+    argv = [
+        sys.executable,
+        simulated_training.__file__,
+        "--out",
+        str(tmp_path),
+        "--steps",
+        "100000",
+        "--step-seconds",
+        "0.01",
+    ]
     process = subprocess.Popen([*argv, "--loss", "6", "1"], env=environment, stdout=subprocess.DEVNULL)
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 30, "steps of both ranks")
     process.terminate()

@@ -12,7 +12,7 @@ import pytest
 
 from gputui.config import Workspace, locate
 from gputui.doctor.bundle import write_bundle
-from gputui.doctor.scrubbing import Scrubber
+from gputui.doctor.bundle_redaction import Scrubber
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gputui.metrics.reducing import MetricLine
+from gputui.metrics.reduction import MetricLine
 from gputui.metrics.step_order import StepOrder
 
 from .conftest import Bench, line

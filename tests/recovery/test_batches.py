@@ -15,7 +15,7 @@ from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import Case, for_fewer_ranks
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, decide
-from gputui.recovery.trying import attempts_of, fresh
+from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
 
 OOM = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f" * 16, ())

@@ -40,7 +40,7 @@ def test_no_signal_reaches_a_process_that_took_over_a_number() -> None:
 def test_signals_are_sent_where_there_are_no_pidfds(number: int, open_too: bool) -> None:
     code = f"""
 import signal, subprocess, sys
-from gputui.runs import signalling
+from gputui.runs import user_signals
 from gputui.runs.identity import identify, send_signal
 from tests.runs.seccomp import forbid_pidfds
 if not forbid_pidfds({number}, open_too={open_too}):
@@ -54,7 +54,7 @@ try:
     assert send_signal(identity, signal.SIGTERM)
     assert child.wait(10) == -signal.SIGTERM
     assert not send_signal(identity, signal.SIGTERM)
-    signalling.send(other.pid, second.start_ticks, signal.SIGTERM)
+    user_signals.send(other.pid, second.start_ticks, signal.SIGTERM)
     assert other.wait(10) == -signal.SIGTERM
 finally:
     child.kill(); other.kill()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs import signalling
+from gputui.runs import user_signals
 from gputui.runs.identity import read_stat
 from gputui.runs.process_table import ProcessTable
-from gputui.runs.signalling import SignalRefusedError, send
+from gputui.runs.user_signals import SignalRefusedError, send
 
 BURNS = "import os, sys\nprint('ready', flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
 FORKS = "import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nprint(child, flush=True)\nsignal.pause()"
@@ -132,7 +132,7 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
     ):
         with pytest.raises(SignalRefusedError, match=words):
             send(pid, since, signal.SIGKILL)
-    monkeypatch.setattr(signalling.os, "geteuid", lambda: 4_000_000)
+    monkeypatch.setattr(user_signals.os, "geteuid", lambda: 4_000_000)
     with pytest.raises(SignalRefusedError, match="another user's"):
         send(child.pid, began, signal.SIGKILL)
     monkeypatch.undo()

@@ -17,8 +17,8 @@ from typing import Any
 from gputui.alerts.rules import RULES
 from gputui.config import Workspace, locate
 from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.batch_writer import store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
-from gputui.metrics.storing import store_batch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import queue

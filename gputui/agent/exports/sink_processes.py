@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace, own_python
-from gputui.reports.export.following import WRITE_SECONDS
+from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal

@@ -16,8 +16,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
 from gputui.reports.export.formats import Format, is_format
-from gputui.reports.export.making import absolute_target, memory_key_of
 from gputui.reports.export.memory import MemoryPlace
+from gputui.reports.export.sink_factory import absolute_target, memory_key_of
 from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec

@@ -16,12 +16,12 @@ from typing import cast
 
 from gputui.config import Workspace
 from gputui.redaction import redact_text
-from gputui.reports.export.following import Follower, Target
+from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import cannot_write
-from gputui.reports.export.making import absolute_target
 from gputui.reports.export.memory import FollowedElsewhereError
 from gputui.reports.export.sink import ExportError
+from gputui.reports.export.sink_factory import absolute_target
 from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec

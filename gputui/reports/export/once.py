@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import LineFile, cannot_write
-from gputui.reports.export.making import key_of, make_sink
 from gputui.reports.export.sink import ExportError, Sink
+from gputui.reports.export.sink_factory import key_of, make_sink
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import ExportProgress, HistoryLostError, RunGoneError, read_piece
 

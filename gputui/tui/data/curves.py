@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection
 
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.store.runs import read_attempts
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from gputui.charts.safe_text import clean
-from gputui.curves.following import RunCurves
+from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartRequest
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine

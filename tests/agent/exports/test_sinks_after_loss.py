@@ -20,7 +20,7 @@ from gputui.agent.exports.sinks import Sinks
 from gputui.agent.lifecycle import rebuild
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
-from gputui.reports.export.following import Follower, Target
+from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.spec import MetricsSpec, RunSpec
@@ -28,7 +28,7 @@ from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import migrations, open_writer
 from gputui.store.metrics.exported import ExportProgress, HistoryLostError, read_piece
 from gputui.store.runs import find_run
-from tests.reports.export.test_following import Clock, Killed, written_steps
+from tests.reports.export.test_follower import Clock, Killed, written_steps
 from tests.tui.filling import NOW, Filler
 
 FILES: tuple[Format, ...] = ("jsonl", "csv", "parquet", "tensorboard")

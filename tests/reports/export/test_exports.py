@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
 from gputui.config import Workspace
-from gputui.reports.export.following import Follower, Target
+from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.making import key_of, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
+from gputui.reports.export.sink_factory import key_of, memory_key_of
 from gputui.reports.export.subject import read_subject
 from gputui.store.metrics.exported import ExportProgress
 from tests.trainer.test_telemetry_trackers import wandb_records

@@ -13,7 +13,7 @@ import pytest
 from gputui.config import Workspace
 from gputui.reports.export import formats
 from gputui.reports.export.formats import FORMATS, Format, FormatFacts
-from gputui.reports.export.making import make_sink
+from gputui.reports.export.sink_factory import make_sink
 from gputui.reports.export.subject import read_subject
 from tests.tui.filling import Filler
 

@@ -12,7 +12,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
-from gputui.runs import signalling
+from gputui.runs import user_signals
 from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Snapshot
@@ -225,8 +225,8 @@ class ProcessesScreen(ListPage):
 
         def work() -> None:
             try:
-                signalling.send(row.pid, row.start_ticks, number)
-            except signalling.SignalRefusedError as refused:
+                user_signals.send(row.pid, row.start_ticks, number)
+            except user_signals.SignalRefusedError as refused:
                 app.tell(f"{number.name} was not sent. {refused}", "error")
             else:
                 app.tell(f"{number.name} was sent to PID {row.pid}.", "info")

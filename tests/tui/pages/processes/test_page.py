@@ -239,7 +239,7 @@ async def test_a_gpus_page_leads_to_its_processes(app: GputuiApp) -> None:
 @pytest.mark.parametrize("key", ["escape", "n", "q"])
 async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, key: str, monkeypatch: Any) -> None:
     sent: list[object] = []
-    monkeypatch.setattr("gputui.runs.signalling.send", lambda *given: sent.append(given))
+    monkeypatch.setattr("gputui.runs.user_signals.send", lambda *given: sent.append(given))
     async with app.run_test(size=SMALL) as pilot:
         await open_page(pilot, app)
         await pilot.press("s")

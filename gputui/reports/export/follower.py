@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gputui.reports.export.formats import FORMATS, Format
-from gputui.reports.export.making import make_sink, memory_key_of
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import Sink
+from gputui.reports.export.sink_factory import make_sink, memory_key_of
 from gputui.reports.export.subject import read_subject
 from gputui.store.database import open_reader
 from gputui.store.metrics.exported import ExportProgress, HistoryLostError, RunGoneError, read_piece

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gputui.charts.safe_text import clean
-from gputui.curves import reading
+from gputui.curves import run_lines
 from gputui.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
 from gputui.curves.bins import RESOLUTION, Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
@@ -17,7 +17,7 @@ from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Frame, MetricCurve, RankCurves, Window
 from gputui.curves.ranks import RankReader
-from gputui.curves.reading import CurveLine, Layout, Part, Place
+from gputui.curves.run_lines import CurveLine, Layout, Part, Place
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
 from gputui.store.runs import Attempt, read_attempts
@@ -60,7 +60,7 @@ class RunCurves:
 
     def has_news(self, connection: sqlite3.Connection) -> bool:
         """Whether lines came since the last look. Raises sqlite3.Error."""
-        return reading.sources(connection, self.run_id)[0] != self._until
+        return run_lines.sources(connection, self.run_id)[0] != self._until
 
     def pace(self, attempt: int) -> Pairs:
         """(moment, step) pairs of an attempt in the order of time, as far as was read."""
@@ -96,7 +96,7 @@ class RunCurves:
         new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
         if new:
             if self._layout is None or self._layout.until != self._until:
-                self._layout = reading.layout(connection, self.run_id)
+                self._layout = run_lines.layout(connection, self.run_id)
             self._begin(connection, new, request, self._layout)
         curves: dict[str, MetricCurve] = {}
         for asked, name in wanted.items():
@@ -116,7 +116,7 @@ class RunCurves:
         quicker."""
         timeline = AxisTimeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
-        until, line_count = reading.sources(connection, self.run_id)
+        until, line_count = run_lines.sources(connection, self.run_id)
         if until != self._until:
             self._newest = queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
@@ -148,7 +148,7 @@ class RunCurves:
     ) -> Iterator[CurveLine]:
         for source_id, end in until.items():
             if since[source_id] != end:
-                yield from reading.lines(connection, source_id, since[source_id], end)
+                yield from run_lines.lines(connection, source_id, since[source_id], end)
 
     def _take(self, lines: Iterable[CurveLine]) -> bool:
         """Add lines to all curves; False where they changed the axis itself."""
@@ -183,13 +183,13 @@ class RunCurves:
         self._start, self._end = math.inf, -math.inf
         self._hardware.begin_anew()
         self._ranks.begin_anew()
-        found = self._layout = reading.layout(connection, self.run_id)
+        found = self._layout = run_lines.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
         for stretch in found.stretches:
             self._paces.add_stretch(stretch)
         axis = request.axis
         if axis == EPOCH:
-            for attempt, step, epoch in reading.epoch_points(connection, found.stretches, EPOCH, request.bins):
+            for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, EPOCH, request.bins):
                 self._epochs.add_pair(attempt, step, epoch)
         edges: dict[int, tuple[CurveLine, CurveLine]] = {}
         for line in _unreduced(connection, found):
@@ -210,19 +210,19 @@ class RunCurves:
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
         """Read metrics that were not followed yet, up to where the others are."""
-        parts = reading.parts(found.stretches, self._map, request.window, self._cuts)
+        parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many suffice: an entry has four values to draw, and a level below is sixteen times as long to read.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
-        in_full = reduced <= reading.LINES_IN_FULL
+        in_full = reduced <= run_lines.LINES_IN_FULL
         # What is read line by line beside entries is to look like them.
         resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
         new = [Followed(name, request, self._cuts, resolution) for name in names]
         self._followed |= {each.name: each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
-        for part, at in reading.by_level(parts, level_of):
+        for part, at in run_lines.by_level(parts, level_of):
             if in_full or at is None or part.share == "mixed":
-                self._read_lines(reading.lines(connection, *part.place), new)
+                self._read_lines(run_lines.lines(connection, *part.place), new)
             else:
                 self._read_part(connection, part, at, new)
         self._read_lines(_unreduced(connection, found), new)
@@ -281,7 +281,7 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
 
 def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[CurveLine]:
     for source_id, begin, end in found.unreduced():
-        yield from reading.lines(connection, source_id, begin, end)
+        yield from run_lines.lines(connection, source_id, begin, end)
 
 
 def _wider(edges: tuple[CurveLine, CurveLine] | None, line: CurveLine) -> tuple[CurveLine, CurveLine]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.charts.safe_text import clean
 from gputui.curves.drawing import drawing, hardware_drawing
-from gputui.curves.following import read_charts
+from gputui.curves.live_curves import read_charts
 from gputui.curves.model import ChartRequest
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured

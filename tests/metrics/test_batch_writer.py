@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gputui.metrics.batch_writer import NAMES_KEPT, REJECTED_KEPT
 from gputui.metrics.ingest import MetricsIngest
-from gputui.metrics.storing import NAMES_KEPT, REJECTED_KEPT
 from gputui.redaction import BY_LOOK, REDACTED, Redactor
 
 from .conftest import RUN, Bench, line

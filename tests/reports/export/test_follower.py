@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gputui.config import Workspace
-from gputui.reports.export import following
+from gputui.reports.export import follower as following
 from gputui.reports.export.csv_sink import CsvSink
-from gputui.reports.export.following import Follower, Target
+from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
 from gputui.reports.export.sink import ExportError

@@ -8,7 +8,7 @@ from typing import Any
 
 from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.marks import packed, store_marks
-from gputui.metrics.reducing import Reducer
+from gputui.metrics.reduction import Reducer
 
 # A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
 REJECTED_KEPT = 1000

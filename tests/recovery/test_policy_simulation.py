@@ -9,7 +9,7 @@ import pytest
 from gputui.recovery.action_results import AppliedAction, SkippedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, policy_from
-from gputui.recovery.trying import EXAMPLE, FIRST_FAILURE, STEPS, Round, attempts_of, effect_of, fresh
+from gputui.recovery.policy_simulation import EXAMPLE, FIRST_FAILURE, STEPS, Round, attempts_of, effect_of, fresh
 from gputui.runs.spec import RunSpec, Scalar
 
 STANDARD = POLICIES["standard"]

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from gputui.charts.envelope import Bin
-from gputui.curves import reading
-from gputui.curves.following import RunCurves, read_charts
+from gputui.curves import run_lines
+from gputui.curves.live_curves import RunCurves, read_charts
 from gputui.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.formats import Reading
 from gputui.store.runs import read_attempts
@@ -64,7 +64,7 @@ def test_a_spike_among_many_stays(story: Story, axis: Axis) -> None:
 
 
 def test_reduced_or_not_the_curves_say_the_same(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LINES_IN_FULL", 600)
+    monkeypatch.setattr(run_lines, "LINES_IN_FULL", 600)
     chance = random.Random(3)
     story.attempt(1, 0)
     story.steps(0, 2600, 0.0, noise=math.nan)
@@ -164,7 +164,7 @@ def test_a_flood_is_not_followed_line_by_line(story: Story, monkeypatch: pytest.
     story.ask(LOSS, followed)
     story.steps(0, 10_000, 0.0)
     read = 0
-    real = reading.lines
+    real = run_lines.lines
 
     def counted(*place: object) -> object:
         nonlocal read
@@ -172,7 +172,7 @@ def test_a_flood_is_not_followed_line_by_line(story: Story, monkeypatch: pytest.
             read += 1
             yield line
 
-    monkeypatch.setattr(reading, "lines", counted)
+    monkeypatch.setattr(run_lines, "lines", counted)
     assert told(story.ask(LOSS, followed).curves["loss"].bins)[0] == 10_000
     assert read <= 2 * 512
 

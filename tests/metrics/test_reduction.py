@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics.reducing import NAMES_REDUCED, Reducer
+from gputui.metrics.reduction import NAMES_REDUCED, Reducer
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
 
