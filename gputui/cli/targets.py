@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gputui.cli import resolving
+from gputui.cli import launch_spec
 from gputui.cli.check import MARKS
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
 from gputui.cli.table import columns
@@ -24,7 +24,7 @@ def command(context: click.Context, as_json: bool) -> None:
     try:
         found = load_targets(session.workspace.targets)
     except ProfileError as error:
-        resolving.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
     if as_json:
         print_json(list(found.values()))
     elif not found:
@@ -55,7 +55,7 @@ def check(session: Session, name: str, as_json: bool) -> None:
     try:
         target = find_target(name, {}, session.workspace)
     except (TargetNotFoundError, ProfileError) as error:
-        resolving.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
     results = []
     for result in Executors().of(target).survey(target):
         results.append(result)
