@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field
 
-from gputui.yaml_forms.forms import Model
+from gputui.yaml_forms.forms import Model, expected
 
-Line = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\n\r\x00]+$")]
+
+def matching(pattern: str, what: str) -> AfterValidator:
+    """A validator of text that matches ``pattern`` as a whole, and is ``what``."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise expected(what)
+        return text
+
+    return AfterValidator(check)
+
+
+Line = Annotated[str, matching(r"[^\n\r\x00]{1,1000}", "text in one line")]
 """Text in one line."""
 
-Word = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_./:@%+=,~\[\]-]+$")]
+Word = Annotated[str, matching(r"[A-Za-z0-9_./:@%+=,~\[\]-]{1,200}", "a name without blanks")]
 """A name as schedulers and host names have it, without blanks and shell characters."""
 
 

@@ -251,3 +251,39 @@ def test_the_dry_run_prints_the_script_that_is_submitted(lab: Lab) -> None:
     assert all(line in dry.splitlines() for line in same)
     lab.machine.gputui("stop", run_id)
     lab.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
+
+
+def test_a_check_of_the_target_tells_what_is_there_and_what_is_wrong(lab: Lab) -> None:
+    results = {one["name"]: one for one in lab.machine.json("targets", "check", "lab")}
+    assert {name: one["status"] for name, one in results.items()} == dict.fromkeys(
+        ("commands", "controller", "partition", "gpus", "submission", "clock"), "pass"
+    )
+    assert results["gpus"]["detail"].startswith("2 of 2 ")
+    lab.target(partition="nonsense")
+    done = lab.machine.call("targets", "check", "lab", "--json")
+    wrong = {one["name"]: one["status"] for one in json.loads(done.stdout)}
+    assert done.returncode == 3 and wrong["partition"] == wrong["submission"] == "fail"
+    assert [one["name"] for one in lab.machine.json("targets")] == ["lab"]
+
+
+@pytest.mark.parametrize(
+    ("target", "place"),
+    [
+        ({"kind": "slrum"}, "lab.kind"),
+        ({"kind": "slurm", "partiton": "gpu"}, "lab.partiton"),
+        ({"kind": "slurm", "time": "soon"}, "lab.time"),
+        ({"kind": "slurm", "partition": "gpu; rm"}, "lab.partition"),
+        ({"partition": "gpu"}, "lab"),
+    ],
+)
+def test_what_is_wrong_with_a_target_is_said_with_its_place(
+    machine: Machine, target: dict[str, Any], place: str
+) -> None:
+    machine.workspace.targets.write_text(json.dumps({"lab": target}))
+    said = machine.gputui("run", machine.profile(), "--on", "lab", code=2)
+    assert f"{place}: " in said and len(said.splitlines()) == 1
+
+
+def test_a_target_that_is_not_there_is_named_with_the_nearest(machine: Machine) -> None:
+    machine.workspace.targets.write_text(json.dumps({"lab": {"kind": "slurm"}}))
+    assert "lab" in machine.gputui("run", machine.profile(), "--on", "lap", code=2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from gputui.runs.executors.options import Line, TargetOptions, Word
+from gputui.runs.executors.options import Line, TargetOptions, Word, matching
 
-_TIME = r"^(\d+-)?\d{1,4}(:\d{1,2}){0,2}$|^\d+(m|h|d)$"
+_TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
 
 
 class SlurmOptions(TargetOptions):
@@ -19,7 +19,7 @@ class SlurmOptions(TargetOptions):
     account: Word | None = Field(None, description="account that pays")
     qos: Word | None = Field(None, description="quality of service")
     constraint: Line | None = Field(None, description="features that the node must have")
-    time: Annotated[str, StringConstraints(pattern=_TIME)] | None = Field(
+    time: Annotated[str, _TIME] | None = Field(
         None, description="limit of one start, such as 4h, 30m, 2d or sbatch's 1-12:00:00; the partition's if left out"
     )
     gpu_type: Word | None = Field(None, description="type of GPU, as in gres gpu:TYPE:N")
