@@ -19,9 +19,10 @@ PRESETS = ("hf", "lightning", "accelerate", "timm", "nanogpt", "makefile")
 def command(session: Session, words: tuple[str, ...], preset: str | None, out: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
     from gputui.profiles.draft import PRESETS as KNOWN
-    from gputui.profiles.draft import DraftError, draft
+    from gputui.profiles.draft import draft
     from gputui.profiles.loading import read_profile
     from gputui.profiles.script_survey import SurveyError
+    from gputui.profiles.typed_command import DraftError
     from gputui.yaml_forms.problems import ProfileError, shown_path
 
     here = Path.cwd()

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +14,9 @@ from typing import Literal
 
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
 from gputui.profiles.script_survey import Option, Survey, options_in, survey_script
+from gputui.profiles.typed_command import DraftError, TypedCommand, as_number, make_variables, script_file, take_apart
 from gputui.runs.command import format_value
-from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
-from gputui.runs.launchers.base import Launcher
+from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 from gputui.runs.spec import ROLE_NAMES, Scalar
 
 Preset = Literal["hf", "lightning", "accelerate", "timm", "nanogpt", "makefile"]
@@ -44,10 +42,6 @@ _RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path
 _PARALLEL = ("init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel")
 
 
-class DraftError(Exception):
-    """No profile can be drafted; one line that says why and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """The text of a profile, its name, what was recognised (one line each), and what a person must still decide."""
@@ -56,19 +50,6 @@ class Draft:
     text: str
     found: tuple[str, ...]
     open_points: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Command:
-    """What was typed, taken apart. ``words`` follow the program."""
-
-    launcher: Launcher = FOR_RANKS
-    python: str | None = None
-    script: str | None = None
-    module: str | None = None
-    program: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    nproc: int | None = None
 
 
 @dataclass(slots=True)
@@ -94,14 +75,14 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
 
     Raises DraftError, and SurveyError where the script cannot be read.
     """
-    command = _take_apart(words, folder)
+    command = take_apart(words, folder)
     survey = Survey()
-    script = _script_file(command, folder)
+    script = script_file(command, folder)
     if script is not None:
         survey = survey_script(script)
         if command.launcher.takes_command and command.script is None:
             # Its options are those of the file that starts it, not of what is typed.
-            survey.options, survey.style = _make_variables(command, folder), None
+            survey.options, survey.style = make_variables(command, folder), None
     chosen = preset or _recognised(survey, command)
     if chosen == "makefile" and not command.launcher.takes_command:
         raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
@@ -128,138 +109,7 @@ _TITLES: Mapping[Preset, str] = {
 }
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
-def _take_apart(words: Sequence[str], folder: Path) -> _Command:
-    if not words:
-        raise DraftError(
-            "name a script (gputui init train.py) or a command (gputui init -- torchrun train.py --lr 0.1)"
-        )
-    first = Path(words[0]).name
-    if len(words) == 1 and words[0].endswith(".py"):
-        if not (folder / words[0]).is_file():
-            raise DraftError(f"{words[0]}: no such file")
-        return _Command(script=words[0], python=_python_beside(folder))
-    if (launcher := _typed_launcher([first, *words[1:]])) is not None:
-        return _behind_launcher(words, words[1:], _Command(launcher=launcher, python=_python_beside(folder)), folder)
-    if re.fullmatch(r"python[\d.]*", first):
-        python = words[0] if "/" in words[0] else _python_beside(folder)
-        command = _Command(launcher=FOR_SCRIPT, python=python)
-        rest = list(words[1:])
-        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
-            rest.pop(0)
-        if rest[:1] == ["-m"] and len(rest) > 1:
-            if (launcher := _typed_launcher(rest[1:])) is not None:
-                command.launcher = launcher
-                return _behind_launcher(words, rest[2:], command, folder)
-            command.module, command.words = rest[1], rest[2:]
-            return command
-        if not rest or rest[0].startswith("-"):
-            raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
-        command.script, command.words = rest[0], rest[1:]
-        return command
-    return _whole(words, folder)
-
-
-def _whole(words: Sequence[str], folder: Path) -> _Command:
-    """A command as it was typed, its options aside."""
-    first = Path(words[0]).name
-    if (folder / words[0]).exists() and not _is_program(words[0], folder):
-        raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
-    script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-    end = len(words) if script is None else script + 1
-    if first in ("make", "bash", "sh", "just"):
-        end = next((index for index, word in enumerate(words) if "=" in word), len(words))
-        script = None
-    return _Command(
-        launcher=FOR_COMMAND,
-        script=None if script is None else words[script],
-        program=list(words[:end]),
-        words=list(words[end:]),
-    )
-
-
-def _is_program(word: str, folder: Path) -> bool:
-    path = folder / word
-    return shutil.which(word) is not None or (path.is_file() and os.access(path, os.X_OK))
-
-
-def _typed_launcher(words: Sequence[str]) -> Launcher | None:
-    """The launcher that a command line begins with: its program, or its module behind ``python -m``."""
-    for launcher in LAUNCHERS.values():
-        typed = launcher.typed
-        if typed is not None and words[0] in typed.programs and typed.subcommand in (None, *words[1:2]):
-            return launcher
-    return None
-
-
-def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: _Command, folder: Path) -> _Command:
-    """The launcher's own options, then the script. ``typed`` is the whole line, which stays the command as it is where
-    it has an option that no profile can say."""
-    form, words = command.launcher.typed, list(rest)
-    assert form is not None
-    if form.subcommand is not None:
-        words.pop(0)
-    while words:
-        word = words.pop(0)
-        option, equals, value = word.partition("=")
-        if option in ("-m", "--module"):
-            command.module, command.words = words[0] if words else None, words[1:]
-            return command
-        if not word.startswith("-"):
-            command.script, command.words = word, words
-            return command
-        if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
-            return _whole(typed, folder)
-        if option in form.flags:
-            continue
-        value = value if equals else words.pop(0) if words else ""
-        if option in form.count and value.isdigit():
-            command.nproc = int(value)
-    raise DraftError(f"no script is named behind {command.launcher.name}")
-
-
-def _python_beside(folder: Path) -> str | None:
-    return next((name for name in (".venv/bin/python", "venv/bin/python") if (folder / name).exists()), None)
-
-
-def _script_file(command: _Command, folder: Path) -> Path | None:
-    if command.script is not None:
-        return folder / command.script
-    if command.module is None:
-        return _script_behind(command, folder)
-    path = folder.joinpath(*command.module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
-
-
-def _starting_file(command: _Command, folder: Path) -> Path | None:
-    """The shell script or Makefile that a command runs."""
-    names = command.program[1:] if Path(command.program[0]).name != "make" else ["Makefile", "makefile", "GNUmakefile"]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _script_behind(command: _Command, folder: Path) -> Path | None:
-    """The first Python script that the shell script or Makefile of a command names."""
-    file = _starting_file(command, folder) if command.program else None
-    if file is None:
-        return None
-    names = re.findall(r"[\w./-]+\.py\b", file.read_text("utf-8", "replace"))
-    # A variable of the shell in front of a name hides where it lies; beside the file is the best guess.
-    candidates = (base / each for name in names for base in (folder, file.parent) for each in (name, Path(name).name))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _make_variables(command: _Command, folder: Path) -> dict[str, Option]:
-    """``BATCH ?= 32`` of a Makefile."""
-    file = _starting_file(command, folder)
-    if file is None or Path(command.program[0]).name != "make":
-        return {}
-    pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", file.read_text("utf-8", "replace"), re.MULTILINE)
-    return {name: Option(name, name, value if (number := _number(value)) is None else number) for name, value in pairs}
-
-
-def _recognised(survey: Survey, command: _Command) -> Preset | None:
+def _recognised(survey: Survey, command: TypedCommand) -> Preset | None:
     if command.program and Path(command.program[0]).name == "make":
         return "makefile"
     if survey.uses("lightning", "pytorch_lightning"):
@@ -287,7 +137,7 @@ def _is_parallel(survey: Survey, preset: Preset | None) -> bool:
 # --- parameters and arguments ---------------------------------------------------------------------------------------
 
 
-def _arguments(lines: _Lines, survey: Survey, command: _Command, preset: Preset | None) -> None:
+def _arguments(lines: _Lines, survey: Survey, command: TypedCommand, preset: Preset | None) -> None:
     """What was typed comes first, its numbers as parameters; then what recovery may change."""
     options = _known_options(survey, preset)
     words = list(command.words)
@@ -303,7 +153,7 @@ def _arguments(lines: _Lines, survey: Survey, command: _Command, preset: Preset 
         option = options.get(name)
         follows = words[position] if position < len(words) else ""
         if not equals and flag.startswith("-") and not (option is not None and option.is_flag):
-            if follows and (not follows.startswith("-") or _number(follows) is not None):
+            if follows and (not follows.startswith("-") or as_number(follows) is not None):
                 value, position = follows, position + 1
             else:
                 lines.args.append(_literal(word))
@@ -320,7 +170,7 @@ def _arguments(lines: _Lines, survey: Survey, command: _Command, preset: Preset 
             lines.args.append(f"{flag}{separator}{OUT}")
             lines.out_options[name] = OUT
             lines.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
-        elif (number := _number(value)) is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
+        elif (number := as_number(value)) is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
             lines.params[name] = number
             lines.args.append(f"{flag}{separator}{{{name}}}")
             _note_role(lines, name)
@@ -387,14 +237,6 @@ def _note_role(lines: _Lines, name: str) -> None:
         lines.roles[role] = name
 
 
-def _number(text: str) -> int | float | None:
-    if re.fullmatch(r"[-+]?\d+", text):
-        return int(text)
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
-        return float(text)
-    return None
-
-
 def _literal(word: str) -> str:
     """A word of a command line as `shlex.split` takes it back."""
     return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"
@@ -407,7 +249,7 @@ def _text(
     name: str,
     lines: _Lines,
     survey: Survey,
-    command: _Command,
+    command: TypedCommand,
     preset: Preset | None,
     gpus: int,
     folder: Path,
@@ -535,7 +377,7 @@ def _output_directory(lines: _Lines, survey: Survey) -> str | None:
     return None
 
 
-def _checkpoints(lines: _Lines, survey: Survey, command: _Command, preset: Preset | None) -> list[str]:
+def _checkpoints(lines: _Lines, survey: Survey, command: TypedCommand, preset: Preset | None) -> list[str]:
     place = _saved_at(lines, survey, preset)
     if place is not None and not place[0]:
         lines.open_points.append(f"in which folder it saves {place[1]} cannot be seen: write it as checkpoints: dir")
@@ -607,7 +449,7 @@ def _resume(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str |
     return None, ["the script would begin anew; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"]
 
 
-def _name(command: _Command, folder: Path) -> str:
+def _name(command: TypedCommand, folder: Path) -> str:
     source = command.script or command.module or (command.program[0] if command.program else "")
     stem = Path(source).stem if command.script else source.rpartition(".")[2]
     if stem in ("train", "main", "run", "__main__", "make", "bash", "sh", "accelerate", "just"):
