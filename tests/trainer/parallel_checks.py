@@ -401,6 +401,23 @@ def loss_after_writing(world: World, **settings: Any) -> float:
     return total / world.size
 
 
+def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
+    """Random numbers that a rank draws inside of the shared layers of a Llama, and outside of them."""
+    fields = tiny_settings(task="lm", width=32, parallel="fsdp", tensor_parallel=2, dropout=dropout)
+    strategy = build_strategy(fields, words_objective("llama"), world)
+    inside: list[float] = []
+    outside: list[float] = []
+    torch.manual_seed(7)
+    for name, layer in strategy.objective.model.named_modules():
+        if name.endswith(("q_proj", "up_proj")):
+            layer.register_forward_hook(lambda *_: inside.append(torch.rand(()).item()))
+        if name.endswith(("o_proj", "down_proj")):
+            layer.register_forward_hook(lambda *_: outside.append(torch.rand(()).item()))
+    batch = {"tokens": torch.zeros(2, CONTEXT, dtype=torch.long), "target": torch.zeros(2, CONTEXT, dtype=torch.long)}
+    strategy.loss(batch)
+    return inside, outside
+
+
 def load_errors(world: World, **settings: Any) -> list[str]:
     """What is said about states that do not fit."""
     strategy = build(world, **settings)

@@ -24,6 +24,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "unused": {"find_unused_parameters": True},
     "zero1": {"parallel": "zero1"},
     "fsdp": {"parallel": "fsdp"},
+    "hsdp": {"parallel": "fsdp", "shard_ranks": 2},  # two copies on four ranks
     "fsdp-offload": {"parallel": "fsdp", "cpu_offload": True, "reshard_after_forward": False},
     # Without a GPU there are no graphs, but what is done for them is.
     "graphs": {"compile": "reduce-overhead"},
@@ -127,6 +128,17 @@ def test_optimizer_state_is_shared_out(way: str, four_ranks: Ranks) -> None:
     parameters = held[0][1]
     assert sum(elements for elements, _ in held) == parameters
     assert max(elements for elements, _ in held) < 0.5 * parameters
+
+
+def test_ranks_with_a_copy_hold_half_of_it_each(four_ranks: Ranks) -> None:
+    held = four_ranks.run(checks.optimizer_share, **EXACT["hsdp"])
+    assert [elements for elements, _ in held[:2]] == [elements for elements, _ in held[2:]]
+    assert sum(elements for elements, _ in held[:2]) == held[0][1]
+
+
+def test_copies_must_have_as_many_ranks_each(four_ranks: Ranks) -> None:
+    said = four_ranks.run(checks.refusal, parallel="fsdp", shard_ranks=3)
+    assert said == ["--shard-ranks 3 does not divide the 4 ranks"] * 4
 
 
 # --- state ------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,16 @@ def test_ranks_that_share_layers_take_the_same_data(four_ranks: Ranks) -> None:
     assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
 
 
+def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all_others(two_ranks: Ranks) -> None:
+    (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.5)
+    assert outside == other_outside and len(outside) == 4
+    assert not set(inside) & set(other_inside) and len(set(inside)) == 4
+    # And the same again, as a resumed or a recomputed step needs them.
+    assert two_ranks.run(checks.draws, 0.5)[0] == (inside, outside)
+    (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.0)
+    assert (inside, outside) == (other_inside, other_outside)
+
+
 def test_what_cannot_be_shared_is_refused(two_ranks: Ranks, four_ranks: Ranks) -> None:
     assert (
         four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=4)

@@ -262,3 +262,12 @@ def test_retries_that_would_have_no_effect_are_announced(
     two_ranks.run(train_on, tmp_path, *flags, "--oom-retries", "2", "--steps", "1", "--text-log")
     log = (tmp_path / "logs" / "trainer.log").read_text()
     assert (f"--oom-retries 2 has no effect in this phase: with {why} a rank" in log) == bool(why)
+
+
+def test_copies_of_shards_go_on_in_one_process(four_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--parallel", "fsdp", "--sharded-checkpoints", "--ema", "0.9", "--validate-every", "0")
+    four_ranks.run(train_on, tmp_path, *flags, "--shard-ranks", "2", "--steps", "4")
+    assert len(list((tmp_path / "checkpoints" / "step_00000004.shards").iterdir())) == 4
+    assert train(tmp_path, "--resume", "auto", "--ema", "0.9", "--steps", "6") == 0
+    losses = [line["loss"] for line in step_lines(tmp_path)]
+    assert len(losses) == 6 and losses[4] < losses[0] + 0.1

@@ -150,7 +150,17 @@ class ParallelSettings(_Group):
     """How the ranks work together"""
 
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
-    tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that share every layer between them")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="lm, mlm with fsdp: ranks that share every layer between them; of GPT-2 the feed-forward part only",
+    )
+    shard_ranks: int = Field(
+        0,
+        ge=0,
+        description="fsdp: ranks that share one copy of the weights, the others sharing copies: weights are gathered"
+        " among fewer, and a rank holds more; 0: all share one",
+    )
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: mebibytes of gradients exchanged at once")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
@@ -389,6 +399,10 @@ class Settings(
             yield "label_smoothing", f" needs --task classify, not {task}"
         if self.tensor_parallel > 1 and not (text and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
+        if self.shard_ranks and parallel != "fsdp":
+            yield "shard_ranks", f" needs --parallel fsdp, not {parallel}"
+        if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):
+            yield "shard_ranks", " goes with neither --tensor-parallel nor --ranks"
         if self.ranks and self.tensor_parallel > 1:
             yield "ranks", f" must be left out: --tensor-parallel {self.tensor_parallel} needs all ranks"
         for name in ("cpu_offload", "sharded_checkpoints"):

@@ -81,5 +81,7 @@ def _complaints(settings: Settings, world: World) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
     if settings.average_every != type(settings).model_fields["average_every"].default and parallel != "local_sgd":
         yield f"--average-every needs --parallel local_sgd, not {parallel}"
+    if world.backend and settings.shard_ranks and world.size % settings.shard_ranks:
+        yield f"--shard-ranks {settings.shard_ranks} does not divide the {world.size} ranks"
     if world.size % shared_by:
         yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"

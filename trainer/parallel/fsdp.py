@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.config import Settings
@@ -54,9 +54,16 @@ class Fsdp(Strategy):
         self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
 
     def _spread(self, settings: Settings) -> None:
-        group = self.world.group or dist.group.WORLD
-        assert group is not None
-        shard(self.objective.model, DeviceMesh.from_group(group, self.world.device.type), settings)
+        world, together = self.world, settings.shard_ranks or self.world.size
+        if together < world.size:
+            # A mesh of two dimensions is hybrid sharding: gradients are averaged over the copies as well.
+            shape = (world.size // together, together)
+            mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "shards"))
+        else:
+            group = world.group or dist.group.WORLD
+            assert group is not None
+            mesh = DeviceMesh.from_group(group, world.device.type)
+        shard(self.objective.model, mesh, settings)
 
     @torch.no_grad()
     def _initialise(self, initial: Initial, device: torch.device | str) -> None:

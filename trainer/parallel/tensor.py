@@ -1,6 +1,7 @@
 """Tensor parallelism: neighbouring ranks share every layer, and rows of such ranks share the data as FSDP does.
 
-Ranks that share layers take the same samples, and must draw the same random numbers (dropout).
+Ranks that share layers take the same samples, and must draw the same random numbers (dropout); but for what each has
+a part of, between the two halves of a pair, where they must draw different ones.
 
 `plan` says which layers of known language models are cut by their outputs, and which by their inputs. Shoeybi et al.
 (2019), "Megatron-LM", arXiv:1909.08053: a pair of matrices needs one all-reduce when the first is cut by its outputs
@@ -101,8 +102,37 @@ class TensorParallel(Fsdp):
         parallelize_module(
             model, mesh["layer"], {name: _style(model.get_submodule(name), cut) for name, cut in cuts.items()}
         )
+        if settings.dropout:
+            own = _OwnDraws(self.world.device, self.world.rank % shared_by)
+            for name, cut in cuts.items():
+                model.get_submodule(name).register_forward_pre_hook(own.begin if cut == "outputs" else own.end)
         if shape[0] > 1:
             shard(model, mesh["data"], settings)
+
+
+class _OwnDraws:
+    """Random numbers of a rank's own from the first layer of a pair to the second one, in training.
+
+    They begin with a number that all ranks of a layer draw alike, so that nothing more has to be saved or recomputed.
+    """
+
+    def __init__(self, device: torch.device, rank: int) -> None:
+        self._generator = (
+            torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+        )
+        self._rank = rank
+        self._shared: Tensor | None = None
+
+    def begin(self, layer: nn.Module, inputs: Any) -> None:
+        if layer.training and self._shared is None:
+            seed = int(torch.randint(2**62, ()))
+            self._shared = self._generator.get_state()
+            self._generator.manual_seed(seed + self._rank)
+
+    def end(self, layer: nn.Module, inputs: Any) -> None:
+        if self._shared is not None:
+            self._generator.set_state(self._shared)
+            self._shared = None
 
 
 def _style(layer: nn.Module, cut: Cut) -> ParallelStyle:
