@@ -24,7 +24,8 @@ from gputui.yaml_forms.problems import ProfileError, shown_path
 
 SUFFIXES = (".yaml", ".yml")
 
-Source = Literal["here", "home", "shipped"]
+Source = Literal["here", "home", "shipped", "file"]
+"""``file``: named by its path alone."""
 
 
 class ProfileNotFoundError(LookupError):

@@ -125,11 +125,11 @@ class Navigation:
     # --- the launch form
 
     def do_launch(self) -> None:
-        run = self.page.run_in_question
-        if run is None:
-            self._open_form(None)
-        else:
-            self.launch_from(run.profile)
+        from gputui.tui.pages.launch.choose import ChooseProfileScreen
+        from gputui.tui.pages.launch.plan import profile_path
+
+        run = self.page.run_in_question if self.page.SCOPE == "run" else None
+        self._app.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
 
     def launch_from(self, profile: str) -> None:
         """Open the launch form with a profile."""
@@ -140,13 +140,14 @@ class Navigation:
     def do_clone(self) -> None:
         from gputui.tui.data.run_details import launched_params
         from gputui.tui.pages.launch.form import Preset
-        from gputui.tui.pages.launch.plan import launched_gpu_count
+        from gputui.tui.pages.launch.plan import launched_gpu_count, profile_path
 
         run = self.page.run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
-        self._open_form(Preset(run.profile, launched_params(run), launched_gpu_count(run), run.run_id))
+        path = profile_path(run)
+        self._open_form(Preset(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id))
 
-    def _open_form(self, preset: Preset | None) -> None:
+    def _open_form(self, preset: Preset) -> None:
         from gputui.tui.pages.launch.page import LaunchScreen
 
         self._app.push_screen(LaunchScreen(preset))

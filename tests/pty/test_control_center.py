@@ -102,6 +102,7 @@ def test_from_launch_to_stop(machine: Machine, columns: int, rows: int) -> None:
     terminal.wait_for("Press n to launch")
     terminal.press("n")
     terminal.wait_for("a-steps")
+    terminal.press("\r")
     terminal.wait_for("✓")
     assert "steps.py" in "".join(line.strip() for line in terminal.wait_for("--steps 5000"))
     terminal.press("\r")

@@ -24,6 +24,7 @@ LEAVING = ("leave", "suspend", "mouse")
 OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
     "run": lambda app: app.open_run(RUN),
+    "profiles": lambda app: app.navigation.do_launch(),
     "launch": lambda app: app.push_screen(LaunchScreen(Preset("tiny"))),
     "alerts": lambda app: app.navigation.do_alerts(),
     "gpu": lambda app: app.open_gpu(uuid(0)),

@@ -94,7 +94,8 @@ async def press_everything(pilot: Pilot[Any], watched: Watched, scope: str) -> N
 WAYS = {
     "overview": (),
     "run": ("enter",),
-    "launch": ("n",),
+    "profiles": ("n",),
+    "launch": ("n", "enter"),
     "alerts": ("exclamation_mark",),
     "gpu": ("i",),
     "compare": ("c",),

@@ -15,7 +15,7 @@ from gputui.tui.dialogs.sheet import HelpScreen
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen
-from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.pages.launch.choose import ChooseProfileScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.processes.page import ProcessesScreen
 from gputui.tui.pages.run.page import RunScreen
@@ -141,7 +141,7 @@ async def test_the_list_of_past_alerts_is_kept_below_the_page_of_a_run(app: Gput
 async def test_the_launch_form_leaves_the_run_below_it_as_it_is(app: GputuiApp) -> None:
     async with app.run_test(size=MIDDLE) as pilot:
         await press(pilot, "enter", "n")
-        assert isinstance(app.screen, LaunchScreen) and app.feed.interest.run_id == "vit-b16-1"
+        assert isinstance(app.screen, ChooseProfileScreen) and app.feed.interest.run_id == "vit-b16-1"
         await press(pilot, "escape")
         assert "is gone" not in text(app, "head") and "reading" not in text(app, "head")
 
@@ -169,11 +169,11 @@ async def test_the_settings_open_from_every_page(app: GputuiApp) -> None:
 async def test_in_the_form_a_comma_is_text_and_f2_opens_the_settings(app: GputuiApp) -> None:
     async with app.run_test(size=MIDDLE) as pilot:
         await press(pilot, "n", "comma")
-        assert isinstance(app.screen, LaunchScreen)
+        assert isinstance(app.screen, ChooseProfileScreen)
         await press(pilot, "f2")
         assert isinstance(app.screen, SettingsScreen)
         await press(pilot, "f2")
-        assert isinstance(app.screen, LaunchScreen)
+        assert isinstance(app.screen, ChooseProfileScreen)
 
 
 # --- the mouse

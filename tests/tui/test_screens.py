@@ -20,6 +20,7 @@ from gputui.tui.data.feed import Feed
 from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.dialogs.palette import PaletteScreen
 from gputui.tui.dialogs.sheet import HelpScreen, SheetScreen
+from gputui.tui.pages.launch.choose import ChooseProfileScreen
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
@@ -447,6 +448,16 @@ def profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return path
 
 
+async def open_form(pilot: Pilot[Any], app: GputuiApp, typed: str = "") -> None:
+    """Through the list of profiles to the form of the first one that fits."""
+    await pilot.press("n")
+    choosing = app.screen
+    assert isinstance(choosing, ChooseProfileScreen)
+    await until(pilot, lambda: choosing.rows is not None)
+    await pilot.press(*typed, "enter")
+    await pilot.pause()
+
+
 def form_of(app: GputuiApp) -> LaunchScreen:
     assert isinstance(app.screen, LaunchScreen)
     return app.screen
@@ -454,7 +465,7 @@ def form_of(app: GputuiApp) -> LaunchScreen:
 
 async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
         assert "A tiny script for tests." in text(app, "launch")
         assert "--steps 10" in text(app, "launch") and "how many steps" in text(app, "launch")
@@ -483,7 +494,7 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(
     app: GputuiApp, filler: Filler, profile: Path
 ) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("down", "down", "ctrl+u", *"lots")
         assert "✗ expected a whole number from 1 to 100" in text(app, "launch")
@@ -498,7 +509,7 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(
 
 async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, filler: Filler, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
         await pilot.press("down", "down", "ctrl+u", *"25", "enter")
         await until(pilot, lambda: bool(asked(filler)))
@@ -507,14 +518,14 @@ async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, fi
 
 async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, filler: Filler, profile: Path) -> None:
     async with app.run_test(size=(120, 50)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+d")
         assert isinstance(app.screen, SheetScreen)
         shown = " ".join(text(app, "sheet").replace("│", " ").split())
         for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
             assert word in shown
-        await pilot.press("escape", "escape")
+        await pilot.press("escape", "escape", "escape")
         assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
 
 
@@ -522,7 +533,7 @@ async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile
     profile.with_name("broken.yaml").write_text("script: x.py\nparms: {}\n")
     profile.with_name("other.yaml").write_text(profile.read_text().replace("name: tiny", "name: other"))
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         assert "◂ other ▸" in text(app, "launch") and "1 of 3" in text(app, "launch")
         await pilot.press("ctrl+n")
@@ -540,15 +551,15 @@ async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile
 async def test_without_any_profile(app: GputuiApp, profile: Path) -> None:
     profile.unlink()
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("n")
-        await until(pilot, lambda: "There is no profile" in text(app, "launch"))
-        await pilot.press("enter", "x", "escape")
+        await open_form(pilot, app)
+        assert "There is no profile" in text(app, "profiles")
+        await pilot.press("enter", "x", "escape", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
 
 async def test_the_free_gpus_are_named(app: GputuiApp, profile: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
         assert "free 4 with 80 GiB or more · 0 1 2 3 gpt2-124m-1" in text(app, "launch")
         await pilot.press("ctrl+u", *"0,")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 _NAMES: Final = {
-    "Runs": "open launch clone stop resume restart remove mark start last_values queue_toggle queue_up queue_down "
-    "maximise open_run process_run alert_run hide leave_out",
+    "Runs": "choose open launch clone stop resume restart remove mark start last_values queue_toggle queue_up "
+    "queue_down maximise open_run process_run alert_run hide leave_out",
     "This page": "",
     "Go to": "processes gpu_detail compare alerts back",
     "Past": "time_back time_forth time_back_far time_forth_far time_type tick_previous tick_next live alert_moment",

@@ -22,7 +22,7 @@ _NAMED = frozenset(
     | {"up", "down", "left", "right"}
     | {f"f{number}" for number in range(1, 25)}
 )
-TYPING: tuple[Scope, ...] = ("launch",)
+TYPING: tuple[Scope, ...] = ("profiles", "launch")
 """Screens on which letters and signs are text."""
 
 _MODIFIERS = ("ctrl", "shift", "alt")

@@ -10,7 +10,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 
-Scope = Literal["overview", "run", "launch", "alerts", "gpu", "compare", "processes", "studies"]
+Scope = Literal["overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies"]
 
 
 @dataclass(frozen=True, slots=True)

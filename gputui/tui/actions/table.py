@@ -39,6 +39,8 @@ PROCESSES: tuple[Scope, ...] = ("processes",)
 GPU: tuple[Scope, ...] = ("gpu",)
 ALL: tuple[Scope, ...] = ("overview", "alerts", "compare", "studies", *PAGES)
 FORM: tuple[Scope, ...] = ("launch",)
+PROFILES: tuple[Scope, ...] = ("profiles",)
+LAUNCHING: tuple[Scope, ...] = ("profiles", "launch")
 ALERTS: tuple[Scope, ...] = ("alerts",)
 COMPARE: tuple[Scope, ...] = ("compare",)
 STUDIES: tuple[Scope, ...] = ("studies",)
@@ -48,7 +50,7 @@ CHARTS: tuple[Scope, ...] = ("run", "compare")
 # fmt: off
 ACTIONS: tuple[Action, ...] = (
     # the overview, and what the page of a run shares with it
-    act("help", "question_mark f1", "help", "Help", (*ALL, "launch")),
+    act("help", "question_mark f1", "help", "Help", (*ALL, *LAUNCHING)),
     act("open", "enter l right", "open", "Open the page of the run or GPU under the cursor", OVERVIEW, can_open),
     act("back", "escape backspace", "back", "Back: out of the whole page, the crosshair, a search, a filter; then home",
         PAGE),
@@ -227,7 +229,12 @@ ACTIONS: tuple[Action, ...] = (
     act("tick_next", "right_square_bracket", "next event", "Look at the next event, incident or alert", ALL, looks_back,
         shown=False),
     act("live", "L", "live", "Return to the present", ALL, looks_back, shown=False),
-    # the launch form
+    # launching: which profile, then how
+    act("choose", "enter", "choose", "Open the form with this profile", PROFILES),
+    act("up", "up", "up", "The profile above", PROFILES, shown=False, in_palette=False),
+    act("down", "down", "down", "The profile below", PROFILES, shown=False, in_palette=False),
+    act("page_up", "pageup", "page up", "A page of profiles up", PROFILES, shown=False, in_palette=False),
+    act("page_down", "pagedown", "page down", "A page of profiles down", PROFILES, shown=False, in_palette=False),
     act("start", "enter", "launch", "Launch the run with these values", FORM, can_launch),
     act("field_next", "down tab", "next", "The next field", FORM, shown=False, in_palette=False),
     act("field_previous", "up shift+tab", "before", "The field before", FORM, shown=False, in_palette=False),
@@ -236,16 +243,18 @@ ACTIONS: tuple[Action, ...] = (
     act("preview", "ctrl+d", "dry run", "Show the whole command, environment and checks without starting", FORM),
     act("choose_gpus", "ctrl+g", "GPUs", "Choose GPUs from a table of who is on them", FORM),
     act("last_values", "ctrl+r", "as last", "The values of the newest run of this profile", FORM, shown=False),
-    act("cancel", "escape ctrl+c", "back", "Back without launching", FORM),
+    act("cancel", "escape ctrl+c", "back", "Back without launching", LAUNCHING),
     # everywhere
     act("palette", "ctrl+p colon", "find", "Find anything by a part of its name", ALL, in_palette=False),
-    act("palette", "ctrl+p", "find", "Find anything by a part of its name", FORM, in_palette=False),
+    act("palette", "ctrl+p", "find", "Find anything by a part of its name", LAUNCHING, in_palette=False),
     act("copy", "ctrl+y Y", "copy", "Copy what is in focus to the clipboard of your own machine", ALL, shown=False),
     act("theme", "T", "theme", "The next theme", ALL, shown=False),
     act("settings", "comma f2", "settings", "Theme, characters, mouse, bell, title, pace: kept for the next start",
-        (*ALL, *FORM), shown=False),
+        ALL, shown=False),
+    act("settings", "f2", "settings", "Theme, characters, mouse, bell, title, pace: kept for the next start", LAUNCHING,
+        shown=False),
     act("mouse", "m", "mouse", "The mouse on or off", OVERVIEW, shown=False),
-    act("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg comes back", (*ALL, *FORM), shown=False),
+    act("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg comes back", (*ALL, *LAUNCHING), shown=False),
     act("leave", "q ctrl+c", "quit", "Quit the screen; runs go on", ALL),
 )
 # fmt: on

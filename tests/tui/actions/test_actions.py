@@ -18,6 +18,7 @@ from gputui.tui.navigation import Navigation
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareCharts, CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen
+from gputui.tui.pages.launch.choose import ChooseProfileScreen
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.processes.page import ProcessesScreen
@@ -32,6 +33,7 @@ from tests.tui.filling import NOW, Filler
 SCREENS: dict[Scope, type[ActionScreen]] = {
     "overview": OverviewScreen,
     "run": RunScreen,
+    "profiles": ChooseProfileScreen,
     "launch": LaunchScreen,
     "alerts": AlertsScreen,
     "gpu": GpuScreen,
@@ -118,7 +120,7 @@ def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) ->
     assert "q quit" in "".join(text for text, _ in line)
 
 
-@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "launch"])
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope not in ("profiles", "launch")])
 def test_looking_back_the_footer_tells_how_to_move_in_time_and_to_return(scope: Scope) -> None:
     live, past = (
         "".join(text for text, _ in footer_line(Context(scope, past_at=past_at), 80)) for past_at in (None, NOW)

@@ -28,11 +28,13 @@ HIDDEN = "••••••••"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a form begins with in place of the profile's own values: those of an earlier run."""
+    """What a form begins with in place of the profile's own values: those of an earlier run. ``path`` is the very file
+    of the profile, where it is known."""
 
     profile: str
     params: Mapping[str, object] = field(default_factory=dict)
     gpu_count: int | None = None
+    path: str | None = None
     run_id: str | None = None
 
 

@@ -19,7 +19,15 @@ from gputui.tui.actions import Context, Scope
 from gputui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.tui.dialogs.sheet import SheetScreen
 from gputui.tui.pages.launch.form import NAME, Form, Preset
-from gputui.tui.pages.launch.plan import Plan, first_choice, last_params, make_plan, probe, read_profiles
+from gputui.tui.pages.launch.plan import (
+    Plan,
+    first_choice,
+    is_same_file,
+    last_params,
+    make_plan,
+    probe,
+    read_profiles,
+)
 from gputui.tui.pages.launch.view import LaunchView, launch_lines
 from gputui.tui.widgets.page import ActionScreen, bindings_for
 from gputui.tui.widgets.pane import Pane
@@ -72,7 +80,9 @@ class LaunchScreen(ActionScreen):
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
-        self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd()))))
+        path = self._preset.path if self._preset is not None else None
+        files = () if path is None else (path,)
+        self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd(), files))))
 
     def interest(self) -> None:
         """The form shows nothing of the feed's; what lies below is as it was when the form is gone."""
@@ -106,14 +116,24 @@ class LaunchScreen(ActionScreen):
         names = [entry.name for entry in message.entries]
         preset = self._preset
         last = last_params([row.run for row in self.snapshot.runs])
-        if preset is None or preset.profile not in names:
-            if preset is not None and preset.run_id is not None:
-                self.shell.say(f"The profile {clean(preset.profile)} of {clean(preset.run_id)} is gone.", "warning")
+        chosen = None
+        if preset is not None and preset.path is not None:
+            same = (n for n, entry in enumerate(message.entries) if is_same_file(entry.path, preset.path))
+            chosen = next(same, None)
+        elif preset is not None and preset.profile in names:
+            chosen = names.index(preset.profile)
+        if preset is not None and preset.run_id is not None and chosen is None:
+            # Another profile in its place would launch something else.
+            gone = clean(preset.path or preset.profile)
+            self.app.pop_screen()
+            self.shell.say(f"{gone}, the profile of {clean(preset.run_id)}, is gone.", "warning")
+            return
+        if preset is None or chosen is None:
             runs = [row.run for row in self.snapshot.runs]
             first = first_choice(message.entries, runs, len(self.snapshot.gpus))
             self._change(Form(message.entries, last).choose(first + self._typed_ahead))
         else:
-            form = Form(message.entries, last).choose(names.index(preset.profile) + self._typed_ahead)
+            form = Form(message.entries, last).choose(chosen + self._typed_ahead)
             self._change(form if self._typed_ahead else form.preset(preset))
 
     def _change(self, form: Form) -> None:
@@ -255,4 +275,6 @@ class LaunchScreen(ActionScreen):
             return
         spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.shell.workspace
         self.app.pop_screen()
+        if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
+            self.app.pop_screen()
         self.shell.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))

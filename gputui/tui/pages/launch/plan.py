@@ -47,12 +47,35 @@ class Plan:
         return None if self.spec is not None else "There is no profile to launch."
 
 
-def read_profiles(workspace: Workspace, cwd: Path) -> tuple[ProfileEntry, ...]:
-    """Every profile by name, valid ones first. Slow the first time: pydantic is imported."""
-    from gputui.profiles.loading import list_profiles
+def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
+    """Every profile by name, valid ones first, and of ``files`` those that are still there. Slow the first time:
+    pydantic is imported."""
+    from gputui.profiles.loading import ProfileEntry, list_profiles, load
+    from gputui.yaml_forms.problems import ProfileError, shown_path
 
     entries = list_profiles(workspace, cwd)
+    known = {entry.path.resolve() for entry in entries}
+    for file in dict.fromkeys(files):
+        path = Path(file)
+        if path.resolve() in known or not path.is_file():
+            continue
+        known.add(path.resolve())
+        try:
+            entries.append(ProfileEntry(shown_path(path), path, "file", load(path), None))
+        except ProfileError as error:
+            entries.append(ProfileEntry(shown_path(path), path, "file", None, error))
     return tuple(sorted(entries, key=lambda entry: entry.profile is None))
+
+
+def is_same_file(path: Path, other: str) -> bool:
+    """Whether two paths lead to one file."""
+    return path.resolve() == Path(other).resolve()
+
+
+def profile_path(run: Run) -> str | None:
+    """The file of the profile that a run was launched from; None where that is not recorded."""
+    spec = known_spec(run)
+    return None if spec is None else spec.profile_path
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:

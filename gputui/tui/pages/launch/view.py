@@ -52,7 +52,9 @@ def _head(view: LaunchView, width: int) -> Line:
     form = view.form
     left: list[Span] = [(" Launch  ", "title")]
     if form.entry is not None:
-        where = {"here": "from ./profiles", "home": "from the home", "shipped": "comes with gputui"}[form.entry.source]
+        where = {"here": "from ./profiles", "home": "from the home", "shipped": "comes with gputui", "file": "a file"}[
+            form.entry.source
+        ]
         left += [
             ("◂ ", "dim"), (form.entry.name, "accent"), (" ▸", "dim"),
             (f"   {form.chosen + 1} of {len(form.entries)}, {where}", "dim"),

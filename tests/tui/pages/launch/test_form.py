@@ -16,7 +16,7 @@ from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.launch.plan import first_choice, read_profiles
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
-from tests.tui.test_screens import asked, form_of, overview, profile, text, until  # noqa: F401 - a fixture
+from tests.tui.test_screens import asked, form_of, open_form, overview, profile, text, until  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_form_begins_where_it_is_of_use(filler: Filler, profile: Path) -> No
 
 async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+g")
         assert isinstance(app.screen, PickGpusScreen)
@@ -83,7 +83,7 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
     profile.write_text(profile.read_text().replace("  lr: 0.5", "  lr: 0.5\n  hub_token: of-the-profile"))
     filler.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
         await until(pilot, lambda: "hub_token" in form_of(app).form.edits)
         await pilot.press("ctrl+r")
@@ -100,7 +100,7 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
 
 async def test_a_place_in_the_queue(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).form.entry is not None)
         await pilot.press("up", *"many")
         assert PRIORITY in form_of(app).form.problems
@@ -124,14 +124,14 @@ async def test_memory_that_somebody_unseen_holds_is_not_free(
         filler.sample(index, memory_gib=memory)
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         assert "free 0 with 80 GiB or more · 1 2 no visible process" in text(app, "launch")
 
 
 async def test_help_that_does_not_fit_stands_in_the_heading(app: GputuiApp, filler: Filler, profile: Path) -> None:  # noqa: F811
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("n")
+        await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         heading = next(line for line in text(app, "launch").splitlines() if "WHERE AND WHAT" in line)
         assert "how many, which (0,1), or all; ^g chooses from a table" in heading
