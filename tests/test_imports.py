@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import gputui.agent.startup", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
         ("import gputui.gpu.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
         ("import gputui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
-        ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.stop", {*HEAVY, "pydantic", "yaml"}),
+        ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.run_verbs", {*HEAVY, "pydantic", "yaml"}),
         ("import gputui.cli.run, gputui.cli.check", {*HEAVY, "trainer"}),
         ("import gputui.cli.once", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
         ("import gputui.tui.app", {"torch", "pydantic", "numpy", "plotext", "psutil", "pynvml", "trainer"}),

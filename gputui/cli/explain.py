@@ -60,7 +60,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """What happened to a run, a paragraph per attempt."""
     from gputui.recovery.cost import costs
-    from gputui.recovery.resumption import resumptions
+    from gputui.recovery.history import resumptions
     from gputui.recovery.story import tell
 
     attempts = read_attempts(connection, view.run_id)

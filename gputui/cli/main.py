@@ -14,7 +14,7 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, S
 from gputui.config import locate, own_checkout
 from gputui.version import VERSION
 
-# verb → (module, what the overview of commands says)
+# verb → (module, with the function where that is not `command`; what the overview of commands says)
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Launch a run from a profile."),
     "ps": ("ps", "List the runs."),
@@ -24,10 +24,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
     "report": ("report", "How well runs did, what they cost: JSON and a page; quality gates."),
     "explain": ("explain", "What happened to a run, and why."),
-    "stop": ("stop", "Stop a run; it may save a checkpoint first."),
-    "restart": ("restart", "Begin a run again from the start."),
+    "stop": ("run_verbs:stop", "Stop a run; it may save a checkpoint first."),
+    "restart": ("run_verbs:restart", "Begin a run again from the start."),
     "resume": ("resume", "Continue a run from its newest valid checkpoint."),
-    "rm": ("rm", "Forget a run that is over."),
+    "rm": ("run_verbs:rm", "Forget a run that is over."),
     "queue": ("queue", "The runs that wait; pause the queue, move a run in it."),
     "alerts": ("alerts", "What is wrong now, and what was; acknowledge, silence, rules."),
     "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
@@ -54,8 +54,8 @@ class VerbGroup(click.Group):
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        module = importlib.import_module(f"gputui.cli.{VERBS[name][0]}")
-        command = module.command
+        module, _, attribute = VERBS[name][0].partition(":")
+        command = getattr(importlib.import_module(f"gputui.cli.{module}"), attribute or "command")
         assert isinstance(command, click.Command)
         return command
 

@@ -29,7 +29,7 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
     from gputui.recovery import cost
     from gputui.recovery.checkpoint_ledger import candidates, refused, spans_of
     from gputui.recovery.checkpoint_words import checkpoints_shape
-    from gputui.recovery.resumption import resumptions
+    from gputui.recovery.history import resumptions
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)

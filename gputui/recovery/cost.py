@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gputui.charts.units import UNKNOWN, count, duration
-from gputui.recovery.resumption import Resumption, resumptions
+from gputui.recovery.history import Resumption, resumptions
 from gputui.store.runs import Attempt, DecisionView, IncidentView
 
 SECONDS_PER_HOUR = 3600.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
-from gputui.recovery.resumption import Resumption, resumptions
+from gputui.recovery.history import Resumption, resumptions
 from gputui.store import json_columns
 from gputui.store.run_states import RunState
 from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
@@ -32,7 +32,7 @@ def tell(
     """The story of a run: a paragraph per attempt, one before them and one for how it stands.
 
     ``now`` in UTC unix seconds; ``costs`` by incident (see `gputui.recovery.cost`); ``went_on`` by attempt (see
-    `gputui.recovery.resumption`). Every paragraph is one line of
+    `gputui.recovery.history`). Every paragraph is one line of
     harmless text; wrapping is the caller's.
     """
     went_on = resumptions(attempts) if went_on is None else went_on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.recovery.resumption import Resumption, resumptions
+from gputui.recovery.history import Resumption, resumptions
 from tests.recovery.test_history import attempt
 
 

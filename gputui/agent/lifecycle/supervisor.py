@@ -34,12 +34,11 @@ from gputui.agent.lifecycle.active_run import (
 )
 from gputui.agent.lifecycle.admission import Admission, give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
-from gputui.agent.lifecycle.preconditions import Preconditions
 from gputui.agent.lifecycle.release import LOOK_SECONDS, GpuRelease
 from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.agent.lifecycle.waiting import RecoveryWaits
+from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch

@@ -74,3 +74,14 @@ class LineFile:
 
 def cannot_write(path: Path, error: OSError) -> ExportError:
     return ExportError(f"cannot write {path}: {error.strerror or error}; choose another place or make room")
+
+
+def refuse_full_folder(target: Path) -> None:
+    """Raise ExportError unless a folder is new or empty: TensorBoard and W&B take all in one folder for one run."""
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise ExportError(f"{target} is not empty; choose another place")
+        if target.exists() and not target.is_dir():
+            raise ExportError(f"{target} is a file; choose another place")
+    except OSError as error:
+        raise cannot_write(target, error) from error

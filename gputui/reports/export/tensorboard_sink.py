@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.places import refuse_full_folder
+from gputui.reports.export.line_file import LineFile, refuse_full_folder
 from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned, sentence
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item, Note

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.reports.export.places import refuse_full_folder
+from gputui.reports.export.line_file import refuse_full_folder
 from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, cleaned, sentence
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item, Note

@@ -18,8 +18,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
-from gputui.agent.lifecycle.preconditions import prune
 from gputui.agent.lifecycle.resume_check import ResumeChecks
+from gputui.agent.lifecycle.waiting import prune
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search

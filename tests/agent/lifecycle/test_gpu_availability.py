@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.gpu_availability import standings
+from gputui.agent.lifecycle.admission import standings
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
