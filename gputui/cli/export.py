@@ -104,13 +104,13 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, w
 
 
 def _until_over(follower: Follower, followed: Target, where: str) -> int:
-    from gputui.reports.export.memory import FollowedElsewhereError
     from gputui.reports.export.sink import ExportError
+    from gputui.runs.process_lock import HeldElsewhereError
     from gputui.store.database import StoreError
 
     try:
         return follower.run()
-    except FollowedElsewhereError:
+    except HeldElsewhereError:
         fail(f"another process follows {followed.run_id} to {_shown(where)} already", EXIT_REFUSED)
     except ExportError as error:
         fail(str(error), EXIT_REFUSED)

@@ -29,9 +29,23 @@ from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
 from gputui.recovery.machine_actions import Case, ranks
 from gputui.runs.spec import RunSpec
 
-__all__ = ["ACTIONS", "ActionKind", "AppliedAction", "Change", "Result", "SkippedAction", "apply_changes"]
+__all__ = [
+    "ACTIONS",
+    "ActionKind",
+    "AppliedAction",
+    "Change",
+    "Result",
+    "SkippedAction",
+    "apply_changes",
+    "tuned_by_study",
+]
 
 FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipping switched off
+
+
+def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
+    """A parameter that the action would change although the run's study tunes it; None where there is none."""
+    return next((change.parameter for change in applied.changes if change.parameter in spec.tuned), None)
 
 
 def shrink_batch(case: Case) -> Result:
@@ -49,6 +63,8 @@ def shrink_batch(case: Case) -> Result:
     accumulation = None if accumulation_name is None else whole(params[accumulation_name])
     count = ranks(spec, len(case.around.gpus))
     if accumulation_name is None or accumulation is None or accumulation < 1:
+        if spec.tuned:
+            return SkippedAction("shrink_batch", "the effective batch would change, and trials must stay comparable")
         step = grain(spec, (name, None), 1, count, count).batch
         largest = math.floor(BATCH_FACTOR * batch) if case.below is None else case.below - 1
         smaller = max(1, largest) // step * step
@@ -64,6 +80,8 @@ def shrink_batch(case: Case) -> Result:
     found = shrink(batch, accumulation, step_sizes, case.below)
     if found is None:
         return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
+    if spec.tuned and not found.is_near:
+        return SkippedAction("shrink_batch", "no whole pair keeps the effective batch, and trials must stay comparable")
     before, _ = effective(spec, names, batch * accumulation, count)
     after, of_whom = effective(spec, names, found.batch * found.accumulation, count)
     size = f"stays {after}" if after == before else f"becomes {after} instead of {before}"

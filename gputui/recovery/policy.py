@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gputui.charts.units import duration
 from gputui.recovery.action_results import NO_EFFECT, Change, Effect, show, whole
-from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes
+from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes, tuned_by_study
 from gputui.recovery.checkpoint_ledger import rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
@@ -293,6 +293,8 @@ def _try(rung: Rung, case: Case, points: ResumePoint) -> tuple[tuple[Result, ...
             result = kind.apply(case.spec, now, action.argument)
         else:
             result, back = points.rollback(int(action.argument or 1))
+        if isinstance(result, AppliedAction) and (name := tuned_by_study(case.spec, result)) is not None:
+            result = SkippedAction(action.name, f"{name} is tuned by the run's study")
         if action.name == "wait" and isinstance(result, AppliedAction):
             seconds += action.argument or 0.0
         now = apply_changes(now, (result,))

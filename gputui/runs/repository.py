@@ -70,7 +70,7 @@ def insert_run(
     """A new run, queued."""
     connection.execute(
         "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at, priority, "
-        "target) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "target, study_id, trial) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             run_id,
             sequence,
@@ -83,6 +83,8 @@ def insert_run(
             now,
             spec.priority,
             None if spec.target is None else spec.target["name"],
+            spec.study_id,
+            spec.trial,
         ),
     )
     connection.execute(

@@ -114,6 +114,10 @@ class RunSpec:
     sinks: Mapping[str, str] = field(default_factory=dict)
     # Where it runs, as its target said at the launch: name, kind and what that kind has; None for this machine.
     target: Mapping[str, Any] | None = None
+    # The study and the trial that the run is of; ``tuned`` are parameters that recovery must leave alone.
+    study_id: str | None = None
+    trial: int | None = None
+    tuned: tuple[str, ...] = ()
     # Of the shell that launched the run; in the private specification only.
     shell: LaunchShell | None = None
 
@@ -145,6 +149,7 @@ class RunSpec:
                 checkpoints["resume"] = tuple(checkpoints.get("resume") or ())
                 values["checkpoints"] = CheckpointSpec(**_known(CheckpointSpec, checkpoints))
             values["program"] = tuple(values["program"])
+            values["tuned"] = tuple(values.get("tuned") or ())
             values["shell"] = LaunchShell.from_json(values.get("shell"))
             if values.get("args") is not None:
                 values["args"] = tuple(values["args"])

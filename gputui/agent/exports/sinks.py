@@ -12,8 +12,8 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gputui.agent.child_processes import ChildProcess, Ended, adopt, forget_child, start
 from gputui.agent.context import AgentContext
-from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt, forget_child, start
 from gputui.charts.units import duration
 from gputui.reports.export.formats import Format, is_format
 from gputui.reports.export.memory import MemoryPlace
@@ -45,7 +45,7 @@ class _Sink:
     run_id: str
     name: Format
     place: MemoryPlace
-    process: SinkProcess | None = None
+    process: ChildProcess | None = None
     ended: Ended | None = None
     failures: int = 0
     refusals: int = 0
@@ -186,11 +186,13 @@ class Sinks:
     def _start(self, sink: _Sink) -> None:
         # One that ends at once, and well, is not started over and over.
         sink.again_at = self.context.monotonic() + AGAIN_SECONDS[0]
-        sink.process = adopt(sink.place)
+        sink.process = adopt(sink.place.lock)
         if sink.process is not None:
             return
         try:
-            sink.process = start(self.context.workspace, sink.run_id, sink.name, sink.place)
+            sink.place.make()
+            subject = ("--state", str(self.context.workspace.state), "--run", sink.run_id, "--to", sink.name)
+            sink.process = start("gputui.reports.export", subject, sink.place.log)
         except OSError as error:
             if not self._is_gone(sink):
                 self._fail(sink, f"cannot be started: {error.strerror or error}")

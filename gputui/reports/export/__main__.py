@@ -19,10 +19,10 @@ from gputui.redaction import redact_text
 from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import cannot_write
-from gputui.reports.export.memory import FollowedElsewhereError
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.sink_factory import absolute_target
 from gputui.runs.command import sink_target
+from gputui.runs.process_lock import HeldElsewhereError
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError
@@ -68,7 +68,7 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         target = shown = absolute_target(name, target, Path("/"))
         followed = Target(run_id, run_dir, name, target)
         Follower(workspace.database, followed, guard=signal.alarm, is_agents=True).run()
-    except FollowedElsewhereError:
+    except HeldElsewhereError:
         return ELSEWHERE, ""
     except SpecError as error:
         return (FAILED, str(error)) if run_dir.exists() else (WELL, "")

@@ -65,7 +65,7 @@ class Follower:
 
     def run(self) -> int:
         """Until the run is over and everything is written, or the run is gone. Returns how much this process has
-        written. Raises ExportError, FollowedElsewhereError, OSError, StoreError or sqlite3.Error."""
+        written. Raises ExportError, HeldElsewhereError, OSError, StoreError or sqlite3.Error."""
         with closing(open_reader(self.database)) as connection:
             try:
                 subject = read_subject(connection, self.target.run_id, self.target.metrics)

@@ -5,7 +5,6 @@ One file beside the run, replaced whole; a lock makes sure that two processes ne
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -16,14 +15,10 @@ from typing import Any
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
-from gputui.runs.identity import ProcessIdentity, boot_id, identify
+from gputui.runs import process_lock
 from gputui.store.metrics.exported import ExportProgress
 
 FOLDER = "sinks"
-
-
-class FollowedElsewhereError(Exception):
-    """Another process follows the run to the same target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +32,6 @@ class Remembered:
     position: Position
     at: float
     ended_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who locked a sink last. ``is_agents``: an agent started it, not a person."""
-
-    identity: ProcessIdentity
-    is_agents: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +64,8 @@ class MemoryPlace:
 
     def take(self, *, is_agents: bool) -> int:
         """Lock it for this process, which an agent started or a person, until the descriptor is closed or the process
-        ends. Raises FollowedElsewhereError or OSError."""
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise FollowedElsewhereError(str(self.lock)) from error
-        own = identify(os.getpid())
-        assert own is not None
-        facts = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id(), "is_agents": is_agents}
-        record = json.dumps(facts).encode()
-        os.pwrite(descriptor, record.ljust(os.fstat(descriptor).st_size), 0)
-        return descriptor
-
-    def holder(self) -> Holder | None:
-        """The process that locked it last, which may be long gone."""
-        try:
-            data = json.loads(self.lock.read_text("utf-8"))
-            identity = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
-            return Holder(identity, data["is_agents"] is True)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        ends. Raises HeldElsewhereError or OSError."""
+        return process_lock.take(self.lock, is_agents=is_agents)
 
     def read(self) -> Remembered | None:
         """What was remembered; None where nothing was, or nothing that can be understood."""

@@ -6,17 +6,20 @@ import json
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from gputui.agent import child_processes
+from gputui.agent.child_processes import ChildProcess, Ended, adopt
 from gputui.agent.context import AgentContext
 from gputui.agent.exports import sinks as module
-from gputui.agent.exports.sink_processes import Ended, SinkProcess, adopt
 from gputui.agent.exports.sinks import AGAIN_SECONDS, PATIENCE_SECONDS, Sinks
 from gputui.config import Workspace
-from gputui.reports.export.memory import Holder, MemoryPlace, Remembered
+from gputui.reports.export.memory import MemoryPlace, Remembered
+from gputui.runs import process_lock
 from gputui.runs.identity import identify
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
@@ -25,7 +28,7 @@ from tests.tui.filling import NOW, Filler
 
 
 @dataclass
-class Fake(SinkProcess):
+class Fake(ChildProcess):
     """A process that ends when the test says so."""
 
     end: Ended | None = None
@@ -65,9 +68,8 @@ class Bench:
         made.turn()
         return made
 
-    def start(self, workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> Fake:
-        place.make()
-        self.places.append(place)
+    def start(self, program: str, arguments: Sequence[str], log: Path) -> Fake:
+        self.places.append(MemoryPlace(log.parent.parent, log.stem))
         self.started.append(Fake())
         return self.started[-1]
 
@@ -308,7 +310,7 @@ def test_only_what_an_agent_started_is_ended(bench: Bench, is_agents: bool, monk
     with subprocess.Popen(["sleep", "60"]) as other:
         own = identify(other.pid)
         assert own is not None
-        monkeypatch.setattr(MemoryPlace, "holder", lambda place: Holder(own, is_agents))
+        monkeypatch.setattr(child_processes, "holder", lambda lock: process_lock.Holder(own, is_agents))
         monkeypatch.setattr(module, "adopt", adopt)
         agent = bench.agent()
         bench.over()
@@ -328,6 +330,6 @@ def test_the_lock_says_who_started_its_process(bench: Bench) -> None:
     place.make()
     for is_agents in (True, False):
         descriptor = place.take(is_agents=is_agents)
-        holder = place.holder()
+        holder = process_lock.holder(place.lock)
         assert holder is not None and holder.identity.pid == os.getpid() and holder.is_agents is is_agents
         os.close(descriptor)

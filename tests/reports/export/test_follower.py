@@ -19,9 +19,10 @@ from gputui.reports.export import follower as following
 from gputui.reports.export.csv_sink import CsvSink
 from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
-from gputui.reports.export.memory import FollowedElsewhereError, MemoryPlace, Remembered
+from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
+from gputui.runs.process_lock import HeldElsewhereError, holder
 from gputui.store.metrics.exported import ExportProgress
 from gputui.store.metrics.queries import StoredLine
 from tests.tui.filling import NOW, Filler
@@ -312,7 +313,7 @@ def test_two_never_write_the_same_target(filler: Filler, tmp_path: Path) -> None
     refused: list[bool] = []
 
     def second() -> None:
-        with pytest.raises(FollowedElsewhereError):
+        with pytest.raises(HeldElsewhereError):
             follower(filler, "jsonl", tmp_path / "out").run()
         refused.append(True)
         end(filler)
@@ -356,7 +357,7 @@ def test_catching_up_leaves_most_of_a_core(filler: Filler, tmp_path: Path, monke
 def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     place = MemoryPlace(tmp_path, "csv-1")
     place.make()
-    assert place.read() is None and place.holder() is None
+    assert place.read() is None and holder(place.lock) is None
     remembered = Remembered(NOW, ExportProgress({"/x": (0, 7)}, {"attempt": 2}, "a1"), {"rows": 3}, NOW, None)
     place.write(remembered)
     assert place.read() == remembered

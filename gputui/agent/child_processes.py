@@ -1,18 +1,21 @@
-"""A sink as the agent sees it: a process that it starts, finds again after its own death, and hears the end of."""
+"""Processes that outlive the agent, such as sinks and studies: it starts them, finds them again after its own death,
+and hears of their end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from gputui.config import PRIVATE_FILE_MODE, Workspace, own_python
+from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.reports.export.follower import WRITE_SECONDS
-from gputui.reports.export.memory import MemoryPlace
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.process_lock import holder
 
 # Which exit code says that another process does the work already: `gputui.reports.export.__main__`.
 _ELSEWHERE = 5
@@ -29,8 +32,8 @@ class Ended:
 
 
 @dataclass(slots=True)
-class SinkProcess:
-    """The process of one sink. ``child`` is None where another agent, or a person, started it, ``words`` then too;
+class ChildProcess:
+    """One process. ``child`` is None where another agent, or a person, started it, ``words`` then too;
     ``is_agents`` is False where a person did: it is never ended from here."""
 
     identity: ProcessIdentity | None
@@ -76,28 +79,25 @@ class SinkProcess:
         return text
 
 
-def adopt(place: MemoryPlace) -> SinkProcess | None:
-    """The process that another agent, or a person, started for this sink; None where none lives."""
-    holder = place.holder()
-    if holder is None or not is_alive(holder.identity):
+def adopt(lock: Path) -> ChildProcess | None:
+    """The process that another agent, or a person, started and that took ``lock``; None where none lives."""
+    found = holder(lock)
+    if found is None or not is_alive(found.identity):
         return None
-    return SinkProcess(holder.identity, is_agents=holder.is_agents)
+    return ChildProcess(found.identity, is_agents=found.is_agents)
 
 
-def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> SinkProcess:
-    """Start the process of a sink, in a session of its own: it outlives this agent. Raises OSError."""
-    place.make()
-    log_descriptor = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+def start(module: str, arguments: Sequence[str], log: Path) -> ChildProcess:
+    """Start a module of gputui in a session of its own: it outlives this agent. It gets ``--tell`` with the descriptor
+    for its last words; what its libraries print goes to ``log``. Raises OSError."""
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     # An agent in the foreground may have been started from inside a run, and would hand that run's mark on.
     environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     python, needed = own_python()
     ours, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         child = subprocess.Popen(
-            [
-                python, "-m", "gputui.reports.export",
-                "--state", str(workspace.state), "--run", run_id, "--to", name, "--tell", str(its),
-            ],
+            [python, "-m", module, *arguments, "--tell", str(its)],
             stdin=subprocess.DEVNULL,
             stdout=log_descriptor,
             stderr=log_descriptor,
@@ -105,17 +105,17 @@ def start(workspace: Workspace, run_id: str, name: str, place: MemoryPlace) -> S
             env=environment | needed | {AGENT_MARK: "1"},
             cwd="/",
             pass_fds=(its,),
-        )  # fmt: skip
+        )
     except OSError:
         os.close(ours)
         raise
     finally:
         os.close(its)
         os.close(log_descriptor)
-    return SinkProcess(None, child, ours)
+    return ChildProcess(None, child, ours)
 
 
-def forget_child(process: SinkProcess) -> None:
+def forget_child(process: ChildProcess) -> None:
     """Let go of a process that goes on after this agent."""
     with suppress(OSError):
         if process.words is not None:

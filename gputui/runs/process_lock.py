@@ -1,0 +1,51 @@
+"""A lock of one process on a file that also says who it is: the kernel lets go of it however the process dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputui.config import PRIVATE_FILE_MODE
+from gputui.runs.identity import ProcessIdentity, boot_id, identify
+
+
+class HeldElsewhereError(Exception):
+    """Another process holds the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who locked it last. ``is_agents``: an agent started it, not a person."""
+
+    identity: ProcessIdentity
+    is_agents: bool
+
+
+def take(path: Path, *, is_agents: bool) -> int:
+    """Lock ``path`` for this process until the descriptor is closed or the process ends. Raises HeldElsewhereError or
+    OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise HeldElsewhereError(str(path)) from error
+    own = identify(os.getpid())
+    assert own is not None
+    facts = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id(), "is_agents": is_agents}
+    record = json.dumps(facts).encode()
+    os.pwrite(descriptor, record.ljust(os.fstat(descriptor).st_size), 0)
+    return descriptor
+
+
+def holder(path: Path) -> Holder | None:
+    """The process that locked it last, which may be long gone."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        identity = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
+        return Holder(identity, data["is_agents"] is True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
