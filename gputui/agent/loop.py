@@ -31,6 +31,7 @@ from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
 from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.agent.slices import SliceSize
+from gputui.agent.studies import Studies
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
@@ -109,6 +110,7 @@ class Agent:
         self.free_pages = FreePages(connection, context.monotonic)
         self.log = WriteAheadLog(connection, workspace.database, context.jobs, context.monotonic)
         self.sinks = Sinks(context)
+        self.studies = Studies(context)
         self._began_at = self._needed_at = self.context.monotonic()
         # When each part is due, in monotonic seconds.
         self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "reducing", "removal"), self._began_at)
@@ -152,6 +154,7 @@ class Agent:
             self.doorbell.stop()
             self.sampler.close()
             self.sinks.close()
+            self.studies.close()
             if self.options.output is not None:
                 self.options.output.close()
             self._leave()
@@ -329,6 +332,7 @@ class Agent:
         parts.do("upkeep", lambda: self.upkeep.turn(now, self.supervisor.folders()))
         parts.do("alerting", self.alerting.turn)
         parts.do("exports", self.sinks.turn)
+        parts.do("studies", self.studies.turn)
         # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
         self.supervisor.needs_schedule = True
         parts.do("housekeeping", lambda: self._look_at_itself(now))
@@ -343,7 +347,8 @@ class Agent:
             self.on_second(self)
         if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:
             self.stopping = True
-        if self.options.recording or self.supervisor.is_busy() or self.sinks.is_busy() or anybody_looks(self.workspace):
+        is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()
+        if self.options.recording or is_busy or anybody_looks(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:
             log.info("nobody needs an agent now")

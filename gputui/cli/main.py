@@ -17,6 +17,9 @@ from gputui.version import VERSION
 # verb → (module, with the function where that is not `command`; what the overview of commands says)
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Launch a run from a profile."),
+    "sweep": ("sweep", "Run a profile with each combination of some values."),
+    "study": ("study", "Search for good parameters: run, check, show, stop, extend …"),
+    "studies": ("studies", "List the studies."),
     "ps": ("ps", "List the runs."),
     "show": ("show", "One run with its attempts."),
     "logs": ("logs", "What a run printed."),

@@ -120,6 +120,16 @@ def move(
     )
 
 
+def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:
+    """Why the run's study had it stopped; None where it is of none, or a person stopped it."""
+    row = connection.execute(
+        "SELECT t.cause, t.actor, r.study_id FROM transitions AS t JOIN runs AS r USING (run_id) "
+        "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",
+        (run_id,),
+    ).fetchone()
+    return row[0] if row is not None and row[2] is not None and row[1] == f"study {row[2]}" else None
+
+
 def set_next_attempt(
     connection: sqlite3.Connection,
     run_id: str,

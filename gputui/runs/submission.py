@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,26 +28,49 @@ def submit_run(
 
     Raises OSError or sqlite3.Error.
     """
-    spec = replace(spec, shell=capture())
-    inbox = workspace.state / "inbox"
-    inbox.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    ticket = secrets.token_hex(8)
-    path = inbox / f"{ticket}.json"
-    write_spec(path, spec)
+    return submit_ticket(workspace, connection, "run", replace(spec, shell=capture()), {"name": name}, actor, now=now)
+
+
+def submit_ticket(
+    workspace: Workspace,
+    connection: sqlite3.Connection,
+    verb: str,
+    spec: RunSpec,
+    args: Mapping[str, Any],
+    actor: str,
+    *,
+    now: float,
+) -> int:
+    """Ask the agent for something that needs a private specification. Returns the command's id. Raises OSError or
+    sqlite3.Error."""
+    ticket = write_ticket(workspace, spec)
     try:
-        words = {"ticket": ticket, "name": name, "asker": asker()}
-        return commands.submit(connection, "run", None, words, actor, now=now, doorbell=workspace.doorbell)
+        words = {**args, "ticket": ticket, "asker": asker()}
+        return commands.submit(connection, verb, None, words, actor, now=now, doorbell=workspace.doorbell)
     except sqlite3.Error:
         # Nobody was asked, and it may hold secrets.
-        path.unlink()
+        ticket_path(workspace, ticket).unlink()
         raise
+
+
+def write_ticket(workspace: Workspace, spec: RunSpec) -> str:
+    """Lay a specification down for a command that is to be written. Raises OSError."""
+    ticket = secrets.token_hex(8)
+    path = ticket_path(workspace, ticket)
+    path.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    write_spec(path, spec)
+    return ticket
+
+
+def ticket_path(workspace: Workspace, ticket: str) -> Path:
+    return workspace.state / "inbox" / f"{ticket}.json"
 
 
 def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
     """The specification that a command names. Raises SpecError."""
     if not ticket or not ticket.isalnum():
         raise SpecError("the command names no specification")
-    path = workspace.state / "inbox" / f"{ticket}.json"
+    path = ticket_path(workspace, ticket)
     return path, read_spec(path)
 
 

@@ -64,6 +64,9 @@ EventKind = Literal[
     "queue_paused",
     "queue_resumed",
     "priority_set",
+    # studies, which are the subject
+    "study_moved",  # [state]
+    "study_process_failed",
     # alerts and notices
     "alert_raised",  # [rule]
     "alert_cleared",  # [rule]

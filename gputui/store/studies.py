@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import sqlite3
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -251,3 +252,19 @@ def _trial_at(trial: TrialRecord, begun: tuple[str, float | None] | None, rung: 
     else:
         state = TrialState.LAUNCHING
     return replace(trial, run_id=run_id, state=state, rung=rung, values=(), constraints=(), reason=None, ended_at=None)
+
+
+def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
+    """How long a run of a profile with these parameters usually takes: the median of its newest runs that succeeded;
+    None where there is none."""
+    found: list[float] = []
+    rows = connection.execute(
+        "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
+        "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
+        (profile,),
+    )
+    for text, seconds in rows:
+        given = json_columns.mapping(text)
+        if all(given.get(name) == value for name, value in params.items()):
+            found.append(seconds)
+    return statistics.median(found) if found else None

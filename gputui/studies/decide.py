@@ -44,7 +44,7 @@ class ObjectivePoint:
 
 
 @dataclass(slots=True)
-class Course:
+class ObjectiveCourse:
     """The values of one metric over the attempts of a trial: where an attempt began again from an earlier position, its
     values take the place of those behind it."""
 

@@ -19,6 +19,8 @@ from gputui.studies.spec import Dimension, StudySpec
 INSTALL = 'pip install "gputui[tune]"'
 _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
 """Libraries that samplers need besides Optuna."""
+_LEAST_SOLUTIONS = 10
+"""Of which CMA-ES takes the best tenth to begin from."""
 _STATES = {
     TrialState.COMPLETE: "COMPLETE",
     TrialState.PRUNED: "PRUNED",
@@ -134,9 +136,10 @@ class OptunaMirror:
             case "cmaes":
                 # Its state is a pickle, which is not read back from a file: another process begins from what is known.
                 if self._sampler is None:
+                    known = self._solutions()
                     self._sampler = samplers.CmaEsSampler(
                         seed=seed,
-                        source_trials=self._solutions() or None,
+                        source_trials=known if len(known) >= _LEAST_SOLUTIONS else None,
                         warn_independent_sampling=False,
                         independent_sampler=samplers.RandomSampler(seed=seed),
                         **startup,

@@ -45,6 +45,17 @@ class Dimension:
     step: float | None = None
     choices: tuple[Scalar, ...] = ()
 
+    def holds(self, value: Scalar) -> bool:
+        """Whether a value is one that it can take."""
+        if self.kind == "choice":
+            return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.choices)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        if (self.kind == "int" and value != int(value)) or not (self.low or 0) <= value <= (self.high or 0):
+            return False
+        steps = (value - (self.low or 0)) / (self.step or 1)
+        return (self.step is None and self.kind == "float") or self.log or abs(steps - round(steps)) < 1e-9
+
     def grid(self) -> tuple[Scalar, ...] | None:
         """Every value that it can take, in order; None where there is no end of them."""
         if self.kind == "choice":

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputui.agent.commands import alert_commands, orphan_commands, queue_commands
+from gputui.agent.commands import alert_commands, orphan_commands, queue_commands, study_commands
 from gputui.agent.commands.refusal import RefusedError, UnansweredError
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.checkpoint_survey import search_of
@@ -45,6 +45,7 @@ from gputui.store.events import add_event
 from gputui.store.hardware import clear
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
+from gputui.studies.rows import adopt_run
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
     try:
         enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
-    except (sqlite3.Error, WithdrawnError):
+    except (sqlite3.Error, WithdrawnError, RefusedError):
         # Withdrawn, or tried again under a folder of its own.
         shutil.rmtree(folder)
         raise
@@ -185,13 +186,17 @@ def enter_run(
             now=now,
             actor=command.actor,
         )
+        if spec.study_id is not None and not adopt_run(
+            connection, spec.study_id, spec.trial or 0, command.command_id, run_id
+        ):
+            raise RefusedError(f"the study {spec.study_id} does not want this trial any more")
         open_metrics(supervisor.context.ingest, run_id, spec, folder)
         add_event(connection, "launched", f"launched by {command.actor}", now=now, run_id=run_id)
         done(supervisor, command, run_id)
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Stop a run: checkpoint and leave, or at once with ``now``."""
+    """Stop a run: checkpoint and leave, or at once with ``now``. A study gives its ``reason``."""
     target = find(supervisor, command)
     if target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state} already")
@@ -200,6 +205,7 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
         intent="stop",
         actor=command.actor,
         now_at_once=bool(command.args.get("now")),
+        reason=command.args.get("reason"),
         note=lambda: done(supervisor, command, target.run_id),
     )
 
@@ -334,6 +340,12 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "orphans_ended": orphan_commands.orphans_ended,
     "alert_ack": alert_commands.acknowledge,
     "alert_silence": alert_commands.silence,
+    "study": study_commands.begin,
+    "study_pause": study_commands.pause,
+    "study_resume": study_commands.resume,
+    "study_stop": study_commands.stop,
+    "study_extend": study_commands.extend,
+    "study_enqueue": study_commands.enqueue,
 }
 
 

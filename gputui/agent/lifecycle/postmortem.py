@@ -186,8 +186,10 @@ class Ending:
     def _stopped(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
         ended_at = task.ended_at
         forced = bool((task.exit_record or {}).get("forced"))
-        how = "stopped; it did not end in time and was killed" if forced else "stopped"
-        how += self._lost_by_stop(run, attempt, task, findings)
+        how = repository.stop_reason_of_study(self.context.connection, run.run_id)
+        if how is None:
+            how = "stopped; it did not end in time and was killed" if forced else "stopped"
+            how += self._lost_by_stop(run, attempt, task, findings)
         with transaction(self.context.connection) as connection:
             self._close(attempt, "stopped", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings)

@@ -284,9 +284,17 @@ class Supervisor:
     # --- what the command handlers call -------------------------------------------------------------------------------
 
     def stop(
-        self, run: Run, *, intent: str, actor: str, now_at_once: bool, note: Callable[[], None] = lambda: None
+        self,
+        run: Run,
+        *,
+        intent: str,
+        actor: str,
+        now_at_once: bool,
+        reason: str | None = None,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask a run to end; what follows is noticed like any other end. ``note`` writes within the transaction."""
+        """Ask a run to end; what follows is noticed like any other end. ``reason`` is why, where a study asks; ``note``
+        writes within the transaction."""
         now = self.context.now()
         live = self.runs.attempt(run.run_id)
         with transaction(self.context.connection):
@@ -294,7 +302,8 @@ class Supervisor:
                 noted = KILL if now_at_once else intent
                 repository.request_stop(self.context.connection, run.run_id, live.record.number, noted)
                 if run.state is not RunState.STOPPING:
-                    repository.move(self.context.connection, run, RunState.STOPPING, cause=intent, actor=actor, now=now)
+                    cause = reason or intent
+                    repository.move(self.context.connection, run, RunState.STOPPING, cause=cause, actor=actor, now=now)
                     add_event(
                         self.context.connection,
                         "stop_requested",
@@ -304,11 +313,10 @@ class Supervisor:
                         attempt=run.attempt,
                     )
             else:
-                repository.move(
-                    self.context.connection, run, RunState.STOPPED, cause=f"stopped by {actor}", actor=actor, now=now
-                )
+                cause = reason or f"stopped by {actor}"
+                repository.move(self.context.connection, run, RunState.STOPPED, cause=cause, actor=actor, now=now)
                 repository.release_leases(self.context.connection, run.run_id)
-                add_event(self.context.connection, "stopped", f"stopped by {actor}", now=now, run_id=run.run_id)
+                add_event(self.context.connection, "stopped", cause, now=now, run_id=run.run_id)
             note()
         if live is not None:
             live.executor.ask_to_end(at_once=now_at_once)

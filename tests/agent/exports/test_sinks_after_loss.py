@@ -160,7 +160,7 @@ def test_mlflow_gets_the_run_once(lost: Lost) -> None:
 def test_the_agent_finds_what_the_sinks_remember(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent and the process of a sink mean the same files, before the loss and after it."""
     places: list[MemoryPlace] = []
-    monkeypatch.setattr(module, "adopt", lambda place: places.append(place))
+    monkeypatch.setattr(module, "adopt", lambda lock: places.append(MemoryPlace(lock.parent.parent, lock.stem)))
     monkeypatch.setattr(module, "start", lambda *arguments: None)
     lost.steps(1, 3)
     for form in FILES:

@@ -1,0 +1,99 @@
+"""The studies of a home: that each that needs one has its process. Which do says the store, who serves them their
+lock."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from gputui.agent.child_processes import ChildProcess, adopt, forget_child, start
+from gputui.agent.context import AgentContext
+from gputui.store.events import add_event
+from gputui.studies.rows import LOCK_FILE, LOG_FILE
+
+log = logging.getLogger(__name__)
+
+# After each failure in a row the next try waits longer.
+AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
+_NEEDED = """
+SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND EXISTS (
+    SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id
+    AND t.state IN ('launching', 'running', 'pruning', 'stopping'))
+"""
+
+
+@dataclass(slots=True)
+class _Served:
+    """One study. Times are monotonic; ``failures`` are in a row."""
+
+    process: ChildProcess | None = None
+    failures: int = 0
+    again_at: float = 0.0
+    told: str | None = None
+
+
+@dataclass(slots=True)
+class Studies:
+    """The processes of the studies of one state directory."""
+
+    context: AgentContext
+    served: dict[str, _Served] = field(default_factory=dict)
+
+    def turn(self) -> None:
+        """Start and restart what is due; called once a second. Raises sqlite3.Error."""
+        needed = [row[0] for row in self.context.connection.execute(_NEEDED).fetchall()]
+        for study_id in needed:
+            self._serve(study_id, self.served.setdefault(study_id, _Served()))
+        for study_id in [one for one in self.served if one not in needed]:
+            process = self.served[study_id].process
+            if process is None or process.ended() is not None:
+                del self.served[study_id]
+
+    def is_busy(self) -> bool:
+        """Whether a study goes on."""
+        return bool(self.served)
+
+    def close(self) -> None:
+        """This agent ends; the processes go on and are found by the next one."""
+        for served in self.served.values():
+            if served.process is not None:
+                forget_child(served.process)
+        self.served.clear()
+
+    def _serve(self, study_id: str, served: _Served) -> None:
+        now = self.context.monotonic()
+        if served.process is not None:
+            ended = served.process.ended()
+            if ended is None:
+                return
+            served.process = None
+            if ended.words is not None:
+                self._note_failure(study_id, served, ended.words)
+            else:
+                served.failures, served.told = 0, None
+                served.again_at = now + AGAIN_SECONDS[0]
+        if now < served.again_at:
+            return
+        folder = self.context.workspace.studies / study_id
+        served.process = adopt(folder / LOCK_FILE)
+        if served.process is not None:
+            return
+        home = ("--profiles", str(self.context.workspace.profiles), "--state", str(self.context.workspace.state))
+        try:
+            served.process = start("gputui.studies", (*home, "--study", study_id), folder / LOG_FILE)
+        except OSError as error:
+            self._note_failure(study_id, served, f"cannot be started: {error.strerror or error}")
+
+    def _note_failure(self, study_id: str, served: _Served, words: str) -> None:
+        seconds = AGAIN_SECONDS[min(served.failures, len(AGAIN_SECONDS) - 1)]
+        served.again_at = self.context.monotonic() + seconds
+        served.failures += 1
+        log.warning("%s: its process: %s; again in %g s", study_id, words, seconds)
+        if served.told != words:
+            # The same again is no news.
+            served.told = words
+            text = f"study process: {words}; its trials go on, and it is started again"
+            now = self.context.now()
+            add_event(
+                self.context.connection, "study_process_failed", text, now=now, severity="warning", subject=study_id
+            )

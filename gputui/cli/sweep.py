@@ -1,0 +1,57 @@
+"""`gputui sweep`."""
+
+from __future__ import annotations
+
+import click
+
+from gputui.cli.context import EXIT_USAGE, Session, print_json
+
+
+@click.command("sweep")
+@click.argument("profile")
+@click.option("--set", "values", multiple=True, required=True, metavar="KEY=A,B,C", help="Values of a parameter.")
+@click.option("--metric", default="loss", show_default=True, help="What is compared.")
+@click.option("--maximize", is_flag=True, help="Larger is better.")
+@click.option("--over", type=click.Choice(("best", "last")), default="best", help="Which value counts.")
+@click.option("--parallel", type=click.IntRange(1, 256), help="Trials at a time (else as many as fit).")
+@click.option("--name", help="What the study is called (else the profile's name and -sweep).")
+@click.option("--wait", is_flag=True, help="Wait until it is over.")
+@click.option("--dry-run", is_flag=True, help="Only show its points and what they are expected to take.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.pass_obj
+def command(
+    session: Session,
+    profile: str,
+    values: tuple[str, ...],
+    metric: str,
+    maximize: bool,
+    over: str,
+    parallel: int | None,
+    name: str | None,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run a profile once for each combination of some values: a study over a grid.
+
+    Its file is kept with the study (gputui study show --source).
+    """
+    from gputui.cli import resolving
+    from gputui.cli.study import print_plan
+    from gputui.cli.study_launch import launch, plan_json
+    from gputui.profiles.params import ParameterError, split_assignments
+    from gputui.studies.loading import source_of, sweep_study
+    from gputui.studies.spec import Objective
+
+    chosen = resolving.load_profile(session, profile)
+    try:
+        given = {key: text.split(",") for key, text in split_assignments(values).items()}
+        objective = Objective(metric, "maximize" if maximize else "minimize", "last" if over == "last" else "best")
+        spec = sweep_study(chosen, given, objective=objective, name=name, parallel=parallel)
+    except ParameterError as error:
+        resolving.refuse(list(error.problems), EXIT_USAGE)
+    if dry_run:
+        plan = plan_json(session, spec)
+        print_json(plan) if as_json else print_plan(plan)
+        return
+    raise SystemExit(launch(session, spec, chosen, source_of(spec, chosen.path.resolve()), wait=wait, as_json=as_json))

@@ -1,0 +1,99 @@
+"""`python -m gputui.studies`: the process of one study, as the agent starts it.
+
+It ends by itself: well when the study is over or paused and no trial lives, or when a person ended the agent; else
+with one line for the agent, which starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from gputui.config import Workspace
+from gputui.redaction import redact_text
+from gputui.runs import process_lock
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
+from gputui.runs.process_lock import HeldElsewhereError
+from gputui.runs.spec import SpecError
+from gputui.store.database import StoreError, data_version, is_locked, open_commander
+from gputui.studies import rows
+from gputui.studies.process import StudyProcess
+from gputui.studies.spec import StudySpecError
+
+WELL, FAILED, ELSEWHERE = 0, 3, 5
+# Of 1000: when memory runs out, this goes before any training, and the next one loses nothing.
+_FIRST_TO_GO = b"800"
+_NICE = 5
+POLL_SECONDS = 0.1
+# Budgets are a matter of time, though nothing is written.
+TURN_SECONDS = 1.0
+AGENT_SECONDS = 5.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="gputui.studies", description="One study.")
+    parser.add_argument("--profiles", type=Path, required=True)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--study", required=True)
+    parser.add_argument("--tell", type=int, required=True, help="descriptor for the last words")
+    arguments = parser.parse_args()
+    os.nice(_NICE)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
+    code, words = serve(Workspace(arguments.profiles, arguments.state), arguments.study)
+    if words:
+        # The agent that started it may be gone; the next one meets the same.
+        with suppress(OSError):
+            os.write(arguments.tell, words.encode("utf-8", "replace")[:4096])
+    return code
+
+
+def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
+    """Serve a study until it needs no process: an exit code, and what went wrong, in one line."""
+    try:
+        process_lock.take(workspace.studies / study_id / rows.LOCK_FILE, is_agents=True)
+        with closing(open_commander(workspace.database)) as connection:
+            _loop(workspace, connection, StudyProcess(workspace, connection, study_id, time.time))
+    except HeldElsewhereError:
+        return ELSEWHERE, ""
+    except (OSError, SpecError, StudySpecError, StoreError, AgentUnreachableError, sqlite3.Error) as error:
+        return FAILED, _one_line(str(error))
+    except Exception as error:
+        # A sampler may raise anything.
+        return FAILED, _one_line(f"{type(error).__name__}: {error}")
+    return WELL, ""
+
+
+def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:
+    version, turn_at, agent_at = -1, 0.0, time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - agent_at >= AGENT_SECONDS:
+            agent_at = now
+            if read_identity(workspace) is None:
+                if workspace.agent_stopped.exists():
+                    return
+                ensure_agent(workspace)
+        changed = data_version(connection)
+        if changed != version or now - turn_at >= TURN_SECONDS:
+            version, turn_at = changed, now
+            try:
+                if not study.turn():
+                    return
+            except sqlite3.OperationalError as error:
+                if not is_locked(error):
+                    raise
+        time.sleep(POLL_SECONDS)
+
+
+def _one_line(text: str) -> str:
+    return redact_text(" ".join(text.split()))[:500]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

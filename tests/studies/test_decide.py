@@ -1,0 +1,246 @@
+"""What follows for trials and studies, without a store or a process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gputui.recovery.classify import Incident
+from gputui.recovery.policy import AttemptReach, decide, parse_policy
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.states import RunState
+from gputui.store.studies import TrialRecord, TrialState
+from gputui.studies.decide import (
+    MOST_STARTS,
+    Next,
+    ObjectiveCourse,
+    ObjectivePoint,
+    RunEnd,
+    Usage,
+    constraint_values,
+    grid_point,
+    next_move,
+    objective_value,
+    place_words,
+    room_for,
+    ruling,
+    rung_passed,
+    same_error,
+    trial_spec,
+)
+from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec
+
+LR = Dimension("lr", "choice", choices=(0.1, 0.2))
+LOSS = Objective("loss")
+BASE = RunSpec(
+    "net", "python", ("net.py",), "/", "/usr/bin/python", params={"lr": 0.3, "batch_size": 16, "grad_accum": 3}
+)
+
+
+def study(**changes: Any) -> StudySpec:
+    return StudySpec(**{"name": "s", "profile": "net", "space": (LR,), "objectives": (LOSS,), **changes})
+
+
+def trial(number: int, state: TrialState, **changes: Any) -> TrialRecord:
+    values: dict[str, Any] = {
+        "study_id": "s-1", "number": number, "run_id": f"r-{number}", "state": state, "origin": "sampled",
+        "params": {"lr": 0.1}, "rung": None, "values": (), "constraints": (), "reason": None, "parent": None,
+        "generation": None, "starts": 1, "command_id": 1, "sampler": {}, "created_at": 0.0, "ended_at": None,
+    }  # fmt: skip
+    return TrialRecord(**{**values, **changes})
+
+
+def points(*given: tuple[float, float, int]) -> list[ObjectivePoint]:
+    course = ObjectiveCourse()
+    for position, value, attempt in given:
+        course.add(ObjectivePoint(position, int(position), value, attempt, 0.0))
+    return course.points
+
+
+def test_what_an_attempt_repeats_counts_once() -> None:
+    found = points((1, 0.9, 1), (2, 0.1, 1), (3, 0.7, 1), (2, 0.8, 2), (3, 0.6, 2))
+    assert [(one.position, one.value) for one in found] == [(1, 0.9), (2, 0.8), (3, 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "value"),
+    [
+        (Objective("a"), 1.0), (Objective("a", "maximize"), 4.0), (Objective("a", over="last"), 3.0),
+        (Objective("a", over="mean", count=2), 3.5), (Objective("a", over="mean", count=9), 8 / 3),
+    ],
+)  # fmt: skip
+def test_the_best_the_last_or_a_mean_counts(objective: Objective, value: float) -> None:
+    assert objective_value(points((1, 1.0, 1), (2, 4.0, 1), (3, 3.0, 1)), objective) == value
+
+
+def test_a_value_that_is_no_number_is_not_the_best_but_is_the_last() -> None:
+    found = points((1, 2.0, 1), (2, math.nan, 1))
+    assert objective_value(found, Objective("a")) == 2.0
+    assert math.isnan(objective_value(found, Objective("a", over="last")) or 0.0)
+    assert objective_value([], LOSS) is None
+
+
+def test_rungs_part_a_run_evenly() -> None:
+    pruner = PrunerSpec("hyperband", length=90, rungs=9)
+    assert [rung_passed(position, pruner) for position in (0, 9, 10, 25, 90, 200)] == [0, 0, 1, 2, 9, 9]
+
+
+def test_a_pruned_trial_is_told_its_place() -> None:
+    assert place_words(3, 0.5, [0.1, 0.2, 0.9, math.nan], LOSS) == "pruned at rung 3: 3rd of 4"
+    assert place_words(1, 0.5, [0.1] * 10, LOSS) == "pruned at rung 1: 11th of 11"
+    assert place_words(1, 0.5, [0.1], Objective("a", "maximize")) == "pruned at rung 1: 1st of 2"
+
+
+FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "values", "verdict"),
+    [
+        (RunEnd(RunState.SUCCEEDED), [0.5], TrialState.COMPLETE),
+        (RunEnd(RunState.SUCCEEDED), [None], TrialState.FAILED),
+        (RunEnd(RunState.SUCCEEDED), [math.nan], TrialState.FAILED),
+        (RunEnd(RunState.SUCCEEDED), [-math.inf], TrialState.FAILED),
+        (RunEnd(RunState.STOPPED, "stopped"), [0.5], TrialState.STOPPED),
+        (RunEnd(RunState.FAILED, "out of memory", "cuda_oom"), [0.5], TrialState.INFEASIBLE),
+        (RunEnd(RunState.FAILED, "not a number", "nan_loss"), [0.5], TrialState.FAILED),
+        (RunEnd(RunState.FAILED, "an error", "user_exception"), [0.5], TrialState.FAILED),
+        (FAULT, [0.5], TrialState.LAUNCHING),
+    ],
+)
+def test_a_run_that_ended_gives_its_trial_a_verdict(
+    end: RunEnd, values: list[float | None], verdict: TrialState
+) -> None:
+    ruled = ruling(trial(0, TrialState.RUNNING), end, values, (), study())
+    assert ruled.state is verdict
+    assert ruled.values == ((0.5,) if verdict is TrialState.COMPLETE else ())
+    assert (ruled.again is not None) == (verdict is TrialState.LAUNCHING)
+
+
+def test_a_fault_of_the_machine_starts_the_same_point_again_a_few_times() -> None:
+    running = trial(0, TrialState.RUNNING)
+    assert ruling(running, FAULT, [None], (), study()).again == "resume"
+    before = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_checkpoints=True)
+    assert ruling(running, before, [None], (), study()).again == "restart"
+    tired = trial(0, TrialState.RUNNING, starts=MOST_STARTS)
+    assert ruling(tired, FAULT, [None], (), study()).state is TrialState.FAILED
+
+
+def test_a_trial_that_was_cut_short_is_pruned_however_its_run_ended() -> None:
+    cut = trial(0, TrialState.PRUNING, reason="pruned at rung 1: 2nd of 2")
+    for end in (RunEnd(RunState.STOPPED, "stopped"), RunEnd(RunState.FAILED, "killed", "killed")):
+        ruled = ruling(cut, end, [0.5], (), study())
+        assert (ruled.state, ruled.reason, ruled.values) == (TrialState.PRUNED, cut.reason, ())
+    assert ruling(cut, RunEnd(RunState.SUCCEEDED), [0.5], (), study()).state is TrialState.COMPLETE
+    asked = trial(0, TrialState.STOPPING, reason="budget")
+    assert ruling(asked, RunEnd(RunState.STOPPED), [0.5], (), study()).reason == "budget"
+
+
+def test_a_broken_constraint_makes_a_point_infeasible() -> None:
+    spec = study(constraints=Constraints(memory_bytes=100, step_seconds=0.5))
+    assert constraint_values(spec, 150, None) == (0.5, 0.0)
+    broken = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (0.5, -0.1), spec)
+    kept = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (-0.5, -0.1), spec)
+    assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
+
+
+DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("budget", "trials", "usage", "room", "exhausted", "expected"),
+    [
+        (Budget(4), [], Usage(), 2, False, Next(launch=True)),
+        (Budget(4), [LIVE], Usage(), 1, False, Next()),
+        (Budget(4), [LIVE], Usage(), 2, False, Next(launch=True)),
+        (Budget(4), [trial(0, TrialState.LAUNCHING)], Usage(), 2, False, Next()),
+        (Budget(2), [DONE, LIVE], Usage(), 4, False, Next()),
+        (Budget(), [DONE, LIVE], Usage(), 4, True, Next()),
+        (Budget(), [DONE], Usage(), 0, False, Next()),
+    ],
+)
+def test_a_study_begins_trials_while_there_is_room(
+    budget: Budget, trials: list[TrialRecord], usage: Usage, room: int, exhausted: bool, expected: Next
+) -> None:
+    assert next_move(study(budget=budget), trials, usage, room, exhausted=exhausted) == expected
+
+
+def test_a_study_ends_with_its_trials_its_points_or_its_budget() -> None:
+    for budget, exhausted in ((Budget(1), False), (Budget(9), True)):
+        assert next_move(study(budget=budget), [DONE], Usage(), 4, exhausted=exhausted).over is not None
+    for budget, usage in ((Budget(gpu_hours=2.0), Usage(gpu_hours=2.0)), (Budget(wall_seconds=9.0), Usage(0.0, 9.0))):
+        spent = next_move(study(budget=budget), [DONE, LIVE], usage, 4, exhausted=False)
+        assert spent.stop_trials is not None and spent.over is None and not spent.launch
+        assert next_move(study(budget=budget), [DONE], usage, 4, exhausted=False).over is not None
+
+
+def test_a_point_by_hand_is_run_beyond_the_budget_and_earlier_runs_do_not_count() -> None:
+    asked = trial(1, TrialState.ENQUEUED, origin="enqueued", run_id=None)
+    assert next_move(study(budget=Budget(1)), [DONE, asked], Usage(), 1, exhausted=False) == Next(launch=True)
+    warm = trial(0, TrialState.COMPLETE, origin="warm")
+    assert next_move(study(budget=Budget(1)), [warm], Usage(), 1, exhausted=False).launch
+
+
+def test_a_study_gives_way_to_other_runs() -> None:
+    spec = study(gpus_per_trial=2)
+    assert [room_for(spec, 8, others, 4, 1) for others in (0, 1, 7, 9)] == [4, 3, 0, 0]
+    assert room_for(study(gpus_per_trial=2, parallel=3), 8, 0, 4, 1) == 3
+    assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
+    assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
+
+
+def test_two_alike_before_any_step_are_enough() -> None:
+    assert same_error([("a", False), ("a", False)])
+    assert not same_error([("a", False)])
+    assert not same_error([("a", False), ("b", False)])
+    assert not same_error([("a", True), ("b", False), ("b", False)])
+    assert not same_error([(None, False), (None, False)])
+
+
+def test_a_grid_gives_each_point_once() -> None:
+    spec = study(sampler=SamplerSpec("grid"))
+    assert grid_point(spec, []) == {"lr": 0.1}
+    assert grid_point(spec, [trial(0, TrialState.FAILED)]) == {"lr": 0.2}
+    assert grid_point(spec, [trial(0, TrialState.FAILED), trial(1, TrialState.RUNNING, params={"lr": 0.2})]) is None
+
+
+# --- recovery inside a study ------------------------------------------------------------------------------------------
+
+
+def planned(spec: RunSpec, kind: str) -> Any:
+    incident = Incident(kind, None, None, "it", "f", ())
+    reach = AttemptReach(last_step=10)
+    return decide(incident, [], reach, spec, spec.params, parse_policy(spec.recovery), [], run_id="r-1", attempt=1)
+
+
+def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None:
+    of_lr = trial_spec(BASE, study(), "s-1", 0, {"lr": 0.1})
+    plan = planned(of_lr, "cuda_oom")
+    assert (plan.params["batch_size"], plan.params["grad_accum"], plan.params["lr"]) == (12, 4, 0.1)
+    batch = Dimension("batch_size", "choice", choices=(8, 16))
+    of_batch = trial_spec(BASE, study(space=(batch,)), "s-1", 0, {"batch_size": 16})
+    assert planned(of_batch, "cuda_oom").verdict == "stop"
+    without = RunSpec("net", "python", ("net.py",), "/", "/usr/bin/python", params={"lr": 0.3, "batch_size": 16})
+    assert planned(without, "cuda_oom").changed == {"batch_size": 12}
+    assert planned(trial_spec(without, study(), "s-1", 0, {}), "cuda_oom").verdict == "stop"
+
+
+def test_a_diverged_trial_is_not_tried_again_and_a_fault_is() -> None:
+    of_lr = trial_spec(BASE, study(), "s-1", 0, {"lr": 0.1})
+    assert planned(BASE, "nan_loss").verdict == "retry"
+    assert planned(of_lr, "nan_loss").verdict == "stop"
+    again = planned(of_lr, "nccl_error")
+    assert again.verdict == "retry" and again.changed == {}
+
+
+def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
+    base = RunSpec(**{**{f: getattr(BASE, f) for f in BASE.__slots__}, "gpus": GpuRequest(4, min_count=2)})
+    made = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
+    assert (made.study_id, made.trial, made.tuned, made.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
+    assert made.priority < base.priority and made.gpus.min_count is None
+    off = trial_spec(RunSpec(**{**{f: getattr(BASE, f) for f in BASE.__slots__}, "recovery": {"policy": "off"}}),
+                     study(), "s-1", 0, {})  # fmt: skip
+    assert not parse_policy(off.recovery).enabled
+    assert RunSpec.from_json(made.to_json()) == made

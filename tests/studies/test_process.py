@@ -1,0 +1,234 @@
+"""Studies with real agents, processes and runs: verdicts, kills, and what a person may ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gputui.runs import process_lock
+from gputui.runs.identity import is_alive
+from gputui.studies.rows import LOCK_FILE
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+# Reports a value that its parameters decide, a line a step; fails as it is told.
+SCORED = """
+import argparse, json, os, sys, time
+options = argparse.ArgumentParser()
+options.add_argument("--quality", type=float)
+options.add_argument("--steps", type=int)
+options.add_argument("--seconds", type=float)
+options.add_argument("--fault")
+options = options.parse_args()
+if options.fault == "start":
+    raise SystemExit("no such data")
+out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for step in range(options.steps):
+    time.sleep(options.seconds)
+    os.write(out, (json.dumps({"step": step, "loss": options.quality + 1 / (step + 1)}) + "\\n").encode())
+    if options.fault == "oom" and step == 2:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if options.fault == "nan" and step == 2:
+        raise FloatingPointError("loss is nan")
+    if options.fault == "once" and step == 2 and os.environ["GPUTUI_ATTEMPT"] == "1":
+        os.kill(os.getpid(), 9)
+"""
+
+PROFILE = """
+name: scored
+launcher: python
+script: scored.py
+gpus: 0
+params: {quality: 0.5, steps: 10, seconds: 0.02, fault: none}
+metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
+"""
+
+STUDY = """
+profile: ./scored.yaml
+space:
+  quality: [0.1, 0.2, 0.3, 0.4]
+objective: {metric: loss, over: last}
+sampler: grid
+parallel: 2
+"""
+
+
+@pytest.fixture
+def lab(machine: Machine) -> Machine:
+    (machine.folder / "scored.py").write_text(SCORED)
+    (machine.folder / "scored.yaml").write_text(PROFILE)
+    return machine
+
+
+def write(lab: Machine, text: str, name: str = "s") -> str:
+    (lab.folder / f"{name}.yaml").write_text(text)
+    return f"{name}.yaml"
+
+
+def verdicts(lab: Machine, study: str = "s-1") -> dict[int, str]:
+    return {row[0]: row[1] for row in lab.rows("SELECT number, state FROM trials WHERE study_id = ?", study)}
+
+
+def state(lab: Machine, study: str = "s-1") -> str:
+    found = lab.rows("SELECT state FROM studies WHERE study_id = ?", study)
+    return str(found[0][0]) if found else ""
+
+
+def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
+    wait_until(lambda: state(lab, study) in states, 120, f"{study} {states}")
+
+
+def process_of(lab: Machine, study: str = "s-1") -> process_lock.Holder | None:
+    found = process_lock.holder(lab.workspace.studies / study / LOCK_FILE)
+    return found if found is not None and is_alive(found.identity) else None
+
+
+def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
+    lab.gputui("sweep", "scored.yaml", "--set", "quality=0.3,0.1", "--set", "steps=5,8", "--over", "last", "--wait")
+    study = lab.json("study", "show")
+    assert (study["id"], study["state"]) == ("scored-sweep-1", "finished")
+    assert [one["params"] for one in study["trials"]] == [
+        {"quality": q, "steps": s} for q in (0.3, 0.1) for s in (5, 8)
+    ]
+    assert [one["value"] for one in study["trials"]] == pytest.approx([0.5, 0.425, 0.3, 0.225])
+    assert [one["number"] for one in study["best"]] == [3]
+    runs = {run["id"]: run for run in lab.json("ps")}
+    assert all(runs[one["run"]]["params"]["steps"] == one["params"]["steps"] for one in study["trials"])
+    assert lab.rows("SELECT count(*), max(priority) FROM runs WHERE study_id = 'scored-sweep-1'") == [(4, -10)]
+    source = lab.gputui("study", "show", "--source")
+    again = write(lab, source, "again")
+    assert json.loads(lab.gputui("study", "check", again, "--json"))["valid"] is True
+
+
+def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
+    pytest.importorskip("optuna")
+    text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.1, 0.2, 0.9]").replace("parallel: 2", "parallel: 1")
+    file = write(lab, text + "pruner: {kind: median, length: 300, rungs: 30, startup: 2}\nparams: {steps: 300}\n")
+    lab.gputui("study", "run", file, "--wait")
+    assert verdicts(lab) == {0: "complete", 1: "complete", 2: "pruned"}
+    (run_id, reason, rung) = lab.rows("SELECT run_id, reason, rung FROM trials WHERE number = 2")[0]
+    assert rung is not None and rung < 30
+    assert lab.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id) == [("stopped", reason)]
+    assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
+    shown = lab.json("study", "show", "s")["trials"][2]
+    assert shown["value"] is None and [one["rung"] for one in shown["rungs"]][-1] == rung
+
+
+def test_faults_are_told_apart(lab: Machine) -> None:
+    text = STUDY.replace("quality: [0.1, 0.2, 0.3, 0.4]", "fault: [none, oom, nan, once]")
+    lab.gputui("study", "run", write(lab, text), "--wait")
+    found = lab.json("study", "show")["trials"]
+    assert [one["state"] for one in found] == ["complete", "infeasible", "failed", "complete"]
+    assert [one["value"] is None for one in found] == [False, True, True, False]
+    assert lab.json("show", found[3]["run"])["attempt"] == 2
+    assert lab.json("show", found[2]["run"])["attempt"] == 1
+
+
+def test_two_alike_at_the_start_end_the_study(lab: Machine) -> None:
+    file = write(lab, STUDY.replace("parallel: 2", "parallel: 1") + "params: {fault: start}\n")
+    lab.gputui("study", "run", file, "--wait", code=1)
+    assert state(lab) in ("failed", "stopped") and verdicts(lab) == {0: "failed", 1: "failed"}
+
+
+def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine) -> None:
+    file = write(lab, STUDY.replace("metric: loss", "metric: lost").replace("parallel: 2", "parallel: 1"))
+    lab.gputui("study", "run", file, "--wait", code=1)
+    study = lab.json("study", "show")
+    assert study["state"] == "paused" and "loss" in study["reason"] and len(study["trials"]) == 1
+    wait_until(lambda: process_of(lab) is None, 30, "no process while it is paused")
+
+
+def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
+    pytest.importorskip("optuna")
+    text = STUDY.replace("sampler: grid", "sampler: random\nbudget: {trials: 2}").replace("parallel: 2", "parallel: 1")
+    lab.gputui("study", "run", write(lab, text), "--wait")
+    assert len(verdicts(lab)) == 2
+    assert lab.json("study", "extend", "s", "--trials", "1")["budget"]["trials"] == 3
+    wait_for(lab, "finished")
+    assert len(verdicts(lab)) == 3
+    assert lab.gputui("study", "enqueue", "s", "--set", "quality=0.15", code=3)
+    assert lab.json("study", "enqueue", "s", "--set", "quality=0.4")["trial"] == 3
+    wait_for(lab, "finished")
+    assert lab.json("study", "show")["trials"][3]["params"] == {"quality": 0.4}
+    lab.gputui("study", "extend", "s", "--trials", "50")
+    wait_until(lambda: len(verdicts(lab)) > 4, 60, "more trials")
+    lab.gputui("study", "pause", "s")
+    wait_until(lambda: process_of(lab) is None and state(lab) == "paused", 60, "paused, and its trials over")
+    lab.gputui("study", "resume", "s")
+    count = len(verdicts(lab))
+    wait_until(lambda: len(verdicts(lab)) > count, 60, "more trials")
+    lab.gputui("study", "stop", "s")
+    wait_for(lab, "stopped")
+    assert set(verdicts(lab).values()) <= {"complete", "stopped"}
+    assert not lab.rows("SELECT 1 FROM runs WHERE state NOT IN ('succeeded', 'stopped')")
+
+
+def test_a_spent_budget_stops_what_runs(lab: Machine) -> None:
+    lab.gputui("study", "run", write(lab, STUDY + "params: {seconds: 10}\nbudget: {wall: 3s}\n"), "--wait", code=1)
+    assert state(lab) == "finished" and set(verdicts(lab).values()) == {"stopped"}
+
+
+def test_killing_the_process_and_the_agent_loses_and_doubles_nothing(lab: Machine) -> None:
+    pytest.importorskip("optuna")
+    text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "{type: float, min: 0, max: 1}").replace("grid", "tpe")
+    text += "budget: {trials: 10}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
+    lab.gputui("study", "run", write(lab, text))
+    killed = 0
+    while state(lab) != "finished":
+        holder = wait_until(lambda: process_of(lab) or state(lab) == "finished", 60, "a process, or the end")
+        if isinstance(holder, process_lock.Holder):
+            with suppress(ProcessLookupError):
+                os.kill(holder.identity.pid, signal.SIGKILL)
+            killed += 1
+            if killed % 3 == 0 and lab.agent() is not None:
+                lab.kill_agent()
+                lab.gputui("agent", "start")
+            seen = len(verdicts(lab))
+            wait_until(lambda seen=seen: len(verdicts(lab)) > seen or state(lab) == "finished", 60, "the next trial")
+    assert killed > 3
+    found = verdicts(lab)
+    assert sorted(found) == list(range(10)) and set(found.values()) <= {"complete", "pruned"}
+    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(10, 10)]
+    assert lab.rows("SELECT count(*) FROM commands WHERE state = 'pending'") == [(0,)]
+    points = lab.rows("SELECT params FROM trials ORDER BY number")
+    assert len(set(points)) == 10
+    assert (
+        lab.rows("SELECT r.params ->> 'quality' = t.params ->> 'quality' FROM runs r JOIN trials t USING (run_id)")
+        == [(1,)] * 10
+    )
+
+
+def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    lab.gputui("study", "run", write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")), "--wait")
+    target = tmp_path / "out.db"
+    assert lab.json("study", "export", "s", str(target))["trials"] == 2
+    read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
+    assert [one.state.name for one in read.trials] == ["COMPLETE", "COMPLETE"]
+    assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
+    assert read.best_trial.user_attrs["gputui:run"] == "s-1-t1-1"
+    assert lab.gputui("study", "export", "s", str(target), code=3)
+
+
+def test_a_study_learns_from_earlier_runs(lab: Machine) -> None:
+    pytest.importorskip("optuna")
+    for quality in ("0.3", "0.2", "0.15"):
+        lab.gputui("run", "scored.yaml", "--set", f"quality={quality}", "--wait")
+    text = STUDY.replace("sampler: grid", "sampler: tpe\nbudget: {trials: 1}\nwarm_start: 5")
+    lab.gputui("study", "run", write(lab, text), "--wait")
+    found = lab.json("study", "show")["trials"]
+    assert [(one["origin"], one["params"]["quality"], one["run"]) for one in found[:2]] == [
+        ("warm", 0.3, "scored-1"), ("warm", 0.2, "scored-2")
+    ]  # fmt: skip
+    assert [one["origin"] for one in found[2:]] == ["sampled"]
+
+
+def test_there_was_no_study_an_hour_ago(lab: Machine) -> None:
+    lab.gputui("study", "run", write(lab, STUDY), "--wait")
+    assert [one["id"] for one in lab.json("studies")] == ["s-1"] and lab.json("studies", "--at", "-1h") == []
+    lab.gputui("study", "show", "s-1", "--at", "-1h", code=3)
