@@ -190,7 +190,7 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
     from gputui.cli.resolving import refuse
     from gputui.profiles.params import ParameterError, split_assignments
-    from gputui.profiles.yamldoc import plain_value
+    from gputui.yaml_forms.document import plain_value
 
     try:
         given = {name: plain_value(text) for name, text in split_assignments(values).items()}

@@ -27,7 +27,6 @@ from gputui.cli.context import (
 from gputui.cli.gpus import wait_for_gpus
 from gputui.profiles.loading import Profile
 from gputui.profiles.preflight import check as preflight
-from gputui.profiles.problems import ProfileError
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, Scalar
@@ -38,6 +37,7 @@ from gputui.studies import decide
 from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
 from gputui.studies.sampling import OptunaMirror, missing_library
 from gputui.studies.spec import StudySpec
+from gputui.yaml_forms.problems import ProfileError
 
 POLL_SECONDS = 0.2
 AGENT_SECONDS = 5.0

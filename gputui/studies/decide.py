@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.charts.units import count, duration, metric_value
 from gputui.runs.spec import RunSpec, Scalar
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.spec import Budget, Objective, PrunerSpec, StudySpec
 

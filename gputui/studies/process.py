@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
-from gputui.profiles.nearest import nearest
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
-from gputui.runs.states import RunState
 from gputui.runs.submission import read_spec, ticket_path, write_ticket
 from gputui.store import commands
 from gputui.store.metrics.objectives import reported_values
 from gputui.store.metrics.queries import Cursor, latest, metric_names
+from gputui.store.run_states import RunState
 from gputui.store.studies import (
     StudyRecord,
     StudyState,
@@ -40,6 +39,7 @@ from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, Ruling, RunEn
 from gputui.studies.sampling import OptunaMirror, missing_library
 from gputui.studies.spec import StudySpec
 from gputui.studies.warm_start import warm_trials
+from gputui.yaml_forms.nearest import nearest
 
 log = logging.getLogger(__name__)
 

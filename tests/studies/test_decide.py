@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gputui.recovery.classify import Incident
-from gputui.recovery.policy import AttemptReach, decide, parse_policy
+from gputui.recovery.policies import policy_from
+from gputui.recovery.policy import AttemptReach, decide
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.runs.states import RunState
+from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.decide import (
     MOST_STARTS,
@@ -212,7 +213,7 @@ def test_a_grid_gives_each_point_once() -> None:
 def planned(spec: RunSpec, kind: str) -> Any:
     incident = Incident(kind, None, None, "it", "f", ())
     reach = AttemptReach(last_step=10)
-    return decide(incident, [], reach, spec, spec.params, parse_policy(spec.recovery), [], run_id="r-1", attempt=1)
+    return decide(incident, [], reach, spec, spec.params, policy_from(spec.recovery), [], run_id="r-1", attempt=1)
 
 
 def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None:
@@ -242,5 +243,5 @@ def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
     assert made.priority < base.priority and made.gpus.min_count is None
     off = trial_spec(RunSpec(**{**{f: getattr(BASE, f) for f in BASE.__slots__}, "recovery": {"policy": "off"}}),
                      study(), "s-1", 0, {})  # fmt: skip
-    assert not parse_policy(off.recovery).enabled
+    assert not policy_from(off.recovery).enabled
     assert RunSpec.from_json(made.to_json()) == made
