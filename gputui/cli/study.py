@@ -188,7 +188,7 @@ def extend(
 @click.pass_obj
 def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool) -> None:
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
-    from gputui.cli.resolving import refuse
+    from gputui.cli.launch_spec import refuse
     from gputui.profiles.params import ParameterError, split_assignments
     from gputui.yaml_forms.document import plain_value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.charts import units
-from gputui.cli import resolving
+from gputui.cli import launch_spec
 from gputui.cli.context import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -49,13 +49,13 @@ def load_file(session: Session, wanted: str) -> StudyFile:
     try:
         return load_study(find_study_file(wanted, session.workspace, Path.cwd()), session.workspace, Path.cwd())
     except (StudyFileNotFoundError, ProfileError) as error:
-        resolving.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
     """The study with the GPUs of a trial, and the specification of its runs; ends the command where this machine cannot
     serve it."""
-    situation = resolving.gpu_situation(session)
+    situation = launch_spec.gpu_situation(session)
     of_profile = profile.form.gpus.count or len(profile.form.gpus.devices)
     try:
         base = resolve(
@@ -65,7 +65,7 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
             inventory=None if situation is None else situation.facts,
         )
     except ResolveError as error:
-        resolving.refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+        launch_spec.refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
     gpus = len(base.gpus.uuids) or base.gpus.count
     return replace(spec, gpus_per_trial=gpus), base
 
@@ -86,12 +86,12 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     results = preflight(
         trial,
         state=session.workspace.state,
-        gpus=resolving.gpu_situation(session),
-        past=resolving.earlier_peaks(session, trial),
+        gpus=launch_spec.gpu_situation(session),
+        past=launch_spec.earlier_peaks(session, trial),
     )
     failed = [result for result in results if result.status == "fail"]
     if failed:
-        resolving.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+        launch_spec.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
     with closing(session.commander()) as connection, session.writing():
         words = {"spec": spec.to_json(), "source": source}
         command_id = submit_ticket(

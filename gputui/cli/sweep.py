@@ -36,20 +36,20 @@ def command(
 
     Its file is kept with the study (gputui study show --source).
     """
-    from gputui.cli import resolving
+    from gputui.cli import launch_spec
     from gputui.cli.study import print_plan
     from gputui.cli.study_launch import launch, plan_json
     from gputui.profiles.params import ParameterError, split_assignments
     from gputui.studies.loading import source_of, sweep_study
     from gputui.studies.spec import Objective
 
-    chosen = resolving.load_profile(session, profile)
+    chosen = launch_spec.load_profile(session, profile)
     try:
         given = {key: text.split(",") for key, text in split_assignments(values).items()}
         objective = Objective(metric, "maximize" if maximize else "minimize", "last" if over == "last" else "best")
         spec = sweep_study(chosen, given, objective=objective, name=name, parallel=parallel)
     except ParameterError as error:
-        resolving.refuse(list(error.problems), EXIT_USAGE)
+        launch_spec.refuse(list(error.problems), EXIT_USAGE)
     if dry_run:
         plan = plan_json(session, spec)
         print_json(plan) if as_json else print_plan(plan)
