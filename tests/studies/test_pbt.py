@@ -1,0 +1,109 @@
+"""Population-based training, against its definition and on an optimum that moves."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from gputui.runs.spec import Scalar
+from gputui.studies.pbt import Member, due_milestone, exploits, explored, first_point
+from gputui.studies.spec import Dimension, Objective, PbtSpec
+
+SPACE = (
+    Dimension("lr", "float", 1e-4, 1e-1, log=True),
+    Dimension("width", "int", 8, 64, step=8),
+    Dimension("kind", "choice", choices=("a", "b", "c")),
+)
+LOSS = Objective("loss")
+SPEC = PbtSpec(members=8, every=10)
+
+
+def member(number: int, *values: float, lr: float = 0.01, can_give: bool = True) -> Member:
+    return Member(number, {"lr": lr, "width": 16, "kind": "b"}, dict(enumerate(values, 1)), can_give)
+
+
+def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
+    members = [member(0, 0.5, 0.4, 0.3), member(1, 0.5, 0.4)]
+    assert due_milestone(members, 0) == due_milestone(members, 1) == 2
+    assert due_milestone(members, 2) is None
+    assert due_milestone([*members, member(2)], 0) is None
+    assert due_milestone(members[:1], 0) is None
+
+
+def test_the_worst_quarter_goes_on_from_the_best() -> None:
+    members = [member(number, float(number)) for number in range(8)]
+    found = exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    assert {one.number for one in found} == {6, 7} and {one.donor for one in found} <= {0, 1}
+    assert found == exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    upwards = exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
+    assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
+
+
+def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
+    members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
+    assert exploits(members, 1, SPEC, SPACE, LOSS, 1) == []  # the best has no whole checkpoint
+    [found] = exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
+    assert (found.number, found.donor) == (0, 1)
+    assert exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
+
+
+def fits(params: Mapping[str, Scalar]) -> bool:
+    lr, width = params["lr"], params["width"]
+    assert isinstance(lr, float) and isinstance(width, int)
+    return 1e-4 <= lr <= 1e-1 and width in range(8, 65, 8) and params["kind"] in ("a", "b", "c")
+
+
+def test_points_stay_in_the_space() -> None:
+    draw = random.Random(3)
+    edge: Mapping[str, Scalar] = {"lr": 1e-1, "width": 64, "kind": "c"}
+    assert all(fits(explored(edge, SPACE, SPEC, draw)) for _ in range(200))
+    assert all(fits(first_point(SPACE, 0, number)) for number in range(50))
+    assert first_point(SPACE, 0, 1) == first_point(SPACE, 0, 1) != first_point(SPACE, 0, 2)
+
+
+def test_without_resampling_numbers_are_multiplied() -> None:
+    spec = PbtSpec(members=8, every=10, resample=0.0)
+    draw = random.Random(1)
+    rates = {explored({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
+    assert rates == {0.008, 0.012}
+
+
+def trained(rate: float, loss: float, step: int, steps: int) -> float:
+    """One step towards 0: the best rate falls from 0.1 to 0.001 while the training goes on."""
+    best = math.log10(0.1) - 2 * step / steps
+    gain = 0.08 * math.exp(-((math.log10(rate) - best) ** 2) / 0.18)
+    return loss * (1 - gain)
+
+
+def population(seed: int, *, is_fixed: bool, steps: int = 200) -> float:
+    """The best loss of eight members; fixed ones keep the rates that they begin with."""
+    space = SPACE[:1]
+    spec = PbtSpec(members=8, every=10)
+    rates = [first_point(space, seed, number) for number in range(8)]
+    losses = [1.0] * 8
+    values: list[dict[int, float]] = [{} for _ in range(8)]
+    for step in range(steps):
+        for number in range(8):
+            rate = rates[number]["lr"]
+            assert isinstance(rate, float)
+            losses[number] = trained(rate, losses[number], step, steps)
+            if (step + 1) % spec.every == 0:
+                values[number][(step + 1) // spec.every] = losses[number]
+        if is_fixed or (step + 1) % spec.every:
+            continue
+        members = [Member(number, rates[number], values[number], True) for number in range(8)]
+        for one in exploits(members, (step + 1) // spec.every, spec, space, LOSS, seed):
+            losses[one.number] = losses[one.donor]
+            rates[one.number] = dict(one.params)
+    return min(losses)
+
+
+@pytest.mark.parametrize("begin", [0, 100])
+def test_a_moving_optimum_is_followed(begin: int) -> None:
+    better = sum(
+        population(seed, is_fixed=False) < population(seed, is_fixed=True) for seed in range(begin, begin + 10)
+    )
+    assert better >= 9
