@@ -8,7 +8,7 @@ _NAMES: Final = {
     "Runs": "choose open launch clone stop resume restart remove mark start last_values queue_toggle queue_up "
     "queue_down maximise open_run process_run alert_run hide leave_out",
     "This page": "",
-    "Go to": "processes gpu_detail compare alerts back",
+    "Go to": "processes gpu_detail compare alerts studies study_next study_previous back",
     "Past": "time_back time_forth time_back_far time_forth_far time_type tick_previous tick_next live alert_moment",
     "Everywhere": "palette help settings theme mouse copy suspend leave cancel",
     "Move": "up down first last page_up page_down beginning focus_next focus_previous section_next section_previous "
