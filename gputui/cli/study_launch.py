@@ -35,6 +35,7 @@ from gputui.store.database import data_version
 from gputui.store.studies import StudyState, TrialRecord, TrialState, expected_seconds, get_study, read_trials
 from gputui.studies import decide
 from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
+from gputui.studies.pbt import first_point
 from gputui.studies.sampling import OptunaMirror, missing_library
 from gputui.studies.spec import StudySpec
 from gputui.yaml_forms.problems import ProfileError
@@ -74,8 +75,6 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     """Check the first point as a run, hand the study to the agent, and wait for its end where asked: the exit code."""
     if (missing := missing_library(spec)) is not None:
         fail(missing, EXIT_REFUSED)
-    if spec.pbt is not None:
-        fail("population-based training is not there yet; write a sampler in place of pbt", EXIT_USAGE)
     session.need_agent()
     if spec.gpus_per_trial or not profile.form.gpus.is_none:
         with closing(session.reader()) as connection:
@@ -109,6 +108,8 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
 
 def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
     """The first points of a study that knows nothing yet."""
+    if spec.pbt is not None:
+        return [first_point(spec.space, spec.seed, number) for number in range(min(count, spec.pbt.members))]
     if spec.sampler.kind == "grid":
         return (spec.grid() or [])[:count]
     count = min(count, spec.budget.trials or count)
@@ -119,8 +120,8 @@ def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
 def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
     """What a study would do: its first points, and what it is expected to take by earlier runs of the profile. Unknown
     is null; what pruning saves is not foreseen."""
-    trials = spec.budget.trials
-    if spec.sampler.kind == "grid":
+    trials = spec.budget.trials if spec.pbt is None else spec.pbt.members
+    if spec.pbt is None and spec.sampler.kind == "grid":
         size = len(spec.grid() or ())
         trials = size if trials is None else min(trials, size)
     seconds, room = None, spec.parallel

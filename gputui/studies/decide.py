@@ -196,7 +196,8 @@ def next_move(spec: StudySpec, trials: Sequence[TrialRecord], usage: Usage, room
         return Next(stop_trials=spent if living else None, over=None if living else spent)
     waiting = any(trial.state is TrialState.ENQUEUED for trial in own)
     begun = len(own) - sum(trial.state is TrialState.ENQUEUED for trial in own)
-    is_full = spec.budget.trials is not None and begun >= spec.budget.trials
+    limit = spec.budget.trials if spec.pbt is None else spec.pbt.members
+    is_full = limit is not None and begun >= limit
     if (is_full or exhausted) and not waiting:
         done = f"its {count(begun)} trials are done" if is_full else "every point of its grid is done"
         return Next(over=None if living else done)

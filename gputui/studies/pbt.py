@@ -18,12 +18,12 @@ from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 
 class Member(NamedTuple):
-    """A member that trains. ``values`` has the objective at each milestone that it passed (from 1), NaN where it was no
-    number. ``can_give``: a checkpoint of it is known to be whole."""
+    """A member that trains. ``value`` is the objective at the milestone, NaN where it was no number. ``can_give``: a
+    checkpoint of it is known to be whole."""
 
     number: int
     params: Mapping[str, Scalar]
-    values: Mapping[int, float]
+    value: float
     can_give: bool
 
 
@@ -41,10 +41,11 @@ def first_point(space: Sequence[Dimension], seed: int, number: int) -> dict[str,
     return {one.name: _drawn(one, draw) for one in space}
 
 
-def due_milestone(members: Collection[Member], decided: int) -> int | None:
-    """The milestone behind ``decided`` that every member has passed, the newest of them; None where one has not."""
-    passed = min((max(one.values, default=0) for one in members), default=0)
-    return passed if passed > decided and len(members) > 1 else None
+def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int | None:
+    """The newest milestone behind ``decided`` that every member has passed; None where one has not. ``values`` has what
+    each member had reached at its milestones (from 1)."""
+    passed = min((max(one, default=0) for one in values), default=0)
+    return passed if passed > decided and len(values) > 1 else None
 
 
 def exploits(
@@ -61,8 +62,7 @@ def exploits(
     sign = 1.0 if objective.direction == "minimize" else -1.0
 
     def loss(one: Member) -> float:
-        value = one.values.get(milestone, math.nan)
-        return math.inf if math.isnan(value) else sign * value
+        return math.inf if math.isnan(one.value) else sign * one.value
 
     ranked = sorted(members, key=lambda one: (loss(one), one.number))
     share = max(1, int(len(ranked) * spec.quantile))

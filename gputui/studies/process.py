@@ -34,10 +34,10 @@ from gputui.store.studies import (
     read_trials,
     study_gpu_hours,
 )
-from gputui.studies import decide, rows
+from gputui.studies import decide, donors, pbt, rows
 from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, Ruling, RunEnd, Usage
 from gputui.studies.sampling import OptunaMirror, missing_library
-from gputui.studies.spec import StudySpec
+from gputui.studies.spec import PbtSpec, StudySpec
 from gputui.studies.warm_start import warm_trials
 from gputui.yaml_forms.nearest import nearest
 
@@ -118,9 +118,13 @@ class StudyProcess:
             return
         # Before its metrics: what a run that is over reported is then all there.
         end = self._end_of(trial)
-        if trial.run_id is not None:
+        if trial.run_id is not None and spec.pbt is not None:
+            self._read_milestones(spec, spec.pbt, trial)
+        elif trial.run_id is not None:
             self._read_metrics(spec, trial, is_over=end is not None)
-        if end is not None:
+        if end is not None and "exploit" in trial.sampler and end.state is not RunState.SUCCEEDED:
+            self._go_on_from_donor(trial)
+        elif end is not None:
             self._rule(study, spec, trial, end)
 
     def _look_at_launch(self, study: StudyRecord, spec: StudySpec, trial: TrialRecord) -> None:
@@ -133,6 +137,9 @@ class StudyProcess:
         if answer.state == "done":
             with transaction(self.connection):
                 self._set(trial, state=TrialState.RUNNING)
+        elif answer.verb == "resume" and spec.pbt is not None:
+            with transaction(self.connection):
+                self._end(trial, Ruling(TrialState.FAILED, answer.reason))
         elif answer.verb == "resume":
             # No checkpoint of it can be used.
             self._start_again(trial, "restart")
@@ -218,6 +225,88 @@ class StudyProcess:
                 self._ask_stop(trial, reason)
         if reason is not None:
             self._ring()
+
+    def _read_milestones(self, spec: StudySpec, population: PbtSpec, trial: TrialRecord) -> None:
+        """Store what a member had reached at each milestone that it has passed."""
+        objective = spec.objectives[0]
+        course = self._courses(spec, trial).get(objective.metric)
+        if course is None or not course.points:
+            return
+        passed = int(course.points[-1].position // population.every)
+        if passed <= (trial.rung or 0):
+            return
+        with transaction(self.connection):
+            for milestone in range((trial.rung or 0) + 1, passed + 1):
+                points = [one for one in course.points if one.position <= milestone * population.every]
+                value = decide.objective_value(points, objective)
+                if points and value is not None:
+                    self.connection.execute(
+                        "INSERT OR IGNORE INTO trial_rungs (study_id, number, rung, step, value, attempt, at) "
+                        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                        (
+                            self.study_id, trial.number, milestone, points[-1].step,
+                            None if math.isnan(value) else value, points[-1].attempt, self.now(),
+                        ),
+                    )  # fmt: skip
+            self._set(trial, rung=passed)
+
+    def _exploit(self, spec: StudySpec, population: PbtSpec, living: Sequence[TrialRecord]) -> None:
+        """Compare the members at a milestone that all have passed: the worst are asked to stop, to go on from
+        checkpoints of the best. Those are linked into the study's folder first, where no rotation removes them."""
+        values: dict[int, dict[int, float]] = {one.number: {} for one in living}
+        for rung in read_rungs(self.connection, self.study_id):
+            if rung.number in values:
+                values[rung.number][rung.rung] = math.nan if rung.value is None else rung.value
+        (remembered,) = self.connection.execute(
+            "SELECT sampler FROM studies WHERE study_id = ?", (self.study_id,)
+        ).fetchone()
+        decided = int(json.loads(remembered).get("milestone", 0))
+        training = [one for one in living if one.state in (TrialState.RUNNING, TrialState.LAUNCHING)]
+        milestone = pbt.due_milestone([values[one.number] for one in training], decided)
+        if milestone is None:
+            return
+        found = {one.number: donors.whole_checkpoint(self.connection, one.run_id or "") for one in training}
+        if not any(found.values()):
+            # The agent has not found any yet.
+            return
+        members = [
+            pbt.Member(
+                one.number, one.params, values[one.number].get(milestone, math.nan), found[one.number] is not None
+            )
+            for one in training
+        ]
+        asked = pbt.exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
+        folder = self.workspace.studies / self.study_id / donors.PINS
+        pins = {one.number: donors.pin(folder, one, milestone, found[one.donor]) for one in asked}
+        trials = {one.number: one for one in training}
+        with transaction(self.connection):
+            for one in asked:
+                trial = trials[one.number]
+                if trial.state is not TrialState.RUNNING:
+                    continue
+                plan = {
+                    "donor": one.donor, "milestone": milestone, "params": dict(one.params), "from": pins[one.number],
+                }  # fmt: skip
+                reason = f"goes on from trial {one.donor} after milestone {milestone}"
+                self._set(trial, state=TrialState.STOPPING, reason=reason, sampler=json.dumps({"exploit": plan}))
+                self._ask_stop(trial, reason)
+            self.connection.execute(
+                "UPDATE studies SET sampler = ? WHERE study_id = ?",
+                (json.dumps({"milestone": milestone}), self.study_id),
+            )
+        self._ring()
+
+    def _go_on_from_donor(self, trial: TrialRecord) -> None:
+        """A member that was asked to stop for it has ended: its next attempt begins from the donor's checkpoint."""
+        plan = trial.sampler["exploit"]
+        words = {"from": plan["from"], "set": plan["params"]}
+        with transaction(self.connection):
+            command_id = commands.submit(self.connection, "resume", trial.run_id, words, self.actor, now=self.now())
+            self._set(
+                trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
+                parent=plan["donor"], generation=plan["milestone"], reason=None, sampler="{}",
+            )  # fmt: skip
+        self._ring()
 
     def _pruned(self, spec: StudySpec, trial: TrialRecord, rung: int, value: float) -> str | None:
         """Why the trial is cut short at a rung, None where it goes on."""
@@ -317,6 +406,8 @@ class StudyProcess:
             return False
         if move.launch:
             self._launch(spec, trials)
+        elif spec.pbt is not None:
+            self._exploit(spec, spec.pbt, living)
         return True
 
     def _room(self, spec: StudySpec) -> int:
@@ -347,6 +438,8 @@ class StudyProcess:
             params: dict[str, Any] | None = decide.grid_point(spec, trials)
             if params is None:
                 return
+        elif spec.pbt is not None:
+            params = pbt.first_point(spec.space, spec.seed, number)
         else:
             params, of_trial, of_study = self._synced(spec).ask()
         ticket = self._write_ticket(spec, number, params)
