@@ -122,6 +122,8 @@ def run_shape(run: Run) -> Shape:
         "reason": run.reason if run.reason is not None else run.waiting_for,
         "target": run.target,
         "placement": None if run.placement is None else _placement_shape(run.placement),
+        "study": run.study_id,
+        "trial": run.trial,
     }
 
 

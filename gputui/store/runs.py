@@ -36,7 +36,7 @@ class Run:
     whose row cannot be understood can still be stopped, removed and shown. A higher ``priority`` goes first in the
     queue. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than the specification asks for.
     ``target`` is the name of where it runs, None for this machine; ``placement`` its newest attempt's, None at a past
-    moment.
+    moment. ``study_id`` and ``trial`` are those that it is of.
     """
 
     run_id: str
@@ -65,6 +65,8 @@ class Run:
     target: str | None = None
     placement: PlacementView | None = None
     holds_gpus: bool = False
+    study_id: str | None = None
+    trial: int | None = None
 
     @property
     def told_reason(self) -> str | None:
@@ -174,7 +176,7 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
     a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
     r.priority, r.gpu_count, r.target,
     p.job, p.state, p.reason, p.expected_start, p.nodes, p.limit_at, p.restarts, p.contact_at, p.problem,
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id)
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.study_id, r.trial
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
@@ -268,7 +270,8 @@ def _run(row: Any) -> Run:
     leased = json_columns.items(row[33])
     params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
     placement = None if row[25] is None else placements.from_row(row[24:33])
-    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], placement, bool(leased)])
+    last = (placement, bool(leased), *row[34:])
+    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
 
 
 def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:

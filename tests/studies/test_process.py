@@ -99,6 +99,10 @@ def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
     assert [one["number"] for one in study["best"]] == [3]
     runs = {run["id"]: run for run in lab.json("ps")}
     assert all(runs[one["run"]]["params"]["steps"] == one["params"]["steps"] for one in study["trials"])
+    assert all(
+        (runs[one["run"]]["study"], runs[one["run"]]["trial"]) == (study["id"], one["number"])
+        for one in study["trials"]
+    )
     assert lab.rows("SELECT count(*), max(priority) FROM runs WHERE study_id = 'scored-sweep-1'") == [(4, -10)]
     source = lab.gputui("study", "show", "--source")
     again = write(lab, source, "again")
