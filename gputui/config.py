@@ -31,6 +31,15 @@ LOCAL_FUSE_FILE_SYSTEMS = frozenset(
 )  # fmt: skip
 
 
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written again or replaced; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def own_python() -> tuple[str, dict[str, str]]:
     """The interpreter of this installation, and what a child that it starts with gputui's modules needs in its
     environment. Where its file was removed under this living process, that is the program that this process runs, which

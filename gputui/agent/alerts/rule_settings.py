@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gputui.alerts.in_force import RuleSet, changed, standard
 from gputui.alerts.overrides import Delivery, Overrides
+from gputui.config import file_identity
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class AlertSettings:
         if now < self.due:
             return False
         self.due = now + LOOK_SECONDS
-        found = _identity(self.path)
+        found = file_identity(self.path)
         if found == self.read:
             return False
         # A machine without the file needs no YAML parser.
@@ -77,11 +78,3 @@ class AlertSettings:
 def rules_for(machine: RuleSet, own: Overrides) -> RunRules:
     """The machine's rules with what a profile changes of them."""
     return RunRules(changed(machine, own.rules, "profile"), own)
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

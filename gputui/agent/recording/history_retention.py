@@ -15,6 +15,7 @@ from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
 from gputui.charts.units import bytes_text
+from gputui.config import file_identity
 from gputui.store.database import room
 from gputui.store.events import add_event
 from gputui.store.retention import Retention
@@ -105,7 +106,7 @@ class RecordKeeping:
             self._is_stuck = True
 
     def _look_at_settings(self) -> None:
-        found = _identity(self.settings)
+        found = file_identity(self.settings)
         if found == self._read:
             return
         self._read = found
@@ -132,11 +133,3 @@ class RecordKeeping:
                 severity="warning",
             )
         self._is_too_large = too_large
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

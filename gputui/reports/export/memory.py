@@ -6,16 +6,14 @@ One file beside the run, replaced whole; a lock makes sure that two processes ne
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+from gputui.config import PRIVATE_DIR_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
 from gputui.runs import process_lock
+from gputui.runs.submission import write_private
 from gputui.store.metrics.exported import ExportProgress
 
 FOLDER = "sinks"
@@ -84,17 +82,11 @@ class MemoryPlace:
 
     def write(self, remembered: Remembered) -> None:
         """Replace it whole. Raises OSError."""
-        record: Mapping[str, Any] = {
+        record = {
             "created_at": remembered.created_at,
             "progress": remembered.progress.to_json(),
             "position": dict(remembered.position),
             "at": remembered.at,
             "ended_at": remembered.ended_at,
         }
-        beside = self.position.with_suffix(".tmp")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.position)
+        write_private(self.position, record)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from gputui.store.runs import Run
 from gputui.tui.actions.model import Context
 from gputui.tui.layout.words import clock, run_sign
 
@@ -52,45 +55,36 @@ def can_signal(context: Context) -> str | None:
 
 
 def can_move(context: Context) -> str | None:
-    problem = changes_run(context)
-    if problem is None and context.run is not None and context.run.state != "queued":
-        return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a waiting run can move in the queue."
-    return problem
+    return _unless(context, lambda run: run.state != "queued", "; only a waiting run can move in the queue.")
 
 
 def changes_run(context: Context) -> str | None:
     return refused_here(context) or needs_run(context)
 
 
-def can_stop(context: Context) -> str | None:
-    problem = changes_run(context)
-    if problem is None and context.run is not None:
-        if context.run.state.is_over:
-            return f"{context.run.run_id} is {run_sign(context.run.state).word} already."
-        if context.run.state == "stopping":
-            return f"{context.run.run_id} is stopping already."
+def _unless(context: Context, is_refused: Callable[[Run], bool], why: str) -> str | None:
+    """What `changes_run` says, else the state of a run that is refused and ``why``."""
+    problem, run = changes_run(context), context.run
+    if problem is None and run is not None and is_refused(run):
+        return f"{run.run_id} is {run_sign(run.state).word}{why}"
     return problem
+
+
+def can_stop(context: Context) -> str | None:
+    return _unless(context, lambda run: run.state.is_over or run.state == "stopping", " already.")
 
 
 def can_go_on(context: Context) -> str | None:
-    problem = changes_run(context)
-    if problem is None and context.run is not None and not context.run.state.is_over:
-        return f"{context.run.run_id} is {run_sign(context.run.state).word}; only a run that is over can go on."
-    return problem
+    return _unless(context, lambda run: not run.state.is_over, "; only a run that is over can go on.")
 
 
 def can_start_over(context: Context) -> str | None:
-    problem = changes_run(context)
-    if problem is None and context.run is not None and context.run.state in ("queued", "recovering", "stopping"):
-        return f"{context.run.run_id} is {run_sign(context.run.state).word}; it cannot begin again now."
-    return problem
+    waits = ("queued", "recovering", "stopping")
+    return _unless(context, lambda run: run.state in waits, "; it cannot begin again now.")
 
 
 def can_remove(context: Context) -> str | None:
-    problem = changes_run(context)
-    if problem is None and context.run is not None and not context.run.state.is_over:
-        return f"{context.run.run_id} is {run_sign(context.run.state).word}; stop it first."
-    return problem
+    return _unless(context, lambda run: not run.state.is_over, "; stop it first.")
 
 
 def can_launch(context: Context) -> str | None:
