@@ -166,6 +166,7 @@ def make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
 
 
 def as_number(text: str) -> int | float | None:
+    """The number that a word is; None where it is none."""
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):

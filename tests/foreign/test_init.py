@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gputui.profiles.draft import Draft, DraftError, Preset, draft
+from gputui.profiles.draft import Draft, Preset, draft
 from gputui.profiles.loading import Profile, read_profile
 from gputui.profiles.script_survey import SurveyError
+from gputui.profiles.typed_command import DraftError
 from tests import forkserver
 from tests.conftest import wait_until
 from tests.machine import Machine

@@ -184,10 +184,7 @@ def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -
     usage = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lrr 1\n"
     early = classify(process_ended(tmp_path / "a", usage, {"code": 2}, last_step=None))
     assert early.kind == "config_error"
-    assert (
-        early.summary
-        == "the run refused its arguments or its set-up (train.py: error: unrecognized arguments: --lrr 1)"
-    )
+    assert "unrecognized arguments: --lrr 1" in early.summary
     assert classify(process_ended(tmp_path / "b", usage, {"code": 2}, last_step=40)).kind == "nonzero_exit"
 
 
@@ -219,7 +216,7 @@ def test_error_files_of_both_formats_are_read(tmp_path: Path) -> None:
         },
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert incident.summary == "rank 1 ran out of GPU memory (tried to allocate 3.00 GiB)"
+    assert (incident.kind, incident.rank) == ("cuda_oom", 1) and "3.00 GiB" in incident.summary
 
 
 def test_an_error_file_wins_over_a_later_word_in_the_log(tmp_path: Path) -> None:
@@ -388,7 +385,8 @@ def test_an_observed_cause_is_told_in_its_own_words() -> None:
     seen = Observation("gpu_lost", 5.0, "XID 79 on GPU 3", rank=3, step=12)
     evidence = Evidence(exit=ExitRecord(code=1), launcher="torchrun", observed=(seen,), last_step=12)
     incident = classify(evidence)
-    assert incident.summary == "rank 3 lost its GPU (XID 79 on GPU 3)"
+    assert (incident.kind, incident.rank, incident.step) == ("gpu_lost", 3, 12)
+    assert "(XID 79 on GPU 3)" in incident.summary
     assert outcome(evidence, stop_intended=False) == "failed"
 
 
@@ -408,7 +406,7 @@ def test_what_cannot_be_killed_was_not_stopped(record: ExitRecord, expected: str
 def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path) -> None:
     full = ExitRecord(code=1, disk_free_bytes=4096)
     incident = classify(collect(tmp_path, exit=full, ended_at=None, launcher="python", last_step=5))
-    assert incident.kind == "disk_full" and "4 KiB were left on the disk" in incident.summary
+    assert incident.kind == "disk_full" and "4 KiB" in incident.summary
     roomy = ExitRecord(code=1, disk_free_bytes=1 << 30)
     incident = classify(collect(tmp_path, exit=roomy, ended_at=None, launcher="python", last_step=5))
     assert incident.kind == "nonzero_exit"

@@ -36,9 +36,7 @@ def test_memory_that_never_suffices_climbs_the_ladder_and_stops() -> None:
 def test_what_a_run_has_no_parameter_for_is_skipped() -> None:
     [first, second] = tried("cuda_oom")
     assert first.plan.verdict == "retry" and second.plan.verdict == "stop"
-    assert SkippedAction("gradient_checkpointing", "the profile has no parameter for gradient_checkpointing") in (
-        second.plan.actions
-    )
+    assert "gradient_checkpointing" in [one.name for one in second.plan.actions if isinstance(one, SkippedAction)]
 
 
 def test_a_rollback_goes_to_older_checkpoints_and_the_left_ones_are_not_used_again() -> None:
@@ -81,7 +79,6 @@ def test_every_kind_under_every_policy_comes_to_an_end(policy: str, progress: bo
 def test_a_run_without_checkpoints_begins_anew() -> None:
     rounds = tried("killed", run=dataclasses.replace(spec(), checkpoints=None))
     assert rounds[0].plan.resume_from is None
-    assert "starting from the beginning because the profile names no checkpoints" in rounds[0].plan.reason
 
 
 def test_the_number_of_times_is_a_limit() -> None:
@@ -100,9 +97,7 @@ def test_the_effect_of_single_actions() -> None:
     assert isinstance(effect_of(PolicyAction("lower_lr", 10.0), spec(), params), SkippedAction)
     assert isinstance(effect_of(PolicyAction("rollback", 1.0), spec(), params), AppliedAction)
     bare = dataclasses.replace(spec(), checkpoints=None)
-    assert effect_of(PolicyAction("rollback", 1.0), bare, params) == SkippedAction(
-        "rollback", "the profile names no checkpoints"
-    )
+    assert isinstance(effect_of(PolicyAction("rollback", 1.0), bare, params), SkippedAction)
     assert effect_of(PolicyAction("stop"), spec(), params) is None
 
 
