@@ -21,6 +21,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "compressed": ("plain", "gzip"),
     "averaged": ("weights", "ema"),
     "optimizer": ("adamw", "muon"),
+    "recomputed": ("nothing", "all but products"),
     "garbage": ("whenever", "every third step"),
     "end": ("done", "stopped"),
 }
@@ -75,6 +76,7 @@ def flags_of(case: Case, steps: int) -> list[str]:
         case["optimizer"],
         *(["--task", "lm", "--width", "32"] if case["optimizer"] == "muon" else []),
     ]
+    flags += ["--gradient-checkpointing", "operations"] if case["recomputed"] != "nothing" else []
     flags += ["--gc-every", "3"] if case["garbage"] != "whenever" else []
     return flags + (["--ema", "0.9"] if case["averaged"] == "ema" else [])
 
