@@ -22,8 +22,8 @@ from gputui.charts.edges import axis_line, label_line, legend
 from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import BRAILLE, Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
-from gputui.charts.raster import Canvas
-from gputui.charts.ticks import linear_ticks, log_ticks, tick_labels
+from gputui.charts.raster import Canvas, Span
+from gputui.charts.ticks import even_ticks, linear_ticks, log_ticks, tick_labels
 
 __all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart"]
 
@@ -42,21 +42,23 @@ def chart(
     markers: Sequence[Marker] = (),
     cursor: float | None = None,
     least_gutter: int = 0,
+    end_gutter: int = 0,
+    note: str = "",
     glyphs: Glyphs = BRAILLE,
     empty_text: str = "no data yet",
 ) -> list[Line]:
     """Draw curves as exactly `height` lines of exactly `width` cells.
 
     Later curves lie above earlier ones. ``cursor`` is the x of a line over the whole height. Value labels take
-    ``least_gutter`` cells at least, so that charts below each other have the same place for the same x. Where room is
-    short, marker labels go first, then the title, the x axis, and the value labels. Titles, labels and names must be
-    harmless text (`gputui.charts.safe_text.clean`).
+    ``least_gutter`` cells at least, so that charts below each other have the same place for the same x. The curves'
+    ends have ``end_gutter`` cells at the right; ``note`` ends the title's line. Where room is short, marker labels go
+    first, then the title, the x axis, the curves' ends, and the value labels. Titles, labels and names must be harmless
+    text (`gputui.charts.safe_text.clean`).
     """
     if width < 1 or height < 1:
         return []
     x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
     bins = [each for curve in curves for each in curve.bins]
-    y_scale, as_asked = y_scale_of(bins, y_axis)
     x_scale = x_scale_of(bins, x_axis)
 
     has_legend = bool(title) or any(curve.label or curve.value is not None for curve in curves)
@@ -65,12 +67,20 @@ def chart(
     label_rows = 1 if height >= 6 and any(marker.label and marker.is_line for marker in markers) else 0
     rows = height - axis_rows - title_rows - label_rows
 
-    gutter = _value_labels(y_scale, rows, y_axis) if bins else {}
+    y_scale, as_asked = y_scale_of(bins, y_axis)
+    ticks: dict[int, str] = {}
+    if isinstance(y_scale, LinearScale):
+        y_scale, ticks = _even(y_scale, bins, y_axis, rows)
+    elif bins:
+        ticks = _value_labels(y_scale, rows, y_axis)
+    gutter = ticks if bins else {}
     gutter_width = max((cell_width(text) for text in gutter.values()), default=0) + 1
     gutter_width = max(gutter_width, least_gutter + 1)
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter, gutter_width = {}, -1
-    canvas = Canvas(width - gutter_width - 1, rows, glyphs)
+    room = width - gutter_width - 1
+    end_width = end_gutter if end_gutter <= room // 3 and rows >= 3 else 0
+    canvas = Canvas(room - end_width, rows, glyphs)
 
     marker_columns = [
         (column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None
@@ -79,7 +89,10 @@ def chart(
         if marker.is_line:
             canvas.mark(column, marker.style)
     for curve in curves:
-        canvas.draw(curve.bins, x_scale, y_scale, curve.style, is_shadow=curve.is_shadow)
+        canvas.draw(
+            curve.bins, x_scale, y_scale, curve.style, is_shadow=curve.is_shadow, is_strong=curve.is_strong,
+            area=curve.area, shape=curve.shape,
+        )  # fmt: skip
     pointed = None if cursor is None else canvas.column(cursor, x_scale)
     if pointed is not None:
         canvas.point(pointed)
@@ -87,7 +100,10 @@ def chart(
 
     lines: list[Line] = []
     if title_rows:
-        lines.append(legend(title, curves, bins, y_axis, as_asked, width, glyphs))
+        lines.append(legend(title, curves, bins, y_axis, as_asked, width, glyphs, note))
+    if end_width:
+        end_labels = _end_labels(curves, canvas, y_scale, end_width)
+        plot = [[*plot_line, end_labels[row]] for row, plot_line in enumerate(plot)]
     for row, plot_line in enumerate(plot):
         if gutter_width < 0:
             lines.append(plot_line)
@@ -96,9 +112,10 @@ def chart(
         edge = glyphs.value_tick if row in gutter else glyphs.vertical
         lines.append([(f"{text} {edge}", "axis"), *plot_line])
     if axis_rows:
-        lines.append(axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins)))
+        line = axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins))
+        lines.append([*line, (glyphs.horizontal * end_width, "axis")] if end_width else line)
     if label_rows:
-        lines.append(label_line(marker_columns, canvas.width, gutter_width + 1))
+        lines.append(label_line(marker_columns, canvas.width + end_width, gutter_width + 1))
     return lines
 
 
@@ -151,6 +168,45 @@ def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list
     else:
         ticks = [tick * axis.unit for tick in linear_ticks(scale.low / axis.unit, scale.high / axis.unit, most)]
     return ticks, [axis.label(tick) for tick in ticks] if axis.label else tick_labels(ticks)
+
+
+def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tuple[LinearScale, dict[int, str]]:
+    """The scale with ends that bring its ticks to equally distant rows, and the labels by row."""
+    low, high = bounds(bins)
+    if axis.low is not None or low is None or low < scale.low:
+        low = scale.low
+    if axis.high is not None or high is None or high > scale.high:
+        high = scale.high
+    if not high / 2 - low / 2 > 1e-9 * max(abs(low), abs(high)):
+        low, high = scale.low, scale.high
+    start, end, ticks = even_ticks(
+        low / axis.unit, high / axis.unit, rows, max(2, min(_MOST_VALUE_TICKS, rows // 2 + 1)),
+        is_low_fixed=axis.low is not None, is_high_fixed=axis.high is not None,
+    )  # fmt: skip
+    values = [value * axis.unit for _, value in ticks]
+    labels = [axis.label(value) for value in values] if axis.label else tick_labels(values)
+    texts = {rows - 1 - row: label for (row, _), label in zip(ticks, labels, strict=True)}
+    return LinearScale(start * axis.unit, end * axis.unit), texts
+
+
+def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
+    """What is written at the right of each row: the curves' ends, moved apart where they would lie over each other."""
+    wanted: list[tuple[int, Curve]] = []
+    for curve in curves:
+        last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
+        row = None if last is None or not curve.end else canvas.row(last, scale)
+        if row is not None:
+            wanted.append((row, curve))
+    wanted.sort(key=lambda each: each[0])
+    wanted = wanted[: canvas.rows]
+    found: list[Span] = [(" " * width, "dim")] * canvas.rows
+    free = 0
+    for number, (row, curve) in enumerate(wanted):
+        # Those that come below need a row each.
+        row = min(max(row, free), canvas.rows - len(wanted) + number)
+        found[row] = (fit(f" {curve.end}", width, ellipsis=canvas.glyphs.ellipsis), curve.style)
+        free = row + 1
+    return found
 
 
 def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:

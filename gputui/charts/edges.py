@@ -13,6 +13,8 @@ from gputui.charts.units import metric_value, short_number
 
 _MOST_X_TICKS = 8
 _LEAST_X_TICKS = 2
+_LEAST_FOR_NEWEST = 30
+"""Cells of an axis on which the newest value's place is labelled beside the ticks."""
 
 
 def legend(
@@ -23,9 +25,10 @@ def legend(
     as_asked: bool,
     width: int,
     glyphs: Glyphs,
+    note: str = "",
 ) -> Line:
     """The first line: title, newest values, and on the right what must not be overlooked."""
-    notes: list[Span] = []
+    notes: list[Span] = [(note, "dim")] if note else []
     non_finite = sum(each.non_finite for each in bins)
     if non_finite:
         notes.append((f"{glyphs.nan} {short_number(non_finite)} not finite", BAD_STYLE))
@@ -38,7 +41,7 @@ def legend(
             notes.append(("log", "dim"))
     left: list[Span] = []
     for curve in curves:
-        words = [curve.label] if curve.label else []
+        words = [" ".join(filter(None, (curve.shape, curve.label)))] if curve.label else []
         if curve.value is not None:
             words.append(metric_value(curve.value))
         if words:
@@ -75,6 +78,15 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
     return ticks, tick_labels(ticks)
 
 
+def newest_label(axis: XAxis) -> str:
+    """The place of the newest value as its label shows it."""
+    if axis.newest is None:
+        return ""
+    if axis.kind == "time":
+        return time_labels([float(round(axis.newest))])[0]
+    return str(round(axis.newest)) if axis.kind == "count" else short_number(axis.newest)
+
+
 def axis_line(
     canvas: Canvas,
     scale: Scale,
@@ -84,17 +96,28 @@ def axis_line(
     gutter_width: int,
     with_ticks: bool,
 ) -> Line:
-    """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out."""
+    """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out. The newest value's
+    place has its label in front. The axis' name stands below the value labels, or at the end where that is too narrow.
+    """
     glyphs = canvas.glyphs
     chars = [glyphs.horizontal] * canvas.width
     styles = ["axis"] * canvas.width
     words = axis.words(scale)
-    name = f" {words}" if words else ""
+    is_beside = bool(words) and cell_width(words) < gutter_width
+    name = f" {words}" if words and not is_beside else ""
     free = canvas.width
+    taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
+    newest = None if axis.newest is None or not with_ticks else canvas.column(axis.newest, scale)
+    if newest is not None and axis.newest is not None and canvas.width >= _LEAST_FOR_NEWEST:
+        label = f"{name} {newest_label(axis)}" if name else newest_label(axis)
+        start = newest - len(label)
+        if start >= 0 and taken.isdisjoint(range(start, newest + 1)):
+            chars[start : newest + 1] = label + glyphs.x_tick
+            taken |= set(range(start - 1, newest + 2))
+            name = ""
     if name and cell_width(name) == len(name) < canvas.width // 2:
         free -= len(name)
         chars[free:] = name
-    taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
     if with_ticks:
         for column, label in _placed_ticks(canvas, scale, axis, free, taken):
             chars[column : column + 1 + len(label)] = glyphs.x_tick + label
@@ -108,7 +131,8 @@ def axis_line(
         styles[column] = marker.style
     if cursor is not None and cursor < free:
         chars[cursor], styles[cursor] = glyphs.vertical, CURSOR_STYLE
-    edge: Line = [(" " * gutter_width + glyphs.corner, "axis")] if gutter_width >= 0 else []
+    before = f"{words:>{gutter_width - 1}} " if is_beside else " " * gutter_width
+    edge: Line = [(before + glyphs.corner, "axis")] if gutter_width >= 0 else []
     return [*edge, *spans(chars, styles)]
 
 

@@ -22,6 +22,8 @@ class Glyphs:
     value_tick: str
     x_tick: str
     marker: str
+    area: str
+    """What lies below a curve."""
     note: str
     """A place on the x axis that needs no line."""
     nan: str
@@ -55,6 +57,7 @@ BRAILLE: Final = Glyphs(
     value_tick="┤",
     x_tick="┬",
     marker="┊",
+    area="⢕",
     note="┴",
     nan="×",
     above="↑",
@@ -71,6 +74,7 @@ BLOCK: Final = replace(
     dots_down=2,
     # Right column in bits 0 (top) and 1 (bottom), left column in bits 2 and 3.
     cells=(" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█"),
+    area="░",
 )
 
 ASCII: Final = Glyphs(
@@ -84,6 +88,7 @@ ASCII: Final = Glyphs(
     value_tick="+",
     x_tick="+",
     marker="!",
+    area=":",
     note="'",
     nan="x",
     above="^",

@@ -21,6 +21,9 @@ class Curve:
 
     `label` and `value` (its newest value, or the one under the cursor) go into the legend; a curve with neither has no
     place there. A shadow, such as the raw values behind their average, is drawn only where no other curve is.
+    `is_strong` draws the line twice as thick, `area` names the style of what lies below it, `shape` is a sign that
+    stands along it here and there, so that curves are told apart without colour, and `end` is written to the right of
+    its newest value.
     """
 
     bins: Sequence[Bin]
@@ -28,6 +31,10 @@ class Curve:
     label: str = ""
     value: float | None = None
     is_shadow: bool = False
+    is_strong: bool = False
+    area: str = ""
+    shape: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,8 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class XAxis:
-    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds.
+    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds. The
+    place of the `newest` value is labelled beside the ticks.
 
     On a logarithmic axis nothing at 0 or before has a place; without anything behind 0 it is drawn linear.
     """
@@ -53,6 +61,7 @@ class XAxis:
     end: float | None = None
     kind: XKind = "number"
     scale: AxisKind = "linear"
+    newest: float | None = None
 
     def words(self, scale: Scale) -> str:
         """Its name as it is drawn, and of what kind it is where that is not the usual."""
@@ -66,8 +75,8 @@ class XAxis:
 class YAxis:
     """The value axis; ends left `None` follow the curves in round steps.
 
-    A logarithmic axis without a positive value to show is drawn linear, and the legend says so. Ticks of a linear one
-    are round multiples of `unit`: of 2³⁰ for values in bytes.
+    Ticks of a linear axis stand equally many rows apart, at round multiples of `unit`: of 2³⁰ for values in bytes. A
+    logarithmic axis without a positive value to show is drawn linear, and the legend says so.
     """
 
     kind: AxisKind = "linear"

@@ -20,12 +20,17 @@ CURSOR_STYLE = "cursor"
 """Style key of the line that a person moves over a chart."""
 
 
+SHAPE_APART = 24
+"""Cells from one sign of a curve's shape to the next."""
+
+
 class Layer:
     """The dots of one curve. A shadow shows only in cells that no other curve goes through."""
 
-    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False) -> None:
+    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False, area: str = "") -> None:
         self.style = style
         self.is_shadow = is_shadow
+        self.area = area
         self.down = down
         self.columns = [0] * across
 
@@ -67,6 +72,8 @@ class Canvas:
         self._down = rows * glyphs.dots_down
         self._layers: list[Layer] = []
         self._signs: dict[tuple[int, int], Span] = {}
+        self._shapes: dict[tuple[int, int], Span] = {}
+        self._shapes_of: list[str] = []
         self._markers: dict[int, str] = {}
         self._cursor: int | None = None
 
@@ -92,12 +99,42 @@ class Canvas:
         """A vertical line that a person moves; a curve that it meets is drawn in its style there."""
         self._cursor = column
 
-    def draw(self, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale, style: str, *, is_shadow: bool = False) -> None:
-        """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken."""
+    def draw(
+        self,
+        bins: Sequence[Bin],
+        x_scale: Scale,
+        y_scale: Scale,
+        style: str,
+        *,
+        is_shadow: bool = False,
+        is_strong: bool = False,
+        area: str = "",
+        shape: str = "",
+    ) -> None:
+        """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken.
+
+        Strong: two dots thick. `area` is the style of what lies below it; `shape` a sign that stands along it.
+        """
         if not self.width or not self.rows:
             return
-        layer = Layer(self._across, self._down, style, is_shadow=is_shadow)
+        layer = Layer(self._across, self._down, style, is_shadow=is_shadow, area=area)
         self._layers.append(layer)
+        self._trace(layer, bins, x_scale, y_scale)
+        if is_strong:
+            # The lowest dots grow upwards, the others down.
+            whole, lowest = (1 << self._down) - 1, 1 << (self._down - 1)
+            layer.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in layer.columns]
+        if shape:
+            number = len(self._shapes_of)
+            self._shapes_of.append(shape)
+            first = SHAPE_APART * (number % 3) // 3 + 3
+            for cell in range(first, self.width, SHAPE_APART):
+                bits = layer.columns[cell * self.glyphs.dots_across]
+                if bits:
+                    row = ((bits & -bits).bit_length() - 1) // self.glyphs.dots_down
+                    self._shapes[cell, row] = (shape, style)
+
+    def _trace(self, layer: Layer, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale) -> None:
         place_x, place_y = x_scale.place, y_scale.place
         across, last_column = self._across, self._across - 1
         before: tuple[int, int] | None = None
@@ -179,7 +216,12 @@ class Canvas:
         table = self.glyphs.cells
         layers = self._layers
         masks = [self._masks(layer.columns, row) for layer in layers]
-        extras = self._markers or self._cursor is not None or any(sign_row == row for _, sign_row in self._signs)
+        extras = (
+            self._markers
+            or self._cursor is not None
+            or any(sign_row == row for _, sign_row in (*self._signs, *self._shapes))
+            or any(layer.area for layer in layers)
+        )
         if len(layers) == 1 and not extras:
             return [("".join(map(table.__getitem__, masks[0])), layers[0].style)]
         styles = [""] * self.width
@@ -190,15 +232,24 @@ class Canvas:
                     styles[column] = layer.style
         chars = [table[merged] for merged in _merged([mask for _, mask in solid], self.width)]
         for layer, layer_masks in zip(layers, masks, strict=True):
+            if layer.area:
+                # Of a dot in this row or above, the cell lies below the curve.
+                above = (1 << (row + 1) * self.glyphs.dots_down) - 1
+                for column, bits in enumerate(layer.columns[:: self.glyphs.dots_across]):
+                    if bits & above and not styles[column]:
+                        chars[column], styles[column] = self.glyphs.area, layer.area
             if layer.is_shadow:
                 for column, mask in enumerate(layer_masks):
                     if mask and not styles[column]:
                         chars[column], styles[column] = table[mask], layer.style
+        for (column, sign_row), (sign, style) in self._shapes.items():
+            if sign_row == row:
+                chars[column], styles[column] = sign, style
         for column, style in self._markers.items():
-            if chars[column] == " ":
+            if chars[column] in (" ", self.glyphs.area):
                 chars[column], styles[column] = self.glyphs.marker, style
         if self._cursor is not None:
-            blank = chars[self._cursor] in (" ", self.glyphs.marker)
+            blank = chars[self._cursor] in (" ", self.glyphs.marker, self.glyphs.area)
             chars[self._cursor] = self.glyphs.vertical if blank else chars[self._cursor]
             styles[self._cursor] = CURSOR_STYLE
         for (column, sign_row), (sign, style) in self._signs.items():

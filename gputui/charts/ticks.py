@@ -1,12 +1,15 @@
 """Ticks of an axis at round values, and their labels."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from gputui.charts.units import short_number
 
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+_EVEN_STEPS: Final = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _TIME_STEPS_SECONDS: Final = tuple(
     float(seconds)
     for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -38,6 +41,54 @@ def _first_fitting(low: float, high: float, smallest: float, most: int) -> list[
         if len(ticks) <= most:
             return ticks
     return []
+
+
+@lru_cache(256)
+def even_ticks(
+    low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
+) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row from the bottom,
+    value): two to `most` of them, all equally many rows apart.
+
+    A tick is a round value wherever an end is free to move. Between two fixed ends it is one that few digits write.
+    """
+    ends = ((0, low), (rows - 1, high))
+    # Steps between are multiples and shares of the whole.
+    if rows < 2 or not math.isfinite((high - low) * 100) or not high - low > 1e-300:
+        return low, high, ends[:rows]
+    if is_high_fixed:
+        counts = (count for count in range(min(most, rows) - 1, 1, -1) if (rows - 1) % count == 0)
+        for count in counts:
+            step = (high - low) / count
+            if float(f"{step:.2g}") == float(f"{step:.12g}"):
+                return low, high, tuple((row * (rows - 1) // count, low + row * step) for row in range(count + 1))
+        return low, high, ends
+    best: tuple[float, float, float, list[tuple[int, float]]] | None = None
+    for apart in range(1, rows):
+        steps = round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS)
+        for step in itertools.islice(steps, 4):
+            in_row = step / apart
+            first = math.floor(low / in_row + 1e-9)
+            if is_low_fixed and abs(first * in_row - low) > 1e-9 * max(abs(low), in_row):
+                continue
+            start, end = first * in_row, (first + rows - 1) * in_row
+            ticks = [(row, (first + row) // apart * step) for row in range(rows) if (first + row) % apart == 0]
+            if (
+                not math.isfinite(end - start)
+                or end < high - 1e-9 * in_row
+                or not 2 <= len(ticks) <= most
+                or len({value for _, value in ticks}) < 2
+            ):
+                continue
+            # Room that no value uses costs; a third label and steps that people count in are worth some of it.
+            badness = (end - start) / (high - low) - 0.01 * len(ticks)
+            badness += 0.25 if len(ticks) == 2 < most else 0.0
+            badness += 0.2 if len(ticks) > 2 and f"{step:e}"[0] in "368" else 0.0
+            if best is None or badness < best[0]:
+                best = (badness, min(start, low), max(end, high), ticks)
+    if best is None:
+        return low, high, ends
+    return best[1], best[2], tuple((row, float(f"{value:.12g}")) for row, value in best[3])
 
 
 def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
@@ -138,11 +189,11 @@ def _elapsed(seconds: float) -> str:
     return f"{sign}{days}d{hours}h" if hours else f"{sign}{days}d"
 
 
-def round_steps(smallest: float) -> Iterable[float]:
-    """Round steps from about `smallest` upwards."""
+def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iterable[float]:
+    """Round steps from about `smallest` upwards: these factors times a power of ten."""
     exponent = math.floor(math.log10(smallest)) if smallest > 0 else -323
     for power in range(exponent, exponent + 4):
-        for step in _STEPS[:-1]:
+        for step in factors:
             value = float(f"{step}e{power}")
             if value >= smallest * (1 - 1e-9) and value > 0:
                 yield value

@@ -42,7 +42,7 @@ from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.tui.navigation import Navigation
 from gputui.tui.pages.overview.page import OverviewScreen
-from gputui.tui.settings import CHOICES, LIMITS, Preferences, Settings, load
+from gputui.tui.settings import LIMITS, Preferences, Settings, load
 from gputui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.tui.terminal.features import TerminalFeatures
 from gputui.tui.terminal.layer import DisplayLayer
@@ -148,7 +148,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.modes_on = self.terminal_features.modes_on
         self.modes_off = self.terminal_features.modes_off
 
-        self.theme_name = theme_for(settings.theme, no_color=self.no_color).name
+        self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name
         self.use_characters(characters_for(settings.characters, os.environ))
         for theme in THEMES.values():
             if theme.background is not None:
@@ -314,7 +314,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.repaint()
 
     def _wear_theme(self) -> None:
-        theme = theme_for(self.settings.theme, no_color=self.no_color)
+        theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
         self.theme_name = theme.name
         self.theme = theme.base
         self._restyle()
@@ -344,8 +344,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         if self.no_color:
             self.say("NO_COLOR is set: there is only the theme without colours.", "warning")
             return
-        names = CHOICES["theme"]
-        self.change(theme=names[(names.index(self.settings.theme) + 1) % len(names)])
+        names = tuple(THEMES)
+        self.change(theme=names[(names.index(self.theme_name) + 1) % len(names)])
         self.say(f"Theme {self.settings.theme}: {THEMES[self.settings.theme].title}.")
 
     def do_mouse(self) -> None:

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 18
 """A larger file is none of ours."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "theme": ("ansi", "dark", "light", "colour-blind", "mono"),
+    "theme": ("auto", "ansi", "dark", "light", "colour-blind", "mono"),
     "characters": ("auto", "braille", "blocks", "ascii"),
     "mouse": ("auto", "on", "off"),
     "slow_line": ("auto", "on", "off"),
@@ -40,13 +40,14 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {"refresh_seconds": (0.25, 60
 class Settings:
     """Everything that is kept.
 
-    ``characters`` auto: ASCII where the locale is not UTF-8 or the terminal is the kernel's console, else braille.
-    ``mouse`` auto: on, but off over SSH. ``slow_line`` auto: fewer updates while the line does not keep up; on: always.
-    ``refresh_seconds``: least time between two updates. What belongs to a page (``sort``, ``chart_*``, ``pins``) is
-    checked by the page. ``keys``: action, or scope and action with a dot between, to its keys, a space between.
+    ``theme`` auto: dark where the terminal knows all colours, else its own sixteen. ``characters`` auto: ASCII where
+    the locale is not UTF-8 or the terminal is the kernel's console, else braille. ``mouse`` auto: on, but off over SSH.
+    ``slow_line`` auto: fewer updates while the line does not keep up; on: always. ``refresh_seconds``: least time
+    between two updates. What belongs to a page (``sort``, ``chart_*``, ``pins``) is checked by the page. ``keys``:
+    action, or scope and action with a dot between, to its keys, a space between.
     """
 
-    theme: str = "ansi"
+    theme: str = "auto"
     characters: str = "auto"
     mouse: str = "auto"
     slow_line: str = "auto"

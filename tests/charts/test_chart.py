@@ -131,24 +131,87 @@ def test_goldens_of_the_sets() -> None:
     assert drawn(ramp(), BRAILLE, 26, 5).split("\n") == [
         "40 ┤                 ⣀⡠⠔⠒⠉",
         "   │           ⢀⡠⠤⠒⠊⠉",
-        "20 ┤     ⢀⣀⠤⠒⠊⠉⠁",
+        "   │     ⢀⣀⠤⠒⠊⠉⠁",
         " 0 ┤⣀⠤⠔⠊⠉⠁",
         "   └┬0───────────┬25──────",
     ]
     assert drawn(ramp(), BLOCK, 26, 5).split("\n") == [
         "40 ┤                 ▗▄▄▞▀",
         "   │           ▗▄▄▀▀▀▘",
-        "20 ┤    ▗▄▄▄▀▀▀▘",
+        "   │    ▗▄▄▄▀▀▀▘",
         " 0 ┤▄▞▀▀▘",
         "   └┬0───────────┬25──────",
     ]
     assert drawn(ramp(), ASCII, 26, 5).split("\n") == [
         "40 +                 ..--'",
         "   |           ..--''",
-        "20 +     ..--'''",
+        "   |     ..--'''",
         " 0 +.--''",
         "   ++0-----------+25------",
     ]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(3, 40), st.sampled_from([None, 0.0]))
+def test_value_ticks_stand_at_equal_distances(low: float, span: float, rows: int, fixed: float | None) -> None:
+    bins = reduce([(0.0, low), (1.0, low + span)], 10)
+    lines = chart([Curve(bins)], width=60, height=rows + 1, y_axis=YAxis(low=fixed))
+    labelled = [(row, line[0][0]) for row, line in enumerate(lines[:-1]) if line[0][0].endswith(BRAILLE.value_tick)]
+    assert len(labelled) >= 2
+    assert len({after - before for (before, _), (after, _) in pairwise(labelled)}) == 1
+    assert len({label for _, label in labelled}) == len(labelled)
+
+
+@pytest.mark.parametrize(
+    ("height", "labels"), [(10, ["100", "75", "50", "25", "0"]), (7, ["100", "0"]), (8, ["100", "50", "0"])]
+)
+def test_ticks_between_fixed_ends(height: int, labels: list[str]) -> None:
+    lines = chart([Curve(reduce(ramp(), 80))], width=60, height=height, y_axis=YAxis(low=0.0, high=100.0))
+    assert [line[0][0].split()[0] for line in lines[:-1] if line[0][0].endswith("┤")] == labels
+
+
+def test_the_newest_place_and_value_are_labelled() -> None:
+    curve = Curve(reduce(ramp(), 80), "series.2", "", end="40.0")
+    lines = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count", newest=40.0), end_gutter=5)
+    assert lines[0][-1] == (" 40.0", "series.2")
+    assert plain_text(lines[-1:]).rstrip("─").endswith("step 40┬")
+    beside = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count", newest=40.0), least_gutter=6)
+    assert plain_text(beside[-1:]).startswith("  step └┬0")
+
+
+def test_ends_that_meet_stand_below_each_other() -> None:
+    curves = [Curve(reduce(ramp(), 80), f"series.{number}", end=f"run-{number}") for number in range(3)]
+    lines = chart(curves, width=60, height=8, end_gutter=7)
+    rows = [line[-1] for line in lines[:-1] if line[-1][0].strip().startswith("run-")]
+    assert sorted(text.strip() for text, _ in rows) == ["run-0", "run-1", "run-2"]
+    assert [style for _, style in rows] == ["series.0", "series.1", "series.2"]
+
+
+def test_an_area_lies_below_its_curve_and_behind_others() -> None:
+    high = Curve(reduce([(0.0, 75.0), (40.0, 75.0)], 80), "series.0", area="area.0")
+    low = Curve(reduce([(0.0, 25.0), (40.0, 25.0)], 80), "series.1")
+    rows = chart([high, low], width=40, height=9, y_axis=YAxis(low=0.0, high=100.0))[:-1]
+    styles = [{style for text, style in row[1:] if text.strip()} for row in rows]
+    assert styles[0] == set()
+    assert {"area.0"} in styles
+    assert {"series.1"} in styles
+    assert styles[-1] == {"area.0"}
+
+
+def test_shapes_tell_curves_apart_without_colour() -> None:
+    curves = [
+        Curve(reduce([(0.0, value), (40.0, value)], 80), f"series.{number}", f"c{number}", shape=shape)
+        for number, (value, shape) in enumerate([(10.0, "●"), (20.0, "■"), (30.0, "▲")])
+    ]
+    text = plain_text(chart(curves, width=80, height=9))
+    title, *rows = text.split("\n")
+    assert title.split() == ["●", "c0", "■", "c1", "▲", "c2"]
+    assert [next(row for row in rows if shape in row).count(shape) for shape in "●■▲"] == [4, 3, 3]
+
+
+def test_a_strong_curve_is_two_dots_thick() -> None:
+    bins = reduce([(0.0, 10.0), (40.0, 10.0)], 80)
+    text = plain_text(chart([Curve(bins, is_strong=True)], width=40, height=8))
+    assert {char for char in text if char > "⠀"} & set("⠶⠛⣤") != set()
 
 
 @SETS

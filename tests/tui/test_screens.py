@@ -81,8 +81,8 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         assert sum(heights) == 24
         await pilot.resize_terminal(*WIDE)
         await pilot.pause()
-        assert sum(pane.size.height for pane in app.screen.query(Pane)) == 48
-        assert "utilisation" in text(app, "trends")
+        assert sum(pane.outer_size.height + pane.styles.margin.top for pane in app.screen.query(Pane)) == 48
+        assert "utilisation" in text(app, "trend-heads")
 
 
 async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
@@ -117,7 +117,7 @@ async def test_many_runs_scroll_under_the_cursor(app: GputuiApp, filler: Filler)
 async def test_all_gpus_together_or_each(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("a")
-        assert "utilisation" in text(app, "trends") and text(app, "gpus") == ""
+        assert "utilisation" in text(app, "trend-heads") and text(app, "gpus") == ""
         await pilot.press("a")
         assert text(app, "trends") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
 
@@ -190,7 +190,7 @@ async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
         await pilot.resize_terminal(160, 48)
         await pilot.pause()
         assert text(app, "notice") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
-        assert "utilisation" in text(app, "trends")
+        assert "utilisation" in text(app, "trend-heads")
 
 
 async def test_keys_answer_while_the_database_is_locked(workspace: Workspace, filler: Filler) -> None:

@@ -190,7 +190,7 @@ async def test_the_sheet_changes_settings_with_keys_and_keeps_them(filler: Fille
         await pilot.press("comma")
         await pilot.pause()
         assert all(item.label in app.screen.query_one("#settings").text for item in ITEMS)
-        await pilot.press("right", "down", "down", "left")
+        await pilot.press("right", "right", "down", "down", "left")
         await pilot.pause()
         assert app.settings.theme == "dark"
         assert app.settings.mouse == "off"

@@ -146,7 +146,8 @@ def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
     for item in ITEMS:
         for value in item.values:
             is_now = getattr(shell.settings, item.name) == value
-            title = f"Theme {value}: {THEMES[value].title}" if item.name == "theme" else (
+            theme = THEMES[value].title if value in THEMES else "as the terminal can"
+            title = f"Theme {value}: {theme}" if item.name == "theme" else (
                 f"Set {item.label}: {item.word(value)}"
             )  # fmt: skip
             found.append(Choice(title, "as it is now" if is_now else "setting",

@@ -27,7 +27,8 @@ def _on_off(value: object) -> str:
 
 
 ITEMS: tuple[Item, ...] = (
-    Item("theme", "theme", CHOICES["theme"], "colours; NO_COLOR in the environment means mono whatever is chosen here"),
+    Item("theme", "theme", CHOICES["theme"],
+         "auto: dark where the terminal knows all colours; NO_COLOR means mono whatever is chosen"),
     Item("characters", "characters", CHOICES["characters"],
          "what curves and signs are drawn with; auto looks at the locale, GPUTUI_ASCII=1 asks for ASCII"),
     Item("mouse", "mouse", CHOICES["mouse"], "auto: on, but off over SSH; hold shift to select text as ever"),

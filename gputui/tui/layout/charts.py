@@ -4,13 +4,14 @@ crosshair over all."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from gputui.charts.axes import AxisKind
+from gputui.charts.axes import AxisKind, log_bounds
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin
 from gputui.charts.parts import XKind
-from gputui.charts.units import bytes_text, celsius, count, gibibytes, short_number
+from gputui.charts.units import count, gibibytes, metric_value, short_number
 from gputui.charts.viewport import Extent
 from gputui.curves.crosshair import values_at
 from gputui.curves.model import (
@@ -31,6 +32,10 @@ from gputui.tui.layout.words import clock, dated_clock
 GUTTER = 6
 """Cells of the value labels, so that the same x stands in the same column of charts below each other."""
 
+END_CELLS = 8
+LEAST_FOR_ENDS = 50
+"""A chart of at least so many cells has its newest values at the right, in so many cells."""
+
 MOST_GPU_LINES = 4
 """More GPUs than this are drawn in one colour, and their lowest and highest value told."""
 
@@ -49,6 +54,16 @@ MARKER_STYLES: Mapping[MarkerKind, str] = {
     "end": "dim",
 }
 
+SHAPES: Final = "●■▲◆✚✖"
+"""Signs along curves, which tell them apart without colour."""
+
+LOG_RATIO = 100.0
+"""Values that lie further apart than this are offered a logarithmic axis."""
+
+MARKED_APART = 8
+"""Checkpoints that lie closer than so many columns, on average, are counted in place of marked."""
+
+_FILLED = frozenset({"utilization", "power", "host_cpu"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
 _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
@@ -118,18 +133,61 @@ def grid_lines(
 def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
     """One chart."""
     focus = "▸" if panel.key == look.focus else " "
+    curves = panel_curves(panel, data, look)
+    if end_cells(width, height):
+        curves = _with_ends(curves, panel, look)
     return chart(
-        panel_curves(panel, data, look),
+        curves,
         width=width,
         height=height,
         title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}{_by_rank_words(panel, data, look)}",
         x_axis=x_axis(data, look),
         y_axis=y_axis(panel, look),
-        markers=drawn_markers(data.markers, with_words=height >= FULL_HEIGHT),
+        markers=drawn_markers(
+            data.markers, with_words=height >= FULL_HEIGHT, notches=not counted_checkpoints(data.markers, look, width)
+        ),
         cursor=look.cursor,
         least_gutter=GUTTER,
+        end_gutter=end_cells(width, height),
+        note=_log_note(panel, curves, look),
         empty_text=_empty_text(panel, data),
     )
+
+
+def end_cells(width: int, height: int) -> int:
+    """Cells at the right of a chart for the newest values; only a large one has them."""
+    return END_CELLS if height >= FULL_HEIGHT and width >= LEAST_FOR_ENDS else 0
+
+
+def plot_columns(width: int, height: int) -> int:
+    """Columns of a chart's plotting area."""
+    return max(1, width - GUTTER - 2 - end_cells(width, height))
+
+
+def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
+    """The curves of a large chart, each with its newest value at its end. A single one needs none in the title, which
+    has that at the crosshair."""
+    words = metric_value if panel.field is None else _value_words(panel.field)
+    is_alone = look.cursor is None and sum(curve.value is not None for curve in curves) == 1
+    found = []
+    for curve in curves:
+        last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
+        if last is not None and not curve.is_shadow and curve.style != "shadow":
+            is_newest = curve.value is not None and curve.value == last
+            found.append(replace(curve, end=words(last), value=None if is_alone and is_newest else curve.value))
+        else:
+            found.append(curve)
+    return found
+
+
+def _log_note(panel: Panel, curves: Sequence[Curve], look: ChartLook) -> str:
+    """The key of a logarithmic axis, where the values of the chart in focus would need one."""
+    if panel.key in look.settings.logs or panel.field is not None or look.focus not in (None, panel.key):
+        return ""
+    bins = [each for curve in curves for each in curve.bins]
+    low, high = log_bounds(bins)
+    is_positive = all(each.low is None or each.low > 0 for each in bins)
+    return "y: log" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
 
 
 def panel_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
@@ -144,7 +202,7 @@ def panel_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
 def x_axis(data: ChartData, look: ChartLook) -> XAxis:
     axis = data.frame.axis
     scale: AxisKind = "log" if look.settings.is_log_x else "linear"
-    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
+    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale, data.frame.end)
 
 
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
@@ -178,8 +236,12 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
     style = f"series.{panel.colour}"
     redone = Curve(within(found.redone, look.window), "shadow", is_shadow=True)
     if not smooth:
-        return [redone, Curve(bins, style, "", value)]
-    return [redone, Curve(smooth, style, "~", average), Curve(bins, "shadow", "", value, is_shadow=True)]
+        return [redone, Curve(bins, style, "", value, is_strong=True)]
+    return [
+        redone,
+        Curve(smooth, style, "~", average, is_strong=True),
+        Curve(bins, "shadow", "", value, is_shadow=True),
+    ]
 
 
 # --- the ranks
@@ -225,7 +287,8 @@ def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]
             in_front.append(Curve(bins, "warn"))
         else:
             style = f"series.{(panel.colour + number) % MOST_RANK_LINES}"
-            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value))
+            shape = SHAPES[len(drawn) % len(SHAPES)]
+            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value, shape=shape))
     return [*legend, *drawn, *in_front]
 
 
@@ -246,15 +309,14 @@ def _hardware_axis(field: HardwareField) -> YAxis:
     if field in ("utilization", "host_cpu"):
         return YAxis(low=0.0, high=100.0)
     if field in ("memory", "host_memory"):
-        return YAxis(low=0.0, label=lambda value: bytes_text(value).replace("iB", "").replace(" ", ""), unit=2.0**30)
+        return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
     return YAxis(low=0.0 if field in ("power", "sm_clock") else None)
 
 
 def _value_words(field: HardwareField) -> Callable[[float | None], str]:
+    """A value without its unit: that is in the title."""
     if field in ("memory", "host_memory"):
-        return lambda value: f"{gibibytes(value)} GiB" if value is not None else "–"
-    if field == "temperature":
-        return celsius
+        return gibibytes
     return lambda value: "–" if value is None else f"{value:.0f}"
 
 
@@ -277,11 +339,14 @@ def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: ChartLo
         lowest, where = min(known, key=lambda each: each[0])
         text = f"{words(lowest)} (GPU {_index(where, look)}) to {words(max(value for value, _ in known))}"
         return [Curve(bins, style, text if number == 0 else "") for number, bins in enumerate(drawn)]
+    is_alone = len(ordered) == 1
     return [
         Curve(
             bins,
             f"series.{(panel.colour + number) % 4}",
-            f"{_index(curve, look)}: {words(value)}" if curve.uuid is not None and len(ordered) > 1 else words(value),
+            words(value) if curve.uuid is None or is_alone else f"{_index(curve, look)}: {words(value)}",
+            area=f"area.{panel.colour % 4}" if is_alone and panel.field in _FILLED else "",
+            shape="" if is_alone else SHAPES[number],
         )
         for number, (curve, bins, value) in enumerate(zip(ordered, drawn, values, strict=True))
     ]
@@ -295,10 +360,18 @@ def _index(curve: HardwareCurve, look: ChartLook) -> str:
 # --- what happened
 
 
-def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool) -> list[Marker]:
+def counted_checkpoints(markers: Sequence[ChartMarker], look: ChartLook, width: int) -> int:
+    """How many checkpoints lie in the window, where a mark for each would be a carpet; 0 where they are marked."""
+    start, end = look.window
+    saved = sum(marker.kind == "checkpoint" and start <= marker.x <= end for marker in markers)
+    return saved if saved * MARKED_APART > width else 0
+
+
+def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool, notches: bool = True) -> list[Marker]:
+    """The markers as they are drawn, the gravest last; without ``notches`` no checkpoint."""
     drawn = []
     for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
-        if marker.kind == "start":
+        if marker.kind == "start" or (marker.kind == "checkpoint" and not notches):
             continue
         word = marker.word if with_words and marker.kind not in _NOTCHES else ""
         drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=marker.kind not in _NOTCHES))

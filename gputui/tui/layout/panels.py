@@ -34,10 +34,10 @@ HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
     "gpu/power": ("power", "GPU power W"),
     "gpu/temperature": ("temperature", "GPU °C"),
-    "gpu/memory": ("memory", "GPU memory"),
+    "gpu/memory": ("memory", "GPU memory GiB"),
     "gpu/sm_clock": ("sm_clock", "SM clock MHz"),
     "host/cpu": ("host_cpu", "host CPU %"),
-    "host/memory": ("host_memory", "host memory"),
+    "host/memory": ("host_memory", "host memory GiB"),
 }
 """Charts of the hardware, by the names that filters and pins know."""
 

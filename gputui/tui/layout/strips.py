@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gputui.charts.bars import sparkline
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, byte_rate, celsius, count, duration, gibibytes, metric_value, percent, watts
+from gputui.charts.units import UNKNOWN, byte_rate, celsius, count, duration, gibibytes, metric_value, percent
 from gputui.gpu.aggregate import GpuTotals, totals
 from gputui.store.hardware import GpuView, HostView
 from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow
 from gputui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.moments import past_notices, right_end
-from gputui.tui.layout.sparklines import mean_history, newest, peak_history, shares, sum_history, time_bins
+from gputui.tui.layout.sparklines import History, mean_history, peak_history, shares, sum_history, time_bins
 from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
 
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
+
+POWER_IN_KILOWATTS = 1000.0
+"""From so many watts on a chart of power is in kW."""
 
 AGENT_SILENT_SECONDS = 5.0
 """An agent whose heartbeat is older than this and its interval is not well itself."""
@@ -151,35 +155,87 @@ def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
     return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
 
 
+def aggregate_heads(snapshot: Snapshot, width: int) -> Line:
+    """What the charts of all GPUs show, above each its values now: those of the line that sums all GPUs up."""
+    total = gpu_totals(snapshot.gpus)
+    full = _share(total.memory_used_bytes, total.memory_total_bytes)
+    power = total.power_watts
+    size, unit = power_unit(_powers(snapshot))
+    heads: list[list[Span]] = [
+        [
+            (f"● utilisation {percent(total.utilization_percent)}", "series.0"),
+            (f"  ■ memory {percent(full)}", "series.1"),
+        ],
+        [(f"power {UNKNOWN if power is None else f'{power / size:.{2 if size > 1 else 0}f}'} {unit}", "series.2")],
+        [(f"hottest {celsius(total.hottest_celsius)}", "series.3")],
+    ]
+    across = _trends_across(width)
+    each = (width - 1) // across
+    return fit_line([span for head in heads[:across] for span in [(" ", "text"), *fit_line(head, each - 1)]], width)
+
+
 def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """All GPUs over the last minutes as two charts side by side: how busy and full, how warm and hungry."""
+    """All GPUs over the last minutes as charts side by side: how busy and full, how warm and hungry. Each ends with the
+    value now."""
     histories = list(snapshot.gpu_history.values())
     if not histories or width < 30 or height < 3:
-        return [fit_line([("  no samples in the last ten minutes", "dim")], width)][:height]
+        return [fit_line([(f"  {no_samples(snapshot)}", "dim")], width)][:height]
     total = gpu_totals(snapshot.gpus)
-    used = sum_history([each.memory_used_bytes for each in histories])
-    full = shares(used, total.memory_total_bytes)
-    power = sum_history([each.power_watts for each in histories])
-    warm = peak_history([each.temperature_celsius for each in histories])
-    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
+    full = shares(sum_history([each.memory_used_bytes for each in histories]), total.memory_total_bytes)
     busy = mean_history([each.utilization_percent for each in histories])
-    kilowatts = [None if value is None else value / 1000 for value in power]
-    memory = Curve(time_bins(full, HISTORY_SECONDS), "series.1", f"memory {percent(newest(full))}")
-    utilization = Curve(time_bins(busy, HISTORY_SECONDS), "series.0", f"utilisation {percent(newest(busy))}")
+    warm = peak_history([each.temperature_celsius for each in histories])
+    power = sum_history([each.power_watts for each in histories])
+    size, _ = power_unit(_powers(snapshot))
+    memory = _share(total.memory_used_bytes, total.memory_total_bytes)
+
+    def curve(values: History, now: float | None, number: int, *, is_filled: bool, shape: str = "") -> Curve:
+        bins = time_bins(values, HISTORY_SECONDS)
+        if now is not None:
+            bins.append(Bin(0.0, 0.0, now, now, now, now, 1))
+        return Curve(bins, f"series.{number}", area=f"area.{number}" if is_filled else "", shape=shape)
+
+    watts = [None if value is None else value / size for value in power]
+    drawn = None if total.power_watts is None else total.power_watts / size
     panes = [
-        ([memory, utilization], YAxis(low=0.0, high=100.0)),
-        ([Curve(time_bins(kilowatts, HISTORY_SECONDS), "series.2", f"power {watts(newest(power))}")], YAxis(low=0.0)),
+        ([curve(busy, total.utilization_percent, 0, is_filled=True, shape="●"),
+          curve(full, memory, 1, is_filled=False, shape="■")], YAxis(low=0.0, high=100.0)),
+        ([curve(watts, drawn, 2, is_filled=True)], YAxis(low=0.0)),
+        ([curve(warm, total.hottest_celsius, 3, is_filled=False)], YAxis(low=20.0)),
+    ]  # fmt: skip
+    across = _trends_across(width)
+    each = (width - 1) // across - 1
+    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0, newest=0.0)
+    columns = [
+        chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes[:across]
     ]
-    if width >= 110:
-        panes.append(
-            ([Curve(time_bins(warm, HISTORY_SECONDS), "series.3", f"hottest {celsius(newest(warm))}")], YAxis(low=20.0))
-        )
-    each = (width - 1) // len(panes) - 1
-    columns = [chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes]
     return [
         fit_line([span for part in parts for span in [(" ", "text"), *part]], width)
         for parts in zip(*columns, strict=True)
     ]
+
+
+def no_samples(snapshot: Snapshot) -> str:
+    """Why there is no chart of the GPUs yet."""
+    agent = snapshot.agent
+    if agent is not None and snapshot.past is None and snapshot.at - agent.started_at < HISTORY_SECONDS:
+        return "no samples yet"
+    return "no samples in the last ten minutes"
+
+
+def _trends_across(width: int) -> int:
+    return 3 if width >= _TIGHT else 2
+
+
+def _powers(snapshot: Snapshot) -> list[float | None]:
+    """All GPUs' power over the last minutes and now, in watts."""
+    history = sum_history([each.power_watts for each in snapshot.gpu_history.values()])
+    return [*history, gpu_totals(snapshot.gpus).power_watts]
+
+
+def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:
+    """The unit of a chart of power, in watts and in words: kW where the highest value is 1000 W or more."""
+    highest = max((value for value in values_watts if value is not None), default=0.0)
+    return (1000.0, "kW") if highest >= POWER_IN_KILOWATTS else (1.0, "W")
 
 
 def host_line(snapshot: Snapshot, width: int) -> Line:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
+from rich.color import Color
 from rich.style import Style
 
 from gputui.tui.theme.looks import LOOKS, SELECTED, Look
+
+AREA_SHARE: Final = 0.4
+"""How much of a curve's colour what lies below it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Theme:
                 return Style(reverse=True, bold=plain.bold, underline=plain.underline)
             return plain + Style(bgcolor=self.selection)
         look = self.extra.get(key) or LOOKS.get(key) or LOOKS["text"]
+        if look.role.startswith("area."):
+            return self._area(look.role.replace("area", "series"))
         colour = self.colours.get(look.role)
         return Style(
             color=colour,
@@ -51,6 +58,15 @@ class Theme:
             underline=look.underline or None,
             reverse=look.reverse or None,
         )
+
+    def _area(self, series: str) -> Style:
+        """What lies below a curve: its colour, but fainter."""
+        colour = self.colours.get(series)
+        if colour is None or self.background is None:
+            return Style(color=colour, bgcolor=self.background, dim=True)
+        pairs = zip(Color.parse(colour).get_truecolor(), Color.parse(self.background).get_truecolor(), strict=True)
+        faint = [round(AREA_SHARE * own + (1 - AREA_SHARE) * behind) for own, behind in pairs]
+        return Style(color=Color.from_rgb(*faint), bgcolor=self.background)
 
     def styles(self) -> Mapping[str, Style]:
         """Every key's style."""
@@ -77,13 +93,14 @@ ANSI = Theme(
     },
 )
 
-# Contrast of each colour to its background is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3), of dim text 3 : 1.
+# Contrast of each colour to its background, and to that of the row under the cursor, is at least 4.5 : 1 (WCAG 2.2,
+# success criterion 1.4.3), of dim text too.
 DARK = Theme(
     "dark",
     "dark background",
     {
         "text": "#d7dce2",
-        "dim": "#8a929c",
+        "dim": "#9aa3ad",
         "good": "#5fd787",
         "warn": "#ffd75f",
         "bad": "#ff6b6b",
@@ -105,7 +122,7 @@ LIGHT = Theme(
     "light background",
     {
         "text": "#1c2024",
-        "dim": "#626a73",
+        "dim": "#5a626b",
         "good": "#006b2d",
         "warn": "#7a5200",
         "bad": "#b3001b",
@@ -130,7 +147,7 @@ COLOUR_BLIND = Theme(
     "safe for colour blindness",
     {
         "text": "#d7dce2",
-        "dim": "#8a929c",
+        "dim": "#9aa3ad",
         "good": "#56b4e9",
         "warn": "#f0e442",
         "bad": "#ff7a33",
@@ -159,10 +176,19 @@ THEMES: Final[Mapping[str, Theme]] = {theme.name: theme for theme in (ANSI, DARK
 """All themes by name, in the order in which a key goes through them."""
 
 
-STYLES: Final[Mapping[str, Mapping[str, Style]]] = {name: theme.styles() for name, theme in THEMES.items()}
-"""The styles of each theme by key."""
+@cache
+def styles_of(name: str) -> Mapping[str, Style]:
+    """The styles of a theme by key."""
+    return THEMES[name].styles()
 
 
-def theme_for(name: str, *, no_color: bool) -> Theme:
-    """The theme chosen; with ``no_color`` (NO_COLOR is set: no-color.org) the one without, whatever was chosen."""
-    return MONO if no_color else THEMES.get(name, ANSI)
+def theme_for(name: str, *, no_color: bool, environ: Mapping[str, str]) -> Theme:
+    """The theme chosen; with ``no_color`` (NO_COLOR is set: no-color.org) the one without, whatever was chosen.
+
+    With ``auto`` a terminal that says that it knows all colours (``COLORTERM``) gets the dark theme, any other its own
+    colours; SSH does not pass ``COLORTERM`` on, and the terminal's own colours cost the fewest bytes.
+    """
+    if no_color:
+        return MONO
+    knows_all = environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
+    return THEMES.get(name, DARK if knows_all else ANSI)

@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
-from gputui.tui.theme.colors import STYLES
+from gputui.tui.theme.colors import styles_of
 
 REGIONS_AT_ONCE = 6
 """More changed lines than this are repainted together with those in between."""
@@ -36,6 +36,7 @@ class Pane(Widget):
         self._strip_width = 0
         self._styles_by_key: dict[str, Style] = {}
         self._height: int | None = None
+        self._space_above = 0
         self._is_cleared = False
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
@@ -63,6 +64,12 @@ class Pane(Widget):
         if height != self._height:
             self._height = height
             self.styles.height = height
+
+    def set_space_above(self, height: int) -> None:
+        """Keep so many lines above the widget blank."""
+        if height != self._space_above:
+            self._space_above = height
+            self.styles.margin = (height, 0, 0, 0)
 
     def clear(self) -> None:
         """Show nothing and take no room."""
@@ -113,7 +120,7 @@ class Pane(Widget):
         """The style of a key on this pane's ground."""
         style = self._styles_by_key.get(key)
         if style is None:
-            styles = STYLES[getattr(self.app, "theme_name", "ansi")]
+            styles = styles_of(getattr(self.app, "theme_name", "ansi"))
             style = self.rich_style + styles["text"]
             if key in styles:
                 style += styles[key]

@@ -17,7 +17,7 @@ from gputui.tui.app import GputuiApp
 from gputui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.tui.settings import CHOICES, Settings
 from gputui.tui.terminal.pens import PenCase
-from gputui.tui.theme.colors import COLOUR_BLIND, MONO, STYLES, THEMES, Theme
+from gputui.tui.theme.colors import COLOUR_BLIND, MONO, THEMES, Theme, styles_of, theme_for
 from gputui.tui.theme.looks import LOOKS, SELECTED
 from tests.tui.conftest import StillFeed
 from tests.tui.emulator import Terminal
@@ -76,10 +76,42 @@ def seen(colour: str, kind: str) -> Rgb:
 
 
 @pytest.mark.parametrize("theme", PAINTED, ids=lambda theme: theme.name)
-def test_every_colour_can_be_read(theme: Theme) -> None:
+def test_every_text_can_be_read(theme: Theme) -> None:
+    """WCAG 2.2, success criterion 1.4.3; what lies below a curve is no text."""
+    for key, style in styles_of(theme.name).items():
+        if key.startswith("area."):
+            continue
+        assert style.color is not None and style.bgcolor is not None
+        assert not style.dim, key
+        assert contrast(style.color.name, style.bgcolor.name) >= 4.5, key
+
+
+@pytest.mark.parametrize("theme", PAINTED, ids=lambda theme: theme.name)
+def test_what_lies_below_a_curve_is_seen_but_fainter(theme: Theme) -> None:
     assert theme.background is not None
-    for role, colour in theme.colours.items():
-        assert contrast(colour, theme.background) >= (3.0 if role == "dim" else 4.5), role
+    for number in range(6):
+        area = theme.style(f"area.{number}").color
+        assert area is not None
+        assert (
+            1.3 < contrast(area.name, theme.background) < contrast(theme.colours[f"series.{number}"], theme.background)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "colorterm", "no_color", "expected"),
+    [
+        ("auto", "truecolor", False, "dark"),
+        ("auto", "24bit", False, "dark"),
+        ("auto", "", False, "ansi"),
+        ("ansi", "truecolor", False, "ansi"),
+        ("light", "", False, "light"),
+        ("auto", "truecolor", True, "mono"),
+    ],
+)
+def test_a_terminal_that_knows_all_colours_gets_the_dark_theme(
+    name: str, colorterm: str, no_color: bool, expected: str
+) -> None:
+    assert theme_for(name, no_color=no_color, environ={"COLORTERM": colorterm}).name == expected
 
 
 @pytest.mark.parametrize("kind", BLINDNESS)
@@ -103,8 +135,9 @@ def test_a_theme_survives_fewer_colours(theme: Theme, system: ColorSystem) -> No
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
 def test_every_theme_has_a_style_for_every_key(theme: Theme) -> None:
-    assert set(STYLES[theme.name]) == {*LOOKS, *(key + SELECTED for key in LOOKS)}
-    assert {look.role for look in LOOKS.values()} - {"text", "dim"} <= set(theme.colours) or theme is MONO
+    assert set(styles_of(theme.name)) == {*LOOKS, *(key + SELECTED for key in LOOKS)}
+    roles = {look.role.replace("area", "series") for look in LOOKS.values()}
+    assert roles - {"text", "dim"} <= set(theme.colours) or theme is MONO
     assert all(theme.style(key).reverse for key in ("caret", "selected"))
 
 
@@ -117,7 +150,7 @@ def test_without_colours_attributes_are_kept() -> None:
 
 
 def test_the_settings_and_the_themes_are_the_same() -> None:
-    assert CHOICES["theme"] == tuple(THEMES)
+    assert CHOICES["theme"] == ("auto", *THEMES)
 
 
 # --- characters
@@ -149,7 +182,7 @@ def test_braille_becomes_the_stroke_next_to_it(dots: str, stroke: str) -> None:
 def test_every_braille_cell_becomes_one_character_of_the_set() -> None:
     for char in BRAILLE.cells:
         assert ascii_char(char).isascii() and (ascii_char(char) == " ") == (char == " ")
-        assert block_char(char) in " ▝▗▐▘▀▚▜▖▞▄▟▌▛▙█" and (block_char(char) == " ") == (char == " ")
+        assert block_char(char) in " ▝▗▐▘▀▚▜▖▞▄▟▌▛▙█░" and (block_char(char) == " ") == (char == " ")
     assert block_char("⠉") == "▀" and block_char("⣀") == "▄" and block_char("⡇") == "▌"
 
 

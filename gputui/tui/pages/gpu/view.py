@@ -15,6 +15,7 @@ from gputui.tui.layout.columns import between, fit_line, rule, wrap
 from gputui.tui.layout.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.tui.layout.moments import right_end
 from gputui.tui.layout.sparklines import newest, shares, time_bins
+from gputui.tui.layout.strips import power_unit
 from gputui.tui.layout.words import dated_clock, is_hot, moment
 
 LABEL_WIDTH = 13
@@ -233,23 +234,25 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     if history is None:
         return [fit_line([(f"  No sample in the last {duration(page.span_seconds)}.", "dim")], width)]
     name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
-    axis = XAxis(f"{name} ago", -page.span_seconds / scale, 0.0)
+    axis = XAxis(name, -page.span_seconds / scale, 0.0, newest=0.0)
 
-    def curve(values: Sequence[float | None], style: str, label: str) -> Curve:
-        return Curve(time_bins(values, page.span_seconds, scale), style, label)
+    def curve(values: Sequence[float | None], style: str, label: str, area: str = "", shape: str = "") -> Curve:
+        return Curve(time_bins(values, page.span_seconds, scale), style, label, area=area, shape=shape)
 
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
     warm, memory_warm = history.temperature_celsius, page.memory_temperatures
-    heat = [curve(warm, "series.3", f"GPU {celsius(newest(warm))}")]
+    heat = [curve(warm, "series.3", "temperature °C", shape="●")]
     if newest(memory_warm) is not None:
-        heat.insert(0, curve(memory_warm, "series.1", f"memory {celsius(newest(memory_warm))}"))
-    limit = gpu.power_limit_watts
-    percents, from_zero = YAxis(low=0.0, high=100.0), YAxis(low=0.0, high=limit)
-    busy, power = history.utilization_percent, history.power_watts
+        heat.append(curve(memory_warm, "series.1", "memory °C", shape="■"))
+    limit, power = gpu.power_limit_watts, history.power_watts
+    size, unit = power_unit([limit, *power])
+    watts_now = [None if value is None else value / size for value in power]
+    percents, from_zero = YAxis(low=0.0, high=100.0), YAxis(low=0.0, high=None if limit is None else limit / size)
+    busy = history.utilization_percent
     panes = [
-        ([curve(busy, "series.0", f"utilisation {percent(newest(busy))}")], percents),
-        ([curve(full, "series.1", f"memory {percent(newest(full))}")], percents),
-        ([curve(power, "series.2", f"power {watts(newest(power))}")], from_zero),
+        ([curve(busy, "series.0", "utilisation %", "area.0")], percents),
+        ([curve(full, "series.1", "memory %")], percents),
+        ([curve(watts_now, "series.2", f"power {unit}", "area.2")], from_zero),
         (heat, YAxis(low=20.0)),
     ]
     drawn = [

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-TRENDS_LEAST = 8
-TRENDS_MOST = 12
+TRENDS_LEAST = 7
+TRENDS_MOST = 11
+"""Odd, so that with title and axis a chart has as many rows as its ticks need: 0, 50 and 100 at equal distances."""
+
 RUNS_LEAST = 4
 EVENTS_LEAST = 3
+EVENTS_BESIDE_CHARTS = 5
+"""Charts stay while events arrive: of these four are shown, and a heading."""
+
+AIR_LEAST = 36
+"""From so many lines on a blank one stands above runs and events."""
 
 
 class Rows(NamedTuple):
@@ -21,6 +28,8 @@ class Rows(NamedTuple):
     host: int
     runs: int
     events: int
+    air: int = 0
+    """Blank lines: half of them above the runs, half above the events."""
 
 
 def share_rows(
@@ -34,13 +43,14 @@ def share_rows(
     is_folded: bool,
 ) -> Rows:
     """Share ``height`` lines: the GPUs get what they need as long as runs and events keep a few lines, then the runs
-    what they need, then the events; where enough is left the trends of all GPUs together, and after them a card per
-    GPU. Folded, the trends take the place of the GPUs' rows. ``gpus`` and ``cards`` say how many lines those take when
-    they may have so many."""
+    what they need, then the trends of all GPUs together, and after them a card per busy GPU, as long as some events
+    are left in sight: charts neither come nor go with events. Folded, the trends take the place of the GPUs' rows.
+    ``gpus`` and ``cards`` say how many lines those take when they may have so many."""
     height = max(0, height)
     aggregate = 1 if has_gpus and height >= 8 else 0
     host = 1 if height >= 6 else 0
-    left = height - aggregate - host
+    air = 2 if height >= AIR_LEAST else 0
+    left = height - aggregate - host - air
     kept = min(RUNS_LEAST, 1 + max(1, runs)) + EVENTS_LEAST
     most = max(min(left, 2), left - kept)
     if has_gpus and is_folded:
@@ -53,11 +63,11 @@ def share_rows(
     event_rows = max(0, left - run_rows)
     card_rows = 0
     if has_gpus and gpu_rows == gpus(height):
-        spare = event_rows - wanted_events
+        spare = event_rows - EVENTS_BESIDE_CHARTS
         if not is_folded and spare >= TRENDS_LEAST:
-            trends = min(TRENDS_MOST, spare)
+            trends = max(TRENDS_LEAST, min(TRENDS_MOST, spare // 2 // 2 * 2 + 1))
             spare -= trends
         if trends:
             card_rows = cards(max(0, spare))
         event_rows = left - run_rows - card_rows - (0 if is_folded else trends)
-    return Rows(aggregate, gpu_rows, trends, card_rows, host, run_rows, event_rows)
+    return Rows(aggregate, gpu_rows, trends, card_rows, host, run_rows, event_rows, air)

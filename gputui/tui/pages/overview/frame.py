@@ -46,7 +46,9 @@ def overview_frame(
         *([aggregate_line(snapshot, width)] if rows.aggregate else []),
         *(gpu_lines(snapshot, width, rows.gpus, Pointed(has_keys=False)) if rows.gpus else []),
         *([host_line(snapshot, width)] if rows.host else []),
+        *[fit_line([], width)] * (rows.air // 2),
         *_runs(snapshot, snapshot.runs, width, rows.runs),
+        *[fit_line([], width)] * (rows.air // 2),
         *events_lines(snapshot.events, snapshot.at, width, rows.events),
     ][:height]
 

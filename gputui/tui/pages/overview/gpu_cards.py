@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
-from gputui.charts.units import percent
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.gpu_words import gpu_row, who
-from gputui.tui.layout.sparklines import newest, shares, time_bins
+from gputui.tui.layout.sparklines import shares, time_bins
+from gputui.tui.layout.strips import no_samples
 
 CARD_WIDTH = 46
 CARD_HEIGHT = 6
-CARD_HEIGHT_MOST = 9
+CARD_HEIGHT_MOST = 8
+BUSY_PERCENT = 5.0
+"""A GPU that did more than this in the last minutes has a card; the others' row says it all."""
 
 
 class Grid(NamedTuple):
@@ -36,10 +38,21 @@ def card_grid(count: int, width: int, lines: int) -> Grid | None:
     return Grid(across, down, height) if height >= CARD_HEIGHT else None
 
 
+def busy_gpus(snapshot: Snapshot) -> list[GpuView]:
+    """The GPUs that have a card: those that a run has, and those that did something in the last minutes."""
+    busy = []
+    for gpu in snapshot.gpus:
+        history = snapshot.gpu_history.get(gpu.uuid)
+        peak = max((value or 0.0 for value in history.utilization_percent), default=0.0) if history else 0.0
+        if gpu.run_id is not None or peak > BUSY_PERCENT:
+            busy.append(gpu)
+    return busy
+
+
 def card_lines(snapshot: Snapshot, width: int, grid: Grid) -> list[Line]:
-    """The cards; a GPU without samples has an empty one."""
+    """The cards of the busy GPUs; one without samples has an empty one."""
     each = (width - 1) // grid.across
-    cards = [_card(snapshot, gpu, each - 1, grid.height) for gpu in snapshot.gpus]
+    cards = [_card(snapshot, gpu, each - 1, grid.height) for gpu in busy_gpus(snapshot)]
     lines: list[Line] = []
     for row in range(grid.down):
         beside = cards[row * grid.across : (row + 1) * grid.across]
@@ -53,12 +66,15 @@ def _card(snapshot: Snapshot, gpu: GpuView, width: int, height: int) -> list[Lin
     history = snapshot.gpu_history.get(gpu.uuid)
     title = fit_line([(f"{gpu.index} ", "label"), *who(gpu_row(snapshot, gpu), width - 2)], width)
     if history is None:
-        words = "lost" if gpu.state == "lost" else "no samples in the last ten minutes"
+        words = "lost" if gpu.state == "lost" else no_samples(snapshot)
         return [title, fit_line([(f"  {words}", "dim")], width), *[fit_line([], width)] * (height - 2)]
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
-    memory = Curve(time_bins(full, HISTORY_SECONDS), "series.1", f"memory {percent(newest(full))}")
-    busy = history.utilization_percent
-    utilization = Curve(time_bins(busy, HISTORY_SECONDS), "series.0", f"utilisation {percent(newest(busy))}")
-    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0)
+    # The values now are in the GPU's row.
+    busy = time_bins(history.utilization_percent, HISTORY_SECONDS)
+    curves = [
+        Curve(busy, "series.0", "utilisation %", area="area.0", shape="●"),
+        Curve(time_bins(full, HISTORY_SECONDS), "series.1", "memory %", shape="■"),
+    ]
+    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0, newest=0.0)
     scale = YAxis(low=0.0, high=100.0)
-    return [title, *chart([memory, utilization], width=width, height=height - 1, x_axis=axis, y_axis=scale)]
+    return [title, *chart(curves, width=width, height=height - 1, x_axis=axis, y_axis=scale)]

@@ -12,10 +12,17 @@ from textual.widget import Widget
 
 from gputui.tui.actions import Scope
 from gputui.tui.layout.alerts import alert_strip
-from gputui.tui.layout.strips import aggregate_charts, aggregate_line, head_line, host_line, study_strip
+from gputui.tui.layout.strips import (
+    aggregate_charts,
+    aggregate_heads,
+    aggregate_line,
+    head_line,
+    host_line,
+    study_strip,
+)
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines, events_shown
-from gputui.tui.pages.overview.gpu_cards import card_grid, card_lines
+from gputui.tui.pages.overview.gpu_cards import busy_gpus, card_grid, card_lines
 from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines, row_at
 from gputui.tui.pages.overview.run_order import next_order, order_named
 from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
@@ -39,6 +46,7 @@ class OverviewScreen(OverviewCursor):
         self.alerts = Pane(id="alerts")
         self.aggregate = Pane(id="aggregate")
         self.gpus = Pane(id="gpus")
+        self.trend_heads = Pane(id="trend-heads")
         self.trends = SlowPane(id="trends")
         self.cards = SlowPane(id="cards")
         self.host = Pane(id="host")
@@ -55,6 +63,7 @@ class OverviewScreen(OverviewCursor):
         yield self.alerts
         yield self.aggregate
         yield self.gpus
+        yield self.trend_heads
         yield self.trends
         yield self.cards
         yield self.host
@@ -76,27 +85,31 @@ class OverviewScreen(OverviewCursor):
         studies = study_strip(snapshot.studies, width)
         self.studies.show(studies, height=len(studies))
         around = 1 + self.draw_frame(width) + (strip is not None) + len(studies)
-        count = len(snapshot.gpus)
+        cards = len(busy_gpus(snapshot))
         rows = share_rows(
             height - around,
             gpus=lambda most: gpu_height(snapshot, width, most),
-            cards=lambda most: grid.height * grid.down if (grid := card_grid(count, width, most)) else 0,
+            cards=lambda most: grid.height * grid.down if (grid := card_grid(cards, width, most)) else 0,
             runs=len(self.shown_rows),
             events=len(snapshot.events),
-            has_gpus=bool(count),
+            has_gpus=bool(snapshot.gpus),
             is_folded=self.is_folded,
         )
         self.aggregate.show([aggregate_line(snapshot, width)] if rows.aggregate else [], height=rows.aggregate)
         pointed = Pointed(focus.gpu if focus.section == "gpus" else None, self.scroll_gpus(rows, width))
         self.gpus.show(gpu_lines(snapshot, width, rows.gpus, pointed) if rows.gpus else [], height=rows.gpus)
+        heads, room = ([aggregate_heads(snapshot, width)], rows.trends - 1) if rows.trends else ([], 0)
+        self.trend_heads.show(heads, height=len(heads))
         self.trends.show_when(
-            (width, rows.trends),
+            (width, room),
             (snapshot.gpu_history,),
-            lambda: aggregate_charts(snapshot, width, rows.trends) if rows.trends else [],
-            height=rows.trends,
+            lambda: aggregate_charts(snapshot, width, room) if room else [],
+            height=room,
         )
         self._draw_cards(width, rows.cards)
         self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
+        for pane in (self.runs, self.happened):
+            pane.set_space_above(rows.air // 2)
         self.scroll_to_cursor(rows.runs - 1)
         self.page_rows = rows.runs - 2
         lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot), width, rows.runs)
@@ -106,8 +119,9 @@ class OverviewScreen(OverviewCursor):
 
     def _draw_cards(self, width: int, height: int) -> None:
         snapshot = self.snapshot
-        grid = card_grid(len(snapshot.gpus), width, height)
-        sitting = tuple((gpu.uuid, gpu.state, gpu.run_id, gpu.rank) for gpu in snapshot.gpus) if grid else ()
+        busy = busy_gpus(snapshot)
+        grid = card_grid(len(busy), width, height)
+        sitting = tuple((gpu.uuid, gpu.state, gpu.run_id, gpu.rank) for gpu in busy) if grid else ()
         self.cards.show_when(
             (width, height, sitting),
             (snapshot.gpu_history,),

@@ -13,7 +13,7 @@ from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
-from gputui.tui.layout.charts import GUTTER, ChartLook, extent_of, grid_lines, is_by_rank, next_marker
+from gputui.tui.layout.charts import GUTTER, ChartLook, extent_of, grid_lines, is_by_rank, next_marker, plot_columns
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
 from gputui.tui.pages.run.chart_files import ChartFile, chart_file
@@ -104,7 +104,7 @@ class RunCharts(ChartController):
         place = next(
             (place for panel, place in zip(self._visible, self._places, strict=True) if panel.key == self._focus), None
         )
-        self.columns = max(8, (place.width if place else 80) - GUTTER - 2)
+        self.columns = max(8, plot_columns(place.width, place.height) if place else 72)
         extent = self._extent
         viewport = self.viewport if self._is_on_axis else Viewport()
         self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
@@ -272,7 +272,7 @@ class RunCharts(ChartController):
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
                 self._focus = panel.key
-                self.point_at_column(column, max(1, place.width - GUTTER - 2))
+                self.point_at_column(column, plot_columns(place.width, place.height))
 
 
 def _bins_for(width: int) -> int:

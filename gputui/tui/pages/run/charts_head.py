@@ -14,6 +14,7 @@ from gputui.tui.layout.charts import (
     AXIS_NAMES,
     MARKER_STYLES,
     ChartLook,
+    counted_checkpoints,
     extent_of,
     frame_clock,
     markers_near,
@@ -40,7 +41,7 @@ def chart_head(
     settings that are not the usual ones, and how many metrics lines could not be used."""
     if look.cursor is not None:
         return fit_line([span for part in _at_cursor(data, look, visible) for span in part], width)
-    parts = _settings_parts(data, panels, look, visible)
+    parts = _settings_parts(data, panels, look, visible, width)
     if unused_lines:
         lines = "1 line" if unused_lines == 1 else f"{count(unused_lines)} lines"
         parts.append([(f" · {lines} could not be used", "warn")])
@@ -74,7 +75,9 @@ def _at_cursor(data: ChartData, look: ChartLook, visible: Sequence[Panel]) -> li
     return parts
 
 
-def _settings_parts(data: ChartData, panels: Panels, look: ChartLook, visible: Sequence[Panel]) -> list[list[Span]]:
+def _settings_parts(
+    data: ChartData, panels: Panels, look: ChartLook, visible: Sequence[Panel], width: int
+) -> list[list[Span]]:
     settings = look.settings
     parts: list[list[Span]] = [[(f" x {AXIS_NAMES[data.frame.axis]}", "dim")]]
     extent = extent_of(data, is_log=settings.is_log_x)
@@ -98,6 +101,8 @@ def _settings_parts(data: ChartData, panels: Panels, look: ChartLook, visible: S
         parts.append([(f" · charts {first}–{first + len(visible) - 1} of {len(panels.shown)}", "dim")])
         if len(panels.shown) < panels.count:
             parts.append([(f" ({panels.count} in all)", "dim")])
+    if visible and (saved := counted_checkpoints(data.markers, look, width)):
+        parts.append([(f" · {saved} checkpoints", "good")])
     redone = any(curve.redone for curve in data.curves.values())
     if redone and settings.axis in ("step", "epoch"):
         parts.append([(" · grey: redone", "dim")])

@@ -177,7 +177,7 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler, size: tuple[int
         assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(1)
         assert "gpt2-124m-1 rank 1" in text(app, "body") and "slows down at 87°C" in text(app, "body")
         assert feed_of(app).interest.gpu_uuid == uuid(1)
-        assert "utilisation" in text(app, "body") and "min ago" in text(app, "body")
+        assert "utilisation" in text(app, "body") and "min └┬-10" in text(app, "body")
         await pilot.press("C")
         assert "No GPU is in quarantine." in text(app, "message")
         await pilot.press("plus")

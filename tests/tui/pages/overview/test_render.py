@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,10 +16,20 @@ from gputui.store.database import open_reader
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.columns import between, fitting, rule, wrap
-from gputui.tui.layout.strips import aggregate_charts, aggregate_line, gpu_totals, head_line, host_line, notice_lines
+from gputui.tui.layout.strips import (
+    aggregate_charts,
+    aggregate_heads,
+    aggregate_line,
+    gpu_totals,
+    head_line,
+    host_line,
+    notice_lines,
+    power_unit,
+)
 from gputui.tui.layout.words import moment
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines
+from gputui.tui.pages.overview.gpu_cards import busy_gpus
 from gputui.tui.pages.overview.gpus import gpu_lines
 from gputui.tui.pages.overview.run_order import matching
 from gputui.tui.pages.overview.runs import RunsState, Surroundings, runs_lines, surroundings
@@ -151,8 +162,48 @@ def test_the_trends_fill_their_place(snapshot: Snapshot) -> None:
     for width, charts in ((80, 2), (160, 3)):
         lines = aggregate_charts(snapshot, width, 9)
         assert len(lines) == 9 and widths(lines) == {width}
-        assert text_of(lines)[0].count("utilisation") == 1
-        assert ("hottest" in text_of(lines)[0]) == (charts == 3)
+        [head] = text_of([aggregate_heads(snapshot, width)])
+        assert head.count("utilisation") == 1
+        assert ("hottest" in head) == (charts == 3)
+
+
+def test_charts_and_the_line_above_them_tell_the_same_figures(snapshot: Snapshot) -> None:
+    total = gpu_totals(snapshot.gpus)
+    assert total.power_watts == sum(gpu.power_watts or 0.0 for gpu in snapshot.gpus if gpu.state == "ok")
+    [head] = text_of([aggregate_heads(snapshot, 160)])
+    [line] = text_of([aggregate_line(snapshot, 160)])
+    assert re.findall(r"power ([\d.]+) kW", head) == [f"{total.power_watts / 1000:.2f}"]
+    assert f"  {total.power_watts / 1000:.1f}/" in line
+    assert re.findall(r"utilisation (\d+)%", head) == re.findall(r"util (\d+)%", line)
+    assert re.findall(r"hottest (\d+)°C", head) == re.findall(r"hottest ▲?\d (\d+)°C", line)
+
+
+def test_a_chart_of_power_has_one_unit() -> None:
+    assert power_unit([517.0, None]) == (1.0, "W")
+    assert power_unit([517.0, 2900.0]) == (1000.0, "kW")
+    assert power_unit([None]) == (1.0, "W")
+
+
+@pytest.mark.parametrize("events", [0, 2, 12, 40])
+def test_charts_neither_come_nor_go_with_events(events: int) -> None:
+    def rows(count: int) -> tuple[int, int]:
+        shared = share_rows(
+            35, gpus=lambda most: min(most, 9), cards=lambda most: 0, runs=7, events=count, has_gpus=True,
+            is_folded=False,
+        )  # fmt: skip
+        return shared.trends, shared.events
+
+    assert rows(events) == rows(0)
+    assert rows(events)[0] >= 7 and rows(events)[1] >= 5
+
+
+def test_only_busy_gpus_have_a_card(snapshot: Snapshot) -> None:
+    idle = next(gpu.uuid for gpu in snapshot.gpus if gpu.run_id is None)
+    history = snapshot.gpu_history[idle]
+    calm = replace(history, utilization_percent=tuple(0.0 for _ in history.utilization_percent))
+    snapshot = replace(snapshot, gpu_history={**snapshot.gpu_history, idle: calm})
+    busy = {gpu.uuid for gpu in busy_gpus(snapshot)}
+    assert {gpu.uuid for gpu in snapshot.gpus if gpu.run_id} <= busy and idle not in busy
 
 
 def test_head_and_host(snapshot: Snapshot) -> None:

@@ -39,7 +39,7 @@ from gputui.tui.layout.charts import (
     panel_lines,
     rank_curves,
 )
-from gputui.tui.layout.panels import Panel, panels, places
+from gputui.tui.layout.panels import HARDWARE, Panel, Panels, panels, places
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, gpu_words, run_head
@@ -260,7 +260,9 @@ def look_of(**changes: object) -> ChartLook:
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
     data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
-    assert " loss  9.000" in text_of(panel_lines(LOSS, data, look_of(), 60, 10))[0]
+    assert " loss  9.000" in text_of(panel_lines(LOSS, data, look_of(), 60, 9))[0]
+    tall = text_of(panel_lines(LOSS, data, look_of(), 60, 10))
+    assert "9.000" not in tall[0] and [line for line in tall if line.endswith(" 9.000")]  # where the curve ends
     lines = panel_lines(LOSS, data, look_of(cursor=3.2, focus="loss"), 60, 10)
     assert text_of(lines)[0].startswith("▸loss  3.000") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
@@ -295,11 +297,11 @@ def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
     pair = (HardwareCurve("utilization", "GPU-b", bins(90, 91), 91.0),
             HardwareCurve("utilization", "GPU-a", bins(10, 11), 11.0))  # fmt: skip
     lines = panel_lines(UTIL, data_of(hardware=pair), look_of(), 60, 10)
-    assert "0: 11  1: 91" in text_of(lines)[0] and "100 ┤" in "\n".join(text_of(lines))
+    assert "● 0: 11  ■ 1: 91" in text_of(lines)[0] and "100 ┤" in "\n".join(text_of(lines))
     at = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=0.0), 60, 10))[0]
-    assert "0: 10  1: 90" in at
+    assert "● 0: 10  ■ 1: 90" in at
     far = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=9.0), 60, 10))[0]
-    assert "0: –  1: –" in far  # nothing was recorded there
+    assert "● 0: –  ■ 1: –" in far  # nothing was recorded there
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     gpus = {f"GPU-{n}": n for n in range(8)}
     assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, data_of(hardware=many), look_of(gpus=gpus), 60, 10))[0]
@@ -310,6 +312,32 @@ MARKERS = (
     ChartMarker(5.0, "restart", "↻1", attempt=2),
     ChartMarker(5.1, "incident", "cuda oom", at=NOW, text="CUDA ran out of memory on rank 1"),
 )
+
+
+def test_many_checkpoints_are_counted_in_place_of_marked() -> None:
+    saved = tuple(ChartMarker(float(step), "checkpoint", "ckpt") for step in range(10))
+    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0), markers=saved)
+    assert text_of(panel_lines(LOSS, data, look_of(), 60, 10))[-1].count("┴") == 0
+    assert text_of(panel_lines(LOSS, data, look_of(), 160, 10))[-1].count("┴") >= 4
+    panels = Panels((LOSS,), 1)
+    assert "10 checkpoints" in text_of([chart_head(data, panels, look_of(), (LOSS,), 60)])[0]
+    assert "checkpoints" not in text_of([chart_head(data, panels, look_of(), (LOSS,), 160)])[0]
+
+
+def test_a_logarithmic_axis_is_offered_where_values_lie_far_apart() -> None:
+    far = data_of(MetricCurve("loss", bins(1000, 2, 1, 2), last=2.0))
+    near = data_of(MetricCurve("loss", bins(10, 2, 1, 2), last=2.0))
+    assert text_of(panel_lines(LOSS, far, look_of(), 60, 10))[0].endswith("y: log")
+    assert "y: log" not in text_of(panel_lines(LOSS, near, look_of(), 60, 10))[0]
+    logged = look_of(settings=ChartSettings(logs=frozenset({"loss"})))
+    assert "y: log" not in text_of(panel_lines(LOSS, far, logged, 60, 10))[0]
+
+
+def test_memory_names_its_unit_once() -> None:
+    panel = Panel("gpu/memory", HARDWARE["gpu/memory"][1], 0, "memory")
+    curve = HardwareCurve("memory", "GPU-a", bins(40 * 2**30, 41 * 2**30), 41 * 2**30)
+    text = "\n".join(text_of(panel_lines(panel, data_of(hardware=(curve,)), look_of(), 60, 9)))
+    assert text.count("GiB") == 1 and "41.0" in text and "0 ┤" in text and "G ┤" not in text
 
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
