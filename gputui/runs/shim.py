@@ -173,7 +173,7 @@ def rank_by_output(pid: int, folder: str) -> int | None:
     return int(parts[-2]) if is_log and parts[-2].isdigit() else None
 
 
-class Member:
+class Descendant:
     """A process of the run. Its rank and how many ranks there are stay None where nothing tells."""
 
     def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
@@ -198,12 +198,12 @@ class Family:
     def __init__(self, run_dir: bytes, folder: str) -> None:
         self.run_dir, self.folder = run_dir, folder
         self.own = os.getpid()
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, Descendant] = {}
         # Agents that were started from inside the run, and what hangs below them.
         self.others: set[int] = set()
         self.strangers: set[int] = set()
         self.newest: int | None = None
-        self.first: Member | None = None
+        self.first: Descendant | None = None
 
     def look(self, now: float) -> bool:
         """Whether anything is to be told that was not before. ``now`` is monotonic."""
@@ -248,7 +248,7 @@ class Family:
                 if parent in self.others:
                     self.others.add(pid)
                 elif parent == self.own or parent in self.members:
-                    self.members[pid] = Member(pid, parent, start_ticks, now + YOUNG_SECONDS)
+                    self.members[pid] = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
                     self.read(self.members[pid])
                 else:
                     continue
@@ -273,7 +273,7 @@ class Family:
             parent.rank, parent.size = 0, told[0].size
             self.first = parent
 
-    def read(self, member: Member) -> None:
+    def read(self, member: Descendant) -> None:
         """Learn what a member's environment tells, or its output, or its parent's."""
         environment = environment_of(member.pid)
         if names_another(environment, self.run_dir):
