@@ -109,6 +109,15 @@ def json_keys(folder: Path) -> Names:
                 live.wait_for("steps-1", state)
             if state == "running":
                 wait_until(lambda: (live.workspace.run_dir("steps-1") / "checkpoints/step_000010.pt").exists())
+        words = "sweep PROFILE --set steps=5,6"
+        found[words] = _paths(live.json(*words.replace("PROFILE", profile).split()))
+        wait_until(lambda: live.rows("SELECT 1 FROM studies WHERE state = 'finished'"), what="the sweep's end")
+        for words in (
+            "studies", "study list", "study show",
+            "study enqueue steps-sweep-1 --set steps=5", "study pause steps-sweep-1", "study resume steps-sweep-1",
+            "study stop steps-sweep-1",
+        ):  # fmt: skip
+            found[words] = _paths(live.json(*words.split()))
     finally:
         live.close()
     return found
