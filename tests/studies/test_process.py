@@ -236,3 +236,25 @@ def test_there_was_no_study_an_hour_ago(lab: Machine) -> None:
     lab.gputui("study", "run", write(lab, STUDY), "--wait")
     assert [one["id"] for one in lab.json("studies")] == ["s-1"] and lab.json("studies", "--at", "-1h") == []
     lab.gputui("study", "show", "s-1", "--at", "-1h", code=3)
+
+
+def test_a_run_that_a_person_launches_goes_first_and_the_study_shrinks(lab: Machine) -> None:
+    lab.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\n")
+    (lab.folder / "scored.yaml").write_text(PROFILE.replace("gpus: 0", "gpus: 1"))
+    text = STUDY.replace("parallel: 2", "params: {seconds: 0.5}")
+    lab.gputui("study", "run", write(lab, text.replace("[0.1, 0.2, 0.3, 0.4]", "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]")))
+    running = "SELECT count(*) FROM runs WHERE study_id = 's-1' AND state IN ('starting', 'running')"
+    wait_until(lambda: lab.rows(running) == [(2,)], 60, "a trial on each GPU")
+    lab.gputui("run", "scored.yaml", "--set", "seconds=0.5", "--set", "steps=200")
+    lab.wait_for("scored-1", "running")
+    begun = len(verdicts(lab))
+    wait_until(lambda: len(verdicts(lab)) > begun, 60, "another trial beside it")
+    (launched,) = lab.rows("SELECT created_at FROM runs WHERE run_id = 'scored-1'")[0]
+    since = lab.rows("SELECT count(*) FROM attempts AS a JOIN runs AS r USING (run_id) WHERE r.study_id = 's-1' "
+                     "AND a.created_at > ? AND a.ended_at IS NULL", launched)  # fmt: skip
+    assert since <= [(1,)] and lab.state("scored-1") == "running"
+    leases = lab.rows("SELECT count(DISTINCT gpu_uuid), count(*) FROM leases")
+    assert leases[0][0] == leases[0][1] <= 2
+    lab.gputui("stop", "scored-1", "--now")
+    wait_for(lab, "finished")
+    assert set(verdicts(lab).values()) == {"complete"} and len(verdicts(lab)) == 6
