@@ -17,7 +17,7 @@ from gputui.runs.spec import Scalar
 from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 
-class Member(NamedTuple):
+class PopulationMember(NamedTuple):
     """A member that trains. ``value`` is the objective at the milestone, NaN where it was no number. ``can_give``: a
     checkpoint of it is known to be whole."""
 
@@ -49,7 +49,7 @@ def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int 
 
 
 def exploits(
-    members: Collection[Member],
+    members: Collection[PopulationMember],
     milestone: int,
     spec: PbtSpec,
     space: Sequence[Dimension],
@@ -61,7 +61,7 @@ def exploits(
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
     sign = 1.0 if objective.direction == "minimize" else -1.0
 
-    def loss(one: Member) -> float:
+    def loss(one: PopulationMember) -> float:
         return math.inf if math.isnan(one.value) else sign * one.value
 
     ranked = sorted(members, key=lambda one: (loss(one), one.number))

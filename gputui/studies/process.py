@@ -270,7 +270,7 @@ class StudyProcess:
             # The agent has not found any yet.
             return
         members = [
-            pbt.Member(
+            pbt.PopulationMember(
                 one.number, one.params, values[one.number].get(milestone, math.nan), found[one.number] is not None
             )
             for one in training

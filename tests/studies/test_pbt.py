@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from gputui.runs.spec import Scalar
-from gputui.studies.pbt import Member, due_milestone, exploits, explored, first_point
+from gputui.studies.pbt import PopulationMember, due_milestone, exploits, explored, first_point
 from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 SPACE = (
@@ -21,8 +21,8 @@ LOSS = Objective("loss")
 SPEC = PbtSpec(members=8, every=10)
 
 
-def member(number: int, value: float, *, can_give: bool = True) -> Member:
-    return Member(number, {"lr": 0.01, "width": 16, "kind": "b"}, value, can_give)
+def member(number: int, value: float, *, can_give: bool = True) -> PopulationMember:
+    return PopulationMember(number, {"lr": 0.01, "width": 16, "kind": "b"}, value, can_give)
 
 
 def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
@@ -91,7 +91,7 @@ def population(seed: int, *, is_fixed: bool, steps: int = 200) -> float:
             losses[number] = trained(rate, losses[number], step, steps)
         if is_fixed or (step + 1) % spec.every:
             continue
-        members = [Member(number, rates[number], losses[number], True) for number in range(8)]
+        members = [PopulationMember(number, rates[number], losses[number], True) for number in range(8)]
         for one in exploits(members, (step + 1) // spec.every, spec, space, LOSS, seed):
             losses[one.number] = losses[one.donor]
             rates[one.number] = dict(one.params)
