@@ -19,7 +19,7 @@ class Context:
     a mere view, the moment that is looked back at (UTC unix seconds, None is live), in the launch form what is still
     wrong; on the page of alerts the one under the cursor; how the line does, keys that differ from the table's; where
     in the overview the cursor is, or which section of a run's page is in focus, the GPU in question, which are in
-    quarantine; on the page of processes the PID under the cursor."""
+    quarantine; on the page of processes the PID under the cursor; on that of studies the state of the study."""
 
     scope: Scope
     run: Run | None = None
@@ -33,6 +33,7 @@ class Context:
     gpu: GpuView | None = None
     quarantined: frozenset[str] = frozenset()
     pid: int | None = None
+    study: str | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def keys_of(self, action: Action) -> tuple[str, ...]:

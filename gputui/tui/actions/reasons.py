@@ -114,5 +114,23 @@ def has_run(context: Context) -> str | None:
     return problem or (None if context.run is not None else "This alert concerns no run that is known.")
 
 
+def changes_study(context: Context) -> str | None:
+    return refused_here(context) or (None if context.study is not None else "There is no study.")
+
+
+def can_pause_study(context: Context) -> str | None:
+    problem = changes_study(context)
+    if problem is None and context.study not in ("running", "paused"):
+        return f"The study is {context.study}."
+    return problem
+
+
+def can_stop_study(context: Context) -> str | None:
+    problem = changes_study(context)
+    if problem is None and context.study in ("stopping", "finished", "stopped", "failed"):
+        return f"The study is {context.study} already."
+    return problem
+
+
 def looks_back(context: Context) -> str | None:
     return None if context.past_at is not None else "This is the present already; < looks back."

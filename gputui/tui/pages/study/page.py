@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import yaml
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from gputui.charts.safe_text import clean
 from gputui.store.runs import Run
+from gputui.store.studies import StudyState
 from gputui.studies.analysis import complete
-from gputui.tui.actions import Scope
+from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, StudyPage
-from gputui.tui.layout.columns import fit_line
+from gputui.tui.layout.columns import fit_line, rule
 from gputui.tui.layout.strips import head_line
 from gputui.tui.pages.study.view import (
     HEAD_LINES,
@@ -30,6 +32,7 @@ from gputui.tui.pages.study.view import (
     trial_rows,
     views_of,
 )
+from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
@@ -59,6 +62,7 @@ class StudyScreen(ListPage):
         self.table = StudyTable()
         self.study_id: str | None = None
         self._shown: list[TrialRow] = []
+        self._point_line: LineEdit | None = None
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -97,6 +101,9 @@ class StudyScreen(ListPage):
     def row_ids(self) -> list[int]:
         return [row.trial.number for row in self._shown]
 
+    def context(self) -> Context:
+        return replace(super().context(), study=None if self.study is None else self.study.study.state)
+
     def copyable(self) -> Sequence[Copyable]:
         row = self.trial
         if row is None:
@@ -118,8 +125,14 @@ class StudyScreen(ListPage):
         self.keep_cursor()
         head = study_head(page, snapshot.at, width)
         detail = detail_lines(self.trial, width) if left - len(head) >= TABLE_LEAST + 3 else []
-        left -= len(head) + len(detail)
         self.title_lines.show(head, height=len(head))
+        if self._point_line is not None:
+            spans = self._point_line.spans(max(8, width - 12))
+            detail = [
+                rule("NEXT TRIAL", width, "↵ adds it · esc leaves"),
+                fit_line([(" point ", "title"), *spans], width),
+            ]
+        left -= len(head) + len(detail)
         self.detail.show(detail, height=len(detail))
         is_beside = width >= SIDE_LEAST
         table_width = width * 3 // 5 if is_beside else width
@@ -197,6 +210,51 @@ class StudyScreen(ListPage):
 
     def do_sort(self) -> None:
         self.table = replace(self.table, order="value" if self.table.order == "number" else "number", top=0)
+
+    def do_study_pause(self) -> None:
+        page = self.study
+        assert page is not None
+        if page.study.state is StudyState.PAUSED:
+            self.shell.ask("Resume the study", "study_resume", None, {"study": page.study.study_id})
+        else:
+            self.shell.ask("Pause the study", "study_pause", None, {"study": page.study.study_id})
+
+    def do_study_stop(self) -> None:
+        page = self.study
+        assert page is not None
+        study_id = page.study.study_id
+        text = f"Stop {study_id}? Its trials that run are stopped, too; gputui study resume goes on with it."
+        self.shell.confirmed(
+            "Stop the study", text, lambda: self.shell.ask("Stop the study", "study_stop", None, {"study": study_id})
+        )
+
+    # --- a point by hand
+
+    def do_enqueue(self) -> None:
+        row = self.trial
+        params = {} if row is None else row.trial.params
+        self._point_line = LineEdit.at_end(" ".join(f"{name}={clean(str(value))}" for name, value in params.items()))
+
+    @property
+    def line(self) -> LineEdit | None:
+        return self._point_line if self._point_line is not None else super().line
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        if self._point_line is None:
+            super().type_line(line, text)
+            return
+        self._point_line = line
+        page = self.study
+        if line is not None or not text.strip() or page is None:
+            return
+        given: dict[str, object] = {}
+        for word in text.split():
+            name, sign, value = word.partition("=")
+            if not name or not sign or not value:
+                self.shell.say(f"{clean(word)}: write NAME=VALUE, parted by spaces.", "warning")
+                return
+            given[name] = yaml.safe_load(value)
+        self.shell.ask("Add a trial", "study_enqueue", None, {"study": page.study.study_id, "set": given})
 
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question

@@ -18,7 +18,7 @@ from gputui.tui.pages.study.page import StudyScreen
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import NOW, Filler
-from tests.tui.test_screens import text
+from tests.tui.test_screens import asked, text, until
 
 SIZES = pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])
 
@@ -164,3 +164,27 @@ async def test_several_objectives_have_a_front(filler: Filler, make_app: MakeApp
             await pilot.press("v")
             await pilot.pause()
         assert views == ["values", "slices", "front"] and page(app).table.view == "values"
+
+
+async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("n")
+        line = page(app).line
+        assert line is not None and "lr=0.00739" in line.text
+        await pilot.press(*["backspace"] * len("muon"), *"adamw", "enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        point = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
+        assert asked(filler) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
+        await pilot.press("n", "space", "x", "enter")
+        assert len(asked(filler)) == 1 and "NAME=VALUE" in text(app, "message")
+
+
+async def test_the_study_is_paused_and_stopped(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("P")
+        await until(pilot, lambda: len(asked(filler)) == 1)
+        await pilot.press("X", "y")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        assert [verb for verb, _, _ in asked(filler)] == ["study_pause", "study_stop"]
