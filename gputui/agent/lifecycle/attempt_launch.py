@@ -107,7 +107,11 @@ def prepare_attempt(
             placement=placement,
         )
         launch = build(checkpoint=run.resume_from)
-        elsewhere = {} if executor.places_gpus else _elsewhere(spec, workspace.run_dir(run.run_id), build)
+        elsewhere = (
+            {}
+            if executor.places_gpus
+            else _elsewhere(spec, workspace.run_dir(run.run_id), build, goes_on=run.not_before is not None)
+        )
         if elsewhere:
             launch = without_gpus(launch)
         for below in ("", "nodes", FIRST_NODE):
@@ -180,7 +184,7 @@ def without_gpus(launch: Launch) -> Launch:
     )
 
 
-def _elsewhere(spec: RunSpec, run_dir: Path, build: Callable[..., Launch]) -> dict[str, Any]:
+def _elsewhere(spec: RunSpec, run_dir: Path, build: Callable[..., Launch], *, goes_on: bool) -> dict[str, Any]:
     """What a courier must know besides: the target, what to ask of it, and how the attempt goes on from a checkpoint
     that is found there, with NEWEST_CHECKPOINT in its place."""
     folder = checkpoint_directory(spec, run_dir)
@@ -194,6 +198,8 @@ def _elsewhere(spec: RunSpec, run_dir: Path, build: Callable[..., Launch]) -> di
         "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
         "metrics": [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None],
         "resume": resume,
+        # After an incident; else the attempt is to begin where it was told to.
+        "goes_on": goes_on,
     }
 
 

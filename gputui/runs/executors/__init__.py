@@ -18,6 +18,7 @@ LOCAL = "local"
 EXECUTORS = {
     LOCAL: "gputui.runs.executors.local:LocalExecutor",
     "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
+    "ssh": "gputui.runs.executors.ssh:SshExecutor",
 }
 """Kind of target → module and class, which is imported once a run needs it."""
 REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)

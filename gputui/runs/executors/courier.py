@@ -162,6 +162,9 @@ class Courier(ABC):
     def fetch(self) -> None:  # noqa: B027 - a shared file system needs nothing
         """Bring what the far side wrote. Raises UnreachableError."""
 
+    def drain(self) -> None:  # noqa: B027 - a shared file system needs nothing
+        """Bring all that is left once the attempt has ended there. Raises UnreachableError."""
+
     @property
     def poll_seconds(self) -> float:
         return float(self.target.get("poll") or 5.0)
@@ -176,8 +179,6 @@ class Courier(ABC):
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        # A command that is killed with its courier must not hand the attempt over a second time meanwhile.
-        os.set_inheritable(self.lock, True)
         if (self.folder / "exit.json").exists():
             return
         self.note_start(None)
@@ -271,12 +272,14 @@ class Courier(ABC):
             self.note_start(started.get("at"))
         is_own_end = ended is not None and not ended.get("stop_requested")
         if self.status.state != "ended" and not is_own_end:
+            self.unseen = 0
             return False
         if ended is None:
             # What it wrote last may not be visible here yet.
             self.unseen += 1
-            if self.unseen < UNSEEN_LOOKS and started is not None:
+            if self.unseen < UNSEEN_LOOKS:
                 return False
+        self.drain()
         return self.end(self.outcome(self.status, ended, started is not None))
 
     def outcome(self, status: JobStatus, ended: Mapping[str, Any] | None, has_begun: bool) -> dict[str, Any]:

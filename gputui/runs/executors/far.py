@@ -5,10 +5,15 @@ far.py body FOLDER CLAIM [REQUEUE-COMMAND ...]
     comes for the same attempt ends at once. After an earlier start of the same job it goes on from the newest
     checkpoint that is whole. SIGUSR1 is the scheduler's warning that the time is nearly over: the command is asked to
     save and end, then the requeue command is run. SIGTERM asks it to end, SIGUSR2 ends it at once.
+far.py report FOLDER
+    Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on standard input.
+far.py signal FOLDER NUMBER
+    Signal the process that serves the attempt in FOLDER.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -23,6 +28,8 @@ from typing import Any
 
 REQUEUE_SECONDS = 60.0
 CHUNK_BYTES = 1 << 20
+# Of all files of one report together.
+MOST_BYTES = 8 << 20
 NEWEST_CHECKPOINT = "{newest checkpoint}"
 
 
@@ -97,6 +104,54 @@ def resumed(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "argv": argv, "env": env, "resume_from": found}
 
 
+# --- what a courier without the same files asks -----------------------------------------------------------------------
+
+
+def served_by(folder: Path) -> int | None:
+    """The living process that serves an attempt: its body, else the shim. It is known by the folder in its command
+    line."""
+    for find in (
+        lambda: (folder / "pid").read_text("ascii"),
+        lambda: (read_record(folder / "started.json") or {})["shim_pid"],
+    ):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            pid = int(find())
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(folder)) for word in words):
+                return pid
+    return None
+
+
+def report(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """``grown``: of every file that only grows what lies behind the byte that is ``known`` of it, as base64; ``whole``:
+    the small records of the attempt. ``metrics`` are globs of files that grow, too."""
+    run_dir = folder.parents[2]
+    paths = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
+    paths += [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
+    paths += [folder / "job.log", folder / "starts.jsonl"]
+    grown, left = {}, MOST_BYTES
+    for path in paths:
+        name = str(path.relative_to(run_dir))
+        known = int(wanted["known"].get(name, 0))
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(known if known <= size else 0)
+            data = file.read(min(CHUNK_BYTES, left))
+            left -= len(data)
+            if data or known > size:
+                text = base64.b64encode(data).decode("ascii")
+                grown[name] = {"at": known if known <= size else 0, "data": text, "size": size}
+    whole = {}
+    for name in ("started.json", "exit.json", "claim"):
+        with contextlib.suppress(OSError):
+            whole[name] = (folder / name).read_text("utf-8")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return {
+        "grown": grown, "whole": whole, "is_alive": served_by(folder) is not None, "boot_id": boot, "now": time.time(),
+        "host": os.uname().nodename, "is_more": left <= 0,
+    }  # fmt: skip
+
+
 # --- the body of a job ------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +175,11 @@ class Body:
             return code_of(before)
         if before is not None or (self.folder / "started.json").exists():
             self.begin_again(before)
+        else:
+            plan = read_record(self.folder / "attempt.json") or {}
+            if plan.get("goes_on") and plan.get("resume_from") is None:
+                # Nobody else can see which checkpoints there are.
+                write_record(self.folder / "attempt.json", resumed({**plan, "created_at": 0.0}))
         self.shim = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("shim.py")), str(self.folder)],
             stdin=subprocess.DEVNULL,
@@ -195,6 +255,15 @@ def main() -> int:
     os.umask(0o077)
     if sys.argv[1] == "body":
         return Body(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]).run()
+    folder = Path(sys.argv[2])
+    if sys.argv[1] == "report":
+        print(json.dumps(report(folder, json.load(sys.stdin))))  # noqa: T201
+        return 0
+    if sys.argv[1] == "signal":
+        pid = served_by(folder)
+        if pid is not None:
+            os.kill(pid, int(sys.argv[3]))
+        return 0
     raise SystemExit(f"far.py: {sys.argv[1]}?")
 
 

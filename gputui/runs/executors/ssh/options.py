@@ -1,0 +1,23 @@
+"""The keys of a target of kind ssh."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gputui.runs.executors.options import Line, TargetOptions, Word
+
+
+class SshOptions(TargetOptions):
+    """How the machine is reached, and where its files go."""
+
+    kind: Literal["ssh"]
+    host: Word = Field(description="host, user@host, or a name of ~/.ssh/config")
+    config: Line | None = Field(None, description="another file than ~/.ssh/config")
+    folder: Word = Field("gputui-runs", description="where runs lie there, from the home directory")
+    files: list[Line] = Field(
+        default_factory=list, description="files and folders of the working directory that git does not know"
+    )
+    gpus: Word | None = Field(None, description="what CUDA_VISIBLE_DEVICES holds there; all that there are if left out")
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the machine")
