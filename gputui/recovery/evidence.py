@@ -23,6 +23,27 @@ MAX_ERROR_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
+class KilledRank:
+    """A rank that a signal ended before anybody asked the attempt to end."""
+
+    rank: int
+    pid: int
+    signal: int
+
+    @classmethod
+    def all_in(cls, value: Any) -> tuple[KilledRank, ...]:
+        """Those of a list in JSON; what is no such entry is left out."""
+        found = []
+        for entry in _list(value):
+            numbers = (
+                [_whole(entry.get(name)) for name in ("rank", "pid", "signal")] if isinstance(entry, Mapping) else []
+            )
+            if numbers and None not in numbers:
+                found.append(cls(*(number or 0 for number in numbers)))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
 class ExitRecord:
     """What the executor wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
     ``ended_by`` is set where the run's target ended it, ``ended_reason`` in its words."""
@@ -46,6 +67,7 @@ class ExitRecord:
     lease_conflict: tuple[str, ...] = ()
     ended_by: str | None = None
     ended_reason: str | None = None
+    killed_ranks: tuple[KilledRank, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -104,6 +126,7 @@ class ExitRecord:
             ended_by=None if data.get("ended_by") is None else str(data["ended_by"]),
             ended_reason=None if data.get("ended_reason") is None else str(data["ended_reason"]),
             lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
+            killed_ranks=KilledRank.all_in(data.get("killed_ranks")),
         )
 
 
@@ -178,6 +201,7 @@ class Evidence:
             record["survivors"] = tuple(record["survivors"])
             record["oom_victims"] = _pids(record.get("oom_victims"))
             record["lease_conflict"] = tuple(record["lease_conflict"])
+            record["killed_ranks"] = KilledRank.all_in(record.get("killed_ranks"))
             values["exit"] = ExitRecord(**record)
         values["observed"] = tuple(Observation(**entry) for entry in values["observed"])
         values["errors"] = tuple(ErrorFile(**entry) for entry in values["errors"])

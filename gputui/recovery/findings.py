@@ -96,7 +96,8 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
         for report in reports:
             found += _of_launcher(evidence, report)
     else:
-        found += _of_command(evidence, reports[-1], of_ranks)
+        killed = [] if any(report.root for report in reports) else _killed_ranks(evidence)
+        found += killed + _of_command(evidence, reports[-1], of_ranks, with_ranks=bool(killed))
     disturbed = (
         any(seen.ended_run for seen in evidence.observed)
         or got_signal is not None
@@ -211,8 +212,21 @@ def _newer(one: ErrorFile, other: ErrorFile) -> bool:
     return one.at is not None and (other.at is None or one.at >= other.at)
 
 
-def _of_command(evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding]) -> list[Finding]:
-    """What the command itself says, where what its ranks say does not explain the end: it may be their launcher."""
+def _killed_ranks(evidence: Evidence) -> list[Finding]:
+    """The first of the ranks that a signal ended, by the supervision: their launcher has told nothing."""
+    killed = () if evidence.exit is None else evidence.exit.killed_ranks
+    return [
+        finding
+        for one in killed[:1]
+        for finding in _of_process(_Process(one.rank, -one.signal, None, False, None, None, "", "", one.pid), evidence)
+    ]
+
+
+def _of_command(
+    evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
+) -> list[Finding]:
+    """What the command itself says, where what its ranks say does not explain the end: it may be their launcher.
+    ``with_ranks``: signals ended ranks, and whoever starts ranks itself often ends itself with them."""
     rest, _ = by_rank(report.rest)
     code = pid = None
     if evidence.exit is not None:
@@ -226,7 +240,7 @@ def _of_command(evidence: Evidence, report: LauncherReport, of_ranks: Sequence[F
         rank=None,
         code=code,
         at=None,
-        ended_by_launcher=report.ended_itself,
+        ended_by_launcher=report.ended_itself or (with_ranks and code is not None and code < 0),
         error=next((error for error in evidence.errors if error.rank is None), None),
         traceback=None,
         stderr=rest if report.root is None else "",

@@ -20,10 +20,12 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,16 @@ def stat_of(pid: int) -> tuple[int, str, int] | None:
         return None
     fields = text[text.rfind(")") + 2 :].split()
     return int(fields[1]), fields[0], int(fields[19])
+
+
+def status_of_dead(pid: int, start_ticks: int) -> int | None:
+    """The wait status of a process that has ended and whose parent has not asked for it yet; None for any other."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[49]) if fields[0] in DEAD and int(fields[19]) == start_ticks else None
 
 
 def is_of_another(pid: int, run_dir: bytes) -> bool:
@@ -219,6 +231,13 @@ class Family:
                 self.read(member)
         self.find_first_rank()
         return before != {pid: member.to_json() for pid, member in self.members.items()}
+
+    def leader(self, pid: int) -> Descendant | None:
+        """The member with this PID where it is a rank itself; its helpers have the rank from it."""
+        member = self.members.get(pid)
+        parent = None if member is None else self.members.get(member.parent)
+        is_leader = member is not None and member.rank is not None and (parent is None or parent.rank != member.rank)
+        return member if is_leader else None
 
     def begin_anew(self) -> None:
         """Numbers are being given out from the beginning again: any of them may name another process now."""
@@ -609,6 +628,10 @@ class Shim:
         self.family = Family(self.run_dir, str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
+        # The ranks that a signal ended, in their order, until this process sends any itself.
+        self.killed_ranks: dict[int, dict[str, int]] = {}
+        self.watched_ranks: set[int] = set()
+        self.sends_signals = False
 
     def run(self) -> int:
         started_at = time.time()
@@ -639,6 +662,7 @@ class Shim:
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self.free_bytes,
             "pid": self.child or None,
+            "killed_ranks": list(self.killed_ranks.values()),
             **self.oom.record(),
         }
         if self.status is not None:
@@ -696,7 +720,7 @@ class Shim:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    # The shim has one thread, so that code between fork and exec is safe here.
+                    # The shim has one thread by now, so that code between fork and exec is safe here.
                     preexec_fn=prepare,
                 )
         except OSError as error:
@@ -759,10 +783,39 @@ class Shim:
         began = time.process_time()
         if self.family.look(time.monotonic()):
             self.is_listed = False
+            self.watch_ranks()
         if not self.is_listed:
             self.is_listed = self.write_list()
         self.note_start()
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
+
+    def watch_ranks(self) -> None:
+        """Where a script starts its ranks itself, it alone is told how they end, and tells nobody: a thread for each
+        sees it before the script does. Without pidfd_open there is none."""
+        for pid, member in self.family.members.items() if self.family.first is not None else ():
+            if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
+                continue
+            self.watched_ranks.add(pid)
+            with contextlib.suppress(OSError, AttributeError, RuntimeError):
+                descriptor = os.pidfd_open(pid)
+                threading.Thread(target=self.await_end, args=(descriptor, member), daemon=True).start()
+
+    def await_end(self, descriptor: int, rank: Descendant) -> None:
+        """Sleep until a rank has ended, and look how before its parent has asked."""
+        select.select([descriptor], [], [])
+        status = status_of_dead(rank.pid, rank.start_ticks)
+        os.close(descriptor)
+        if status is not None:
+            self.note_end(rank.pid, status)
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Keep which rank a signal has ended: its launcher may not tell."""
+        rank = self.family.leader(pid)
+        if rank is None or self.stop_requested or self.sends_signals or not os.WIFSIGNALED(status):
+            return
+        if os.WTERMSIG(status) not in STOP_SIGNALS:
+            found = {"rank": int(rank.rank or 0), "pid": pid, "signal": os.WTERMSIG(status)}
+            self.killed_ranks.setdefault(pid, found)
 
     def write_list(self) -> bool:
         """Whether there was room for the list. It need not outlive a power cut, so nothing is synced."""
@@ -791,6 +844,7 @@ class Shim:
             elif not asked:
                 signal_all(left, signal.SIGTERM)
                 asked = True
+            self.sends_signals = True
             self.wait_for_signal(0.05)
             self.reap()
         return []
@@ -829,6 +883,7 @@ class Shim:
                 return
             if pid == 0:
                 return
+            self.note_end(pid, status)
             if pid == self.child:
                 self.status = status
                 self.free_bytes = free_bytes(self.directory)

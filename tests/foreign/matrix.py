@@ -168,9 +168,11 @@ def recovers_from_a_killed_rank(machine: Machine, name: str) -> str:
     machine.wait_for(run_id, "succeeded", timeout=200)
     last, first = max(steps(machine, run_id, 1)), min(steps(machine, run_id, 2))
     assert 1 < first <= last + 15, (first, last)
-    kinds = [kind for (kind,) in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", run_id)]
+    found = machine.rows("SELECT kind, rank FROM incidents WHERE run_id = ? ORDER BY incident_id", run_id)
+    kind, rank = found[0]
+    assert kind == "killed" and (row.ranks == 1 or rank == row.ranks - 1), found
     nothing_left(machine, run_id)
-    return f"{kinds[0]}, {last} → {first}"
+    return f"{kind}, {last} → {first}"
 
 
 def victim(machine: Machine, run_id: str, ranks: int) -> int:

@@ -424,3 +424,52 @@ def test_no_agent_is_started_where_none_is_wanted(attempt: Attempt, why: str) ->
         os.kill(attempt.started()["pid"], signal.SIGKILL)
     attempt.ended()
     assert not (attempt.folder / "agent.log").exists()
+
+
+RANKS = """
+import os, signal, subprocess, sys, time
+if "LOCAL_RANK" not in os.environ:
+    others = []
+    for rank in (1, 2):
+        env = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
+        others.append(subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env))
+    print(*(other.pid for other in others), flush=True)
+    if MODE == "asks":
+        while all(other.poll() is None for other in others):
+            time.sleep(0.02)
+        raise SystemExit(1)
+    while open(f"/proc/{others[0].pid}/stat").read().split()[2] != "Z":
+        time.sleep(0.02)
+    # Lightning's asks every five seconds.
+    time.sleep(3 if MODE == "waits" else 0.02)
+    others[0].poll()
+    # Lightning ends the others and itself so.
+    os.kill(os.getpid(), signal.SIGKILL) if MODE == "waits" else sys.exit(1)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("mode", ["waits", "leaves"])
+def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attempt: Attempt, mode: str) -> None:
+    """Its parent is a script that starts its ranks itself, and tells nobody."""
+    attempt.start(f"MODE = {mode!r}\n{RANKS}")
+    listed = attempt.folder / "processes.json"
+
+    def ranks() -> dict[int, int]:
+        entries = json.loads(listed.read_text())["processes"] if listed.exists() else []
+        return {entry["rank"]: entry["pid"] for entry in entries if entry["rank"] is not None}
+
+    wait_until(lambda: ranks().keys() == {0, 1, 2}, what="the ranks")
+    victim = ranks()[1]
+    os.kill(victim, signal.SIGKILL)
+    killed = attempt.ended()["killed_ranks"]
+    assert killed[0] == {"rank": 1, "pid": victim, "signal": signal.SIGKILL}
+    # What the shim itself has ended is not among them.
+    assert all(one["rank"] != 2 for one in killed)
+
+
+def test_a_rank_that_is_ended_with_a_stop_is_not_named(attempt: Attempt) -> None:
+    attempt.start(f"MODE = 'asks'\n{RANKS}")
+    wait_until(lambda: len(attempt.output().split()) == 2, what="the ranks")
+    attempt.signal(signal.SIGUSR2)
+    assert attempt.ended()["killed_ranks"] == []

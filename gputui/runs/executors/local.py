@@ -14,7 +14,10 @@ from gputui.runs import shim
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 
 TRIAL_SECONDS = 5.0
-_TRIAL = "import ctypes, fcntl, json, resource, signal, subprocess, sys; sys.exit(sys.version_info < (3, 9))"
+_TRIAL = (
+    "import ctypes, fcntl, json, resource, select, signal, subprocess, sys, threading; "
+    "sys.exit(sys.version_info < (3, 9))"
+)
 
 # Another device, inode or time is another program.
 _Seen = tuple[int, int, int]
