@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=ActionScreen)
 
+RECENT = 6
+"""So many things that were chosen in the palette stand first in it."""
+
 
 class Navigation:
     """Opens pages and dialogs of ``app``, and asks the feed for what the page that is seen shows."""
@@ -37,6 +40,7 @@ class Navigation:
         self._shell = shell
         self._feed = feed
         self._chart_memory = chart_memory
+        self._recent: list[str] = []
 
     @property
     def page(self) -> ActionScreen:
@@ -186,6 +190,11 @@ class Navigation:
             entries = read_profiles(shell.workspace, Path.cwd())
             return [launch_choice(shell, entry, why_not_launch) for entry in entries]
 
-        self._app.push_screen(
-            PaletteScreen(choices(shell, page), profiles), lambda choice: choice.do() if choice else None
-        )
+        def take(choice: Choice | None) -> None:
+            if choice is not None:
+                self._recent = [choice.title, *(title for title in self._recent if title != choice.title)][:RECENT]
+                choice.do()
+
+        place = {title: number for number, title in enumerate(self._recent)}
+        found = sorted(choices(shell, page), key=lambda choice: place.get(choice.title, RECENT))
+        self._app.push_screen(PaletteScreen(found, profiles), take)

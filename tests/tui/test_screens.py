@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from gputui.charts.cells import cell_width
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.tui import commands as asking
@@ -112,6 +113,43 @@ async def test_many_runs_scroll_under_the_cursor(app: GputuiApp, filler: Filler)
         assert "of 34" in text(app, "runs")
         await pilot.press("g")
         assert "▸● vit-b16-1" in text(app, "runs")
+
+
+async def test_charts_keep_their_rows_when_events_come(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=(120, 40)) as pilot:
+        before = app.screen.query_one("#trends").size.height
+        assert before > 0
+        for number in range(30):
+            filler.event(f"event {number}", seconds_ago=30.0 - number)
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert app.screen.query_one("#trends").size.height == before
+
+
+def selected_lines(app: GputuiApp, pane: str) -> list[str]:
+    """The lines of a pane with the background of the row under the cursor."""
+    lines = app.screen.query_one(f"#{pane}", Pane)._lines
+    return ["".join(text for text, _ in line) for line in lines if line and all(s.endswith("@") for _, s in line)]
+
+
+async def test_the_row_under_the_cursor_has_a_background_over_its_width(app: GputuiApp, filler: Filler) -> None:
+    filler.bad_night()
+    async with app.run_test(size=(120, 36)) as pilot:
+        feed_of(app).refresh()
+        for key, pane in (("exclamation_mark", "table"), ("p", "table")):
+            await pilot.press(key)
+            await pilot.pause()
+            found = [pane.id for pane in app.screen.query(Pane) if any(selected_lines(app, str(pane.id)))]
+            assert found, pane
+            [row] = selected_lines(app, str(found[0]))
+            assert cell_width(row) >= 118
+            await pilot.press("escape")
+        for key, pane in (("ctrl+p", "palette"), ("comma", "settings")):
+            await pilot.press(key)
+            await pilot.pause()
+            shown = app.screen.query_one(f"#{pane}", Pane)._lines
+            assert sum(any(s.endswith("@") for _, s in line) for line in shown) == 1
+            await pilot.press("escape")
 
 
 async def test_all_gpus_together_or_each(app: GputuiApp) -> None:

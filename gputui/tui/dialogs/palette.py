@@ -14,7 +14,7 @@ from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.tui.actions import actions_in
 from gputui.tui.dialogs.settings import ITEMS
-from gputui.tui.layout.columns import between, fit_line
+from gputui.tui.layout.columns import between, fit_line, selected
 from gputui.tui.layout.words import run_sign
 from gputui.tui.shell import Shell
 from gputui.tui.theme.colors import THEMES
@@ -112,9 +112,10 @@ class PaletteScreen(Dialog[Choice]):
         lines: list[Line] = [[("› ", "cursor"), *self.edit.spans(width - 2)]]
         for number, choice in enumerate(found[top : top + room], top):
             current = number == self._place
-            style = "dim" if choice.why_not else "cursor" if current else "text"
+            style = "dim" if choice.why_not else "text"
             title = ("▸ " if current else "  ") + choice.title
-            lines.append(between([(title, style)], [(" " + (choice.why_not or choice.hint), "dim")], width))
+            line = between([(title, style)], [(" " + (choice.why_not or choice.hint), "dim")], width)
+            lines.append(selected(line) if current else line)
         if not found:
             lines.append(fit_line([("  Nothing fits.", "dim")], width))
         lines += [fit_line([], width)] * (room + 1 - len(lines))

@@ -12,7 +12,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import celsius, gibibytes, percent
-from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
+from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, selected
 from gputui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def picker_lines(choices: Sequence[GpuChoice], cursor: int, top: int, rows: int,
     lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
     for number, choice in enumerate(choices[top : top + rows], top):
         mark: Span = ("▸ " if number == cursor else "  ", "cursor")
-        lines.append([mark, *row_line(placed, choice, width - 2)])
+        line = [mark, *row_line(placed, choice, width - 2)]
+        lines.append(selected(line) if number == cursor else line)
     return lines
 
 

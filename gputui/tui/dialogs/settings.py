@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from gputui.charts.chart import Line
-from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.layout.columns import fit_line, selected, wrap
 from gputui.tui.settings import CHOICES, Settings
 from gputui.tui.widgets.dialog import Content, Dialog
 
@@ -60,19 +60,18 @@ def settings_lines(settings: Settings, place: int, width: int, overruled: Mappin
     for number, item in enumerate(ITEMS):
         current = number == place
         value = item.word(getattr(settings, item.name))
-        lines.append(
-            fit_line(
-                [
-                    ("▸ " if current else "  ", "cursor"),
-                    (f"{item.label:<{label_width}}", "cursor" if current else "text"),
-                    ("← " if current else "  ", "dim"),
-                    (value, "title" if current else "text"),
-                    (" →" if current else "", "dim"),
-                    (f"  {overruled[item.name]}" if item.name in overruled else "", "warn"),
-                ],
-                width,
-            )
+        line = fit_line(
+            [
+                ("▸ " if current else "  ", "cursor"),
+                (f"{item.label:<{label_width}}", "text"),
+                ("← " if current else "  ", "dim"),
+                (value, "title" if current else "text"),
+                (" →" if current else "", "dim"),
+                (f"  {overruled[item.name]}" if item.name in overruled else "", "warn"),
+            ],
+            width,
         )
+        lines.append(selected(line) if current else line)
     lines.append(fit_line([], width))
     help_parts = wrap(ITEMS[place].help, width - 2)
     lines += [fit_line([("  ", "text"), (part, "dim")], width) for part in help_parts]

@@ -12,7 +12,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.store.alerts import AlertView
 from gputui.tui.data.snapshot import AlertsState
-from gputui.tui.layout.columns import Column, between, clip_line, fit_line, place, row_line, rule, wrap
+from gputui.tui.layout.columns import Column, between, clip_line, fit_line, place, row_line, rule, selected, wrap
 from gputui.tui.layout.words import dated_clock, moment
 
 SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
@@ -116,8 +116,10 @@ def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, 
     placed = place(_COLUMNS, width)
     for number, one in enumerate(alerts[table.top :], table.top):
         if number == lasting:
-            lines.append(rule("OVER", width))
-        lines.append(row_line(placed, _Shown(one, now, one.alert_id == table.cursor), width))
+            lines.append(rule("RESOLVED", width))
+        is_current = one.alert_id == table.cursor
+        line = row_line(placed, _Shown(one, now, is_current), width)
+        lines.append(selected(line) if is_current else line)
         if len(lines) >= height:
             break
     return lines[:height]
@@ -169,7 +171,7 @@ def _mark(shown: _Shown, width: int) -> list[Span]:
 
 
 def _sentence(shown: _Shown, width: int) -> list[Span]:
-    return [(clean(shown.alert.sentence), "cursor" if shown.is_current else shown.base)]
+    return [(clean(shown.alert.sentence), shown.base)]
 
 
 _COLUMNS: tuple[Column[_Shown], ...] = (

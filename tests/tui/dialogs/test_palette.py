@@ -14,6 +14,7 @@ from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.dialogs.palette import PaletteScreen, cost, ranked
 from gputui.tui.dialogs.sheet import HelpScreen
 from gputui.tui.pages.launch.page import LaunchScreen
+from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
 
@@ -124,3 +125,16 @@ async def test_the_wheel_and_a_click_work_in_the_palette(filler: Filler, make_ap
         await pilot.click("#palette", offset=(6, line))
         await pilot.pause()
         assert getattr(app.screen, "run_id", None) == "gpt2-124m-1"
+
+
+async def test_what_was_chosen_last_stands_first(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("ctrl+p", *"theme dark", "enter")
+        await pilot.pause()
+        await pilot.press("ctrl+p", *"open gpt2", "enter")
+        await pilot.pause()
+        await pilot.press("escape", "ctrl+p")
+        lines = app.screen.query_one("#palette", Pane).text.splitlines()
+        assert "Open gpt2-124m-1" in lines[2] and "Theme dark" in lines[3]

@@ -10,7 +10,7 @@ from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, age, bytes_text, duration, percent
 from gputui.store.hardware import LOOK_BACK_SECONDS
 from gputui.tui.data.snapshot import Snapshot
-from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, styled_rule
+from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, selected, styled_rule
 from gputui.tui.layout.words import numbers
 from gputui.tui.pages.processes.rows import ProcessGroup, ProcessRow, TableState, order_named
 
@@ -46,7 +46,9 @@ def table_lines(
         if isinstance(item, str):
             lines.append(fit_line([(f" {item}", "label")], width))
         else:
-            lines.append(row_line(placed, _Shown(item, item.key == state.cursor), width))
+            is_current = item.key == state.cursor
+            line = row_line(placed, _Shown(item, is_current), width)
+            lines.append(selected(line) if is_current else line)
     return lines[:height]
 
 
@@ -132,7 +134,7 @@ def _nothing(snapshot: Snapshot, state: TableState) -> str:
 def _pid(shown: _Shown, width: int) -> list[Span]:
     row = shown.row
     mark: Span = ("▸" if shown.is_current else " ", "cursor")
-    style = "cursor" if shown.is_current else "text" if row.start_ticks is not None else "dim"
+    style = "text" if row.start_ticks is not None else "dim"
     return [mark, (f"{row.pid:>{width - 1}}", style)]
 
 

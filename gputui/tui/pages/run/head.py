@@ -82,17 +82,17 @@ def heading(title: str, width: int, note: str = "", *, is_focused: bool = False)
 
 
 def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> list[Line]:
-    """The lines from ``offset`` on; what is left out at either end is said."""
+    """The lines from ``offset`` on; what is left out at either end is said, where that leaves a line to read."""
     if height < 1:
         return []
     if len(lines) <= height:
         return list(lines)
     offset = min(max(0, offset), len(lines) - height)
     shown = list(lines[offset : offset + height])
-    if offset:
+    if offset and height > 2:
         shown[0] = fit_line([(f"  … {offset + 1} above", "dim")], width)
     below = len(lines) - offset - height
-    if below:
+    if below and height > 1:
         shown[-1] = fit_line([(f"  … {below + 1} more", "dim")], width)
     return shown
 

@@ -13,7 +13,7 @@ from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, heading, most_offset
 from gputui.tui.pages.run.parameters import parameter_lines
 from gputui.tui.pages.run.ranks import ranks_lines
-from gputui.tui.pages.run.timeline import cost_lines, timeline_lines
+from gputui.tui.pages.run.timeline import begins_entry, cost_lines, timeline_lines
 
 CHECKPOINTS_BESIDE = 3
 """Rows of checkpoints where they stand beside other sections."""
@@ -62,6 +62,9 @@ def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
     ranks = min(least["ranks"], max(0, height - params - 3))
     found = {"params": params, "ranks": ranks, "story": max(0, height - params - ranks)}
     spare = found["story"] - wanted["story"]
+    if spare > 0 and (missing := wanted["ranks"] - ranks) > 0:
+        found["ranks"] += min(spare, missing)
+        ranks, spare = found["ranks"], spare - min(spare, missing)
     if spare > 0:
         found["params"] += spare if (more := wanted["params"] - params) > spare else max(0, more)
         found["story"] = height - found["params"] - found["ranks"]
@@ -113,7 +116,9 @@ def _story(sections: Sections, width: int, height: int, offset: int, *, with_evi
     shown = lines[max(0, end - room) : end]
     hidden = end - len(shown)
     if hidden > 0 and shown:
-        shown[0] = fit_line([(f"  … {hidden + 1} lines before", "dim")], width)
+        # Never from the middle of a sentence, unless there is nothing but one.
+        begin = next((place for place, line in enumerate(shown) if place and begins_entry(line)), 1)
+        shown = [fit_line([(f"  … {hidden + begin} lines before", "dim")], width), *shown[begin:]]
     if end < len(lines) and shown:
         shown[-1] = fit_line([(f"  … {len(lines) - end + 1} lines below", "dim")], width)
     return [*shown, *cost]

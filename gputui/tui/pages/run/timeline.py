@@ -57,6 +57,11 @@ def timeline_lines(
     return lines
 
 
+def begins_entry(line: Line) -> bool:
+    """Whether a line of the timeline is the first of an entry, or a day."""
+    return bool(line) and not line[0][0].startswith("  ")
+
+
 def cost_lines(page: RunPage, width: int) -> list[Line]:
     """What the run's failures have cost together; nothing where there were none."""
     met = {incident.incident_id for incident in page.incidents}

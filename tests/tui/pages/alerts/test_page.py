@@ -88,7 +88,7 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
         ]  # fmt: skip
         shown = text(app, "alerts")
         assert "▸✗ 02:47:44  25 min   new      State disk" in shown
-        assert "silenced GPU 5" in shown and "acked    GPU 7" in shown and " OVER " in shown
+        assert "silenced GPU 5" in shown and "acked    GPU 7" in shown and " RESOLVED " in shown
         assert "To do: remove runs that are over" in text(app, "detail")
         assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
         await pilot.press("o")
@@ -281,7 +281,7 @@ def test_every_line_of_the_table_leads_to_its_alert(filler: Filler) -> None:
         lines = plain(table_lines(state, table, NOW, 200, 40))
         for y, line in enumerate(lines):
             found = row_of(state, table, NOW, y)
-            is_heading = y == 0 or line.startswith(" OVER")
+            is_heading = y == 0 or line.startswith(" RESOLVED")
             assert (found is None) == is_heading, (top, y, line)
             assert found is None or found.sentence in line
     assert len(shown_alerts(state, AlertsTable(), NOW)) == 8

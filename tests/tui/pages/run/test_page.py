@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from gputui.charts.chart import Line
 from gputui.config import Workspace
 from gputui.store.metrics.intake import Intake
 from gputui.tui.app import GputuiApp
 from gputui.tui.layout.chart_settings import ChartMemory, ChartSettings, from_kept, to_keep
 from gputui.tui.pages.overview.page import OverviewScreen
+from gputui.tui.pages.run.head import from_top
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.settings import Settings
 from gputui.tui.widgets.pane import Pane
@@ -587,3 +589,30 @@ async def test_a_run_that_did_not_fail_has_no_banner(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await press(pilot, "enter")
         assert app.screen.query_one("#banner").size.height == 0
+
+
+# --- nothing jumps
+
+
+async def test_the_column_beside_the_charts_shows_lines_and_whole_sentences(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter")
+        for pane in ("params", "ranks", "story"):
+            lines = [line.removeprefix("│ ").strip() for line in text(app, pane).splitlines()]
+            told = [n for n, line in enumerate(lines) if line.startswith("…")]
+            for number in told:
+                # What is left out stands beside what is shown, never alone below a heading.
+                beside = lines[number - 1] if number else ""
+                behind = lines[number + 1] if number + 1 < len(lines) else ""
+                assert (beside and "──" not in beside) or (behind and "──" not in behind), pane
+        story = text(app, "story").splitlines()
+        first = next(line for line in story if line.removeprefix("│ ").strip() and "──" not in line and "…" not in line)
+        assert first.removeprefix("│ ").lstrip()[:2].isdigit() or first.removeprefix("│ ")[1:4].isalpha(), first
+
+
+def test_a_single_line_of_room_shows_a_line_and_not_what_is_left_out() -> None:
+    lines: list[Line] = [[(name, "text")] for name in ("one", "two", "three")]
+    assert from_top(lines, 0, 10, 1) == [[("one", "text")]]
+    assert [line[0][0].strip() for line in from_top(lines, 0, 10, 2)] == ["one", "… 2 more"]

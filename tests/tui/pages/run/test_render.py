@@ -141,7 +141,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
 
 def test_the_timeline_is_read_from_its_end_and_scrolls(page: RunPage, snapshot: Snapshot) -> None:
     end = text_of(section_lines(Sections(page, snapshot.gpus, NOW, "charts"), "story", 80, 6, is_titled=True))
-    assert end[0].startswith(" TIMELINE") and end[1] == "  … 11 lines before"
+    assert end[0].startswith(" TIMELINE") and end[1] == "  … 13 lines before"  # whole entries only
     assert end[-2].endswith("attempt 3 from step 8 000 on GPU 6") and "2 incidents cost" in end[-1]
     story = Sections(page, snapshot.gpus, NOW, "story", {"story": 3})
     scrolled = text_of(section_lines(story, "story", 80, 6, is_titled=False))
