@@ -18,6 +18,9 @@ PARKED = "gpu_parked"
 FREE_BELOW_BYTES = 2**30
 """Less memory in use than this and no process: the GPU is free."""
 
+TRACK = "░"
+"""What is left of a bar: it shows how long a full one is."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:

@@ -19,6 +19,9 @@ from gputui.tui.layout.moments import past_notices, right_end
 from gputui.tui.layout.sparklines import History, mean_history, peak_history, shares, sum_history, time_bins
 from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
 
+DEMO_BACK_SECONDS = 20 * 3600.0
+"""A time of day names a moment of the last day: the demo points at one that is surely in it."""
+
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
 
@@ -71,6 +74,21 @@ def study_strip(rows: Sequence[StudyRow], width: int, *, has_keys: bool = True) 
         right: list[Span] = [("S", "key"), (" studies ", "dim")] if has_keys and not number else []
         lines.append(between(left, right, width))
     return lines
+
+
+def demo_line(snapshot: Snapshot, width: int) -> Line:
+    """What to press first in the demo; the moment is one at which the newest of its finished runs was training."""
+    done = [run for row in snapshot.runs if (run := row.run).started_at is not None and run.ended_at is not None]
+    newest = max(done, key=lambda run: run.ended_at or 0.0, default=None)
+    back: list[Span] = []
+    if newest is not None and newest.started_at is not None and newest.ended_at is not None:
+        middle = (max(newest.started_at, newest.ended_at - DEMO_BACK_SECONDS) + newest.ended_at) / 2
+        back = [(f" · t {clock(middle)[:5]} looks back", "dim")] if snapshot.at - middle < DEMO_BACK_SECONDS else []
+    parts: list[list[Span]] = [
+        [(" demo:", "warn"), (" ↵ opens a run", "dim")], back,
+        [(" · n launches", "dim")], [(" · q ends it, nothing is kept", "dim")],
+    ]  # fmt: skip
+    return fitting([part for part in parts if part], width)
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gputui.charts.bars import bar
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -12,13 +13,20 @@ from gputui.charts.units import UNKNOWN, bytes_text, celsius, count, duration, g
 from gputui.store.hardware import GpuView, ProcessView
 from gputui.tui.data.snapshot import GpuPage, Snapshot
 from gputui.tui.layout.columns import between, fit_line, rule, wrap
-from gputui.tui.layout.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic
+from gputui.tui.layout.gpu_words import TRACK, GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.tui.layout.moments import right_end
 from gputui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.tui.layout.strips import power_unit
 from gputui.tui.layout.words import dated_clock, is_hot, moment
 
 LABEL_WIDTH = 13
+COLUMN_LEAST = 29
+"""Cells of a column of names and values."""
+
+GAUGE_MOST = 40
+GAUGE_WORDS = 26
+"""Cells of a bar at most, and of the words behind it."""
+
 CHART_LEAST = 5
 CHART_MOST = 16
 
@@ -41,20 +49,72 @@ def page_head(snapshot: Snapshot, gpu: GpuView, width: int) -> Line:
 
 
 def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:
-    """A line or more per fact, its name in front. What the driver does not give is left out, but for what every GPU
-    has."""
-    lines: list[Line] = []
-    for fact in _facts(row, page, now):
-        parts = wrap(fact.text, max(10, width - LABEL_WIDTH - 2)) or [UNKNOWN]
-        for number, part in enumerate(parts):
-            label = fact.label if number == 0 else ""
-            lines.append(fit_line([(f" {label:<{LABEL_WIDTH}} ", "dim"), (part, fact.style)], width))
-    return lines
-
-
-def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
+    """What matters in words; bars of what has a limit; then a value to each name, in two columns where they fit. What
+    the driver does not give is left out."""
     gpu = row.gpu
-    is_past = gpu.state in ("lost", "stale")
+    lines = [line for fact in _sentences(row, page, now) for line in _wrapped(fact, width)]
+    lines += [_gauge(gauge, width, is_past=gpu.state in ("lost", "stale")) for gauge in _gauges(gpu)]
+    lines.append(fit_line([], width))
+    values = [*_values(gpu), *_links(gpu)]
+    across = 2 if width >= 2 * COLUMN_LEAST else 1
+    each = width // across
+    down = -(-len(values) // across)
+    for number in range(down):
+        spans: Line = []
+        for value in values[number::down]:
+            label = f" {value.label:<{LABEL_WIDTH}} "
+            spans += fit_line([(label, "dim"), (value.text, value.style)], each)
+        lines.append(fit_line(spans, width))
+    return [*lines, *(line for fact in [*_memory_errors(gpu), *_identity(gpu)] for line in _wrapped(fact, width))]
+
+
+def _wrapped(fact: Fact, width: int) -> list[Line]:
+    parts = wrap(fact.text, max(10, width - LABEL_WIDTH - 2)) or [UNKNOWN]
+    labels = [fact.label, *[""] * (len(parts) - 1)]
+    return [
+        fit_line([(f" {label:<{LABEL_WIDTH}} ", "dim"), (part, fact.style)], width)
+        for label, part in zip(labels, parts, strict=True)
+    ]
+
+
+class Gauge(NamedTuple):
+    """A value with a limit: what a full bar means is in the words."""
+
+    label: str
+    fraction: float | None
+    text: str
+    style: str
+
+
+def _gauges(gpu: GpuView) -> list[Gauge]:
+    def share(part: float | None, whole: float | None) -> float | None:
+        return None if part is None or not whole else part / whole
+
+    slowdown = gpu.facts.get("temperature_slowdown_celsius")
+    heat = celsius(gpu.temperature_celsius) + ("" if slowdown is None else f", throttles at {celsius(slowdown)}")
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    return [
+        Gauge("utilisation", share(gpu.utilization_percent, 100.0), percent(gpu.utilization_percent), "bar"),
+        Gauge("memory", share(used, total), f"{gibibytes(used)} of {gibibytes(total)} GiB", "bar2"),
+        Gauge("temperature", share(gpu.temperature_celsius, slowdown), heat, "warn" if is_hot(gpu) else "bar"),
+        Gauge("power", share(gpu.power_watts, gpu.power_limit_watts),
+              f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}", "bar"),
+    ]  # fmt: skip
+
+
+def _gauge(gauge: Gauge, width: int, *, is_past: bool) -> Line:
+    cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
+    style = "warn" if gauge.style == "warn" else "dim" if is_past else "text"
+    filled = bar(gauge.fraction, cells).rstrip(" ")
+    track = TRACK * (cells - len(filled)) if gauge.fraction is not None else " " * (cells - len(filled))
+    return fit_line(
+        [(f" {gauge.label:<{LABEL_WIDTH}} ", "dim"), (filled, "dim" if is_past else gauge.style), (track, "track"),
+         (f" {gauge.text}", style)], width,
+    )  # fmt: skip
+
+
+def _sentences(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
+    gpu = row.gpu
     facts = []
     if gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; what it told before stands below", "bad"))
@@ -70,19 +130,34 @@ def _facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
             )
         )  # fmt: skip
     facts.append(_run(row, page, now))
-    measured = [
-        Fact("utilisation", f"{percent(gpu.utilization_percent)}, memory controller "
-             f"{percent(gpu.memory_utilization_percent)}"),
-        Fact("memory", _memory(gpu)),
-        _temperature(gpu),
-        Fact("power", _power(gpu)),
-        Fact("clocks", f"SM {_number(gpu.sm_clock_mhz)} MHz, memory {_number(gpu.memory_clock_mhz)} MHz, "
-             f"P{_number(gpu.performance_state)}"),
-        Fact("throttled by", _plain(held_back(row)) or "nothing", held_back(row)[0][1] if held_back(row) else "dim"),
+    held = held_back(row)
+    facts.append(Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim"))
+    return [*facts, Fact("health", _plain(health(row)), health(row)[0][1])]
+
+
+def _values(gpu: GpuView) -> list[Fact]:
+    """A value to each name, those that are known; dim where they are not of now."""
+    used, reserved, total = gpu.memory_used_bytes, gpu.memory_reserved_bytes, gpu.memory_total_bytes
+    facts, slow = gpu.facts, gpu.slow
+    joules, shutdown = slow.get("energy_joules"), facts.get("temperature_shutdown_celsius")
+    default, most = facts.get("power_limit_default_watts"), facts.get("power_limit_max_watts")
+    style = "dim" if gpu.state in ("lost", "stale") else "text"
+    known: list[tuple[str, object, str]] = [
+        ("free", used if total is not None else None,
+         f"{gibibytes(max(0, (total or 0) - (used or 0) - (reserved or 0)))} GiB"),
+        ("reserved", reserved, f"{gibibytes(reserved)} GiB"),
+        ("memory BW", gpu.memory_utilization_percent, percent(gpu.memory_utilization_percent)),
+        ("memory temp", slow.get("memory_temperature_celsius"), celsius(slow.get("memory_temperature_celsius"))),
+        ("shuts down at", shutdown, celsius(shutdown)),
+        ("fan", slow.get("fan_percent"), percent(slow.get("fan_percent"))),
+        ("SM clock", gpu.sm_clock_mhz, f"{_number(gpu.sm_clock_mhz)} MHz"),
+        ("memory clock", gpu.memory_clock_mhz, f"{_number(gpu.memory_clock_mhz)} MHz"),
+        ("state", gpu.performance_state, f"P{_number(gpu.performance_state)}"),
+        ("default power", default if default != gpu.power_limit_watts else None, watts(default)),
+        ("most power", most if most != gpu.power_limit_watts else None, watts(most)),
+        ("energy", joules, f"{(joules or 0.0) / 3.6e6:.1f} kWh"),
     ]  # fmt: skip
-    facts += [fact._replace(style="dim") for fact in measured] if is_past else measured
-    facts.append(Fact("health", _plain(health(row)), health(row)[0][1]))
-    return [*facts, *_links(gpu), *_memory_errors(gpu), *_identity(gpu)]
+    return [Fact(label, text, style) for label, value, text in known if value is not None]
 
 
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
@@ -108,53 +183,18 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     return Fact("run", text, "accent")
 
 
-def _memory(gpu: GpuView) -> str:
-    used, reserved, total = gpu.memory_used_bytes, gpu.memory_reserved_bytes, gpu.memory_total_bytes
-    text = f"{gibibytes(used)} used of {gibibytes(total)} GiB"
-    if reserved is not None:
-        text += f", {gibibytes(reserved)} more reserved by the driver"
-    if used is not None and total is not None:
-        text += f", {gibibytes(max(0, total - used - (reserved or 0)))} free"
-    return text
-
-
-def _temperature(gpu: GpuView) -> Fact:
-    limits = [
-        f"{words} {celsius(value)}"
-        for words, name in (("slows down at", "slowdown"), ("shuts down at", "shutdown"))
-        if (value := gpu.facts.get(f"temperature_{name}_celsius")) is not None
-    ]
-    memory = gpu.slow.get("memory_temperature_celsius")
-    fan = gpu.slow.get("fan_percent")
-    parts = [celsius(gpu.temperature_celsius), *limits]
-    parts += [f"memory {celsius(memory)}"] if memory is not None else []
-    parts += [f"fan {percent(fan)}"] if fan is not None else []
-    return Fact("temperature", ", ".join(parts), "warn" if is_hot(gpu) else "text")
-
-
-def _power(gpu: GpuView) -> str:
-    parts = [f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)} allowed"]
-    default, most = gpu.facts.get("power_limit_default_watts"), gpu.facts.get("power_limit_max_watts")
-    if default is not None and default != gpu.power_limit_watts:
-        parts.append(f"by default {watts(default)}")
-    if most is not None and most != gpu.power_limit_watts:
-        parts.append(f"at most {watts(most)}")
-    joules = gpu.slow.get("energy_joules")
-    if joules is not None:
-        parts.append(f"{joules / 3.6e6:.1f} kWh since the driver was loaded")
-    return ", ".join(parts)
-
-
 def _links(gpu: GpuView) -> list[Fact]:
     link = pcie_link(gpu)
     most = [gpu.facts.get("pcie_generation_max"), gpu.facts.get("pcie_width_max")]
     best = f" of {most[0]}×{most[1]}" if None not in most else ""
     replays = gpu.slow.get("pcie_replays")
     resent = f", {replays} packets sent again" if replays else ""
-    facts = [Fact("PCIe", f"generation × lanes {_plain(link)}{best}, {_plain(traffic(gpu, 'pcie'))} B/s{resent}",
-                  "warn" if link[0][1] == "warn" else "text")]  # fmt: skip
+    facts = [
+        Fact("PCIe", f"{_plain(link)}{best}{resent}", "warn" if link[0][1] == "warn" else "text"),
+        Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))),
+    ]
     if gpu.slow.get("nvlink_received_bytes_per_second") is not None:
-        facts.append(Fact("NVLink", f"{_plain(traffic(gpu, 'nvlink'))} B/s"))
+        facts.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
     return facts
 
 

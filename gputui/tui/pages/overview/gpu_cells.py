@@ -9,7 +9,7 @@ from gputui.charts.bars import bar
 from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, bytes_text, gibibytes, percent, short_number
 from gputui.tui.layout.columns import Column, Placed
-from gputui.tui.layout.gpu_words import GpuRow, health, held_back, owner, pcie_link, traffic, who
+from gputui.tui.layout.gpu_words import TRACK, GpuRow, health, held_back, owner, pcie_link, traffic, who
 from gputui.tui.layout.sparklines import spark
 from gputui.tui.layout.words import is_hot
 
@@ -19,7 +19,6 @@ WIDE = 150
 FULL_FRACTION = 0.95
 """Memory above this share is pointed out: the next allocation may fail."""
 
-TRACK = "░"
 
 WAITING_FRACTION = 0.2
 """A rank that waits longer than this share of its step for data is pointed out."""

@@ -16,6 +16,7 @@ from gputui.tui.layout.strips import (
     aggregate_charts,
     aggregate_heads,
     aggregate_line,
+    demo_line,
     head_line,
     host_line,
     study_strip,
@@ -79,12 +80,14 @@ class OverviewScreen(OverviewCursor):
         app, snapshot = self.shell, self.snapshot
         self.keep_cursor()
         focus = self.focus_at
-        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        head = [head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)]
+        head += [demo_line(snapshot, width)] if app.is_demo and snapshot.past is None else []
+        self.head.show(head, height=len(head))
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.show([] if strip is None else [strip], height=0 if strip is None else 1)
         studies = study_strip(snapshot.studies, width)
         self.studies.show(studies, height=len(studies))
-        around = 1 + self.draw_frame(width) + (strip is not None) + len(studies)
+        around = len(head) + self.draw_frame(width) + (strip is not None) + len(studies)
         cards = len(busy_gpus(snapshot))
         rows = share_rows(
             height - around,

@@ -20,13 +20,14 @@ from gputui.tui.layout.strips import (
     aggregate_charts,
     aggregate_heads,
     aggregate_line,
+    demo_line,
     gpu_totals,
     head_line,
     host_line,
     notice_lines,
     power_unit,
 )
-from gputui.tui.layout.words import moment
+from gputui.tui.layout.words import clock, moment
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines
 from gputui.tui.pages.overview.gpu_cards import busy_gpus
@@ -204,6 +205,16 @@ def test_only_busy_gpus_have_a_card(snapshot: Snapshot) -> None:
     snapshot = replace(snapshot, gpu_history={**snapshot.gpu_history, idle: calm})
     busy = {gpu.uuid for gpu in busy_gpus(snapshot)}
     assert {gpu.uuid for gpu in snapshot.gpus if gpu.run_id} <= busy and idle not in busy
+
+
+def test_the_demo_says_what_to_press_and_when_something_ran(snapshot: Snapshot) -> None:
+    run = replace(snapshot.runs[0].run, started_at=NOW - 5 * 3600.0, ended_at=NOW - 3600.0)
+    snapshot = replace(snapshot, runs=(replace(snapshot.runs[0], run=run),))
+    [line] = text_of([demo_line(snapshot, 100)])
+    assert line.startswith(" demo: ↵ opens a run") and line.endswith("q ends it, nothing is kept")
+    assert f"t {clock(NOW - 3 * 3600.0)[:5]} looks back" in line
+    assert " t " not in text_of([demo_line(replace(snapshot, runs=()), 100)])[0]
+    assert widths([demo_line(snapshot, 40)]) == {40}
 
 
 def test_head_and_host(snapshot: Snapshot) -> None:
