@@ -18,7 +18,7 @@ from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.status_line import record_line, record_shape
 from gputui.charts.cells import clip
 from gputui.config import Workspace
-from gputui.runs.agent_process import anybody_looks, spawn_agent, stop_agent
+from gputui.runs.agent_process import AgentUnreachableError, anybody_looks, spawn_agent, stop_agent
 from gputui.store.database import StoreError, refuse_other_machine
 from gputui.store.machine import claim
 
@@ -134,7 +134,11 @@ def _run(
         return 1
     lock.release()
     if agent.replaced and workspace.state.is_dir():
-        spawn_agent(workspace)
+        try:
+            spawn_agent(workspace)
+        except AgentUnreachableError as error:
+            log.error("%s", error)
+            return 1
     return 0
 
 
@@ -145,7 +149,10 @@ def _hand_over(workspace: Workspace) -> None:
     with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
         needed = active_runs(connection) > 0
     if needed or anybody_looks(workspace):
-        spawn_agent(workspace)
+        try:
+            spawn_agent(workspace)
+        except AgentUnreachableError as error:
+            raise RecordError(str(error)) from error
 
 
 class _Reporter:

@@ -146,6 +146,10 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
             env=environment,
             cwd="/",
         )
+    except OSError as error:
+        raise AgentUnreachableError(
+            f"no agent can be started by {sys.executable}: {error.strerror}; install gputui again and start it again"
+        ) from error
     finally:
         os.close(descriptor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -133,3 +134,10 @@ def test_a_database_is_brought_up_to_date_step_by_step_and_an_interrupted_one_go
     open_writer(workspace.database, progress).close()
     assert len(told) - 3 == left - 2 and told[-1].endswith(f"step {left - 2} of {left - 2}")
     assert not is_outdated(workspace.database)
+
+
+def test_an_interpreter_that_is_gone_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living screen whose Python was removed or upgraded asks for an agent."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(AgentUnreachableError, match="/nowhere/python"):
+        ensure_agent(workspace)
