@@ -56,7 +56,7 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
         print_json([alert_shape(one, now) for one in found])
         return
     if not found:
-        say("no alert" if with_cleared or run is not None else "all is well: no alert lasts")
+        say("no alert" if with_cleared or run is not None else "no active alerts")
     else:
         for line in columns(("", "SEVERITY", "SINCE", "STATE", "ALERT"), _rows(found, now)):
             say(line)

@@ -57,7 +57,7 @@ _COLUMNS: tuple[Column[GpuChoice], ...] = (
     ),
     Column("util", 5, lambda row, _: [(percent(row.utilization_percent), "text")], align=">", importance=2),
     Column("temp", 6, lambda row, _: [(celsius(row.temperature_celsius), "text")], align=">", importance=3),
-    Column("who", 16, lambda row, _: [(row.state, row.style)], grow=2, most=60),
+    Column("used by", 16, lambda row, _: [(row.state, row.style)], grow=2, most=60),
     Column("", 11, lambda row, _: [("recommended" if row.is_recommended else "", "good")], importance=1),
     Column("model", 18, lambda row, _: [(row.name, "dim")], importance=4, grow=1, most=32),
 )

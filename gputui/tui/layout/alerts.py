@@ -111,7 +111,7 @@ def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, 
     note = "by severity" if table.order == "severity" else "by time"
     lines = [rule(title, width, note)]
     if not lasting:
-        words = "No alert matches the filter; esc clears it." if table.filter_text else "All is well: no alert lasts."
+        words = "No alert matches the filter; esc clears it." if table.filter_text else "No active alerts."
         lines.append(fit_line([(f"  {words}", "dim")], width))
     placed = place(_COLUMNS, width)
     for number, one in enumerate(alerts[table.top :], table.top):
