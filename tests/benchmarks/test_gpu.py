@@ -55,7 +55,8 @@ def test_the_bare_loop_needs_torch_alone(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "for name in ('pydantic', 'yaml', 'textual', 'msgspec', 'transformers'): sys.modules[name] = None\n"
-        "from benchmarks.gpu import bare, models, parts; import json\n"
+        "from benchmarks.gpu import __main__, bare, models, parts; import json\n"
+        "from trainer.telemetry.peaks import peak_flops; assert peak_flops('NVIDIA H100', 'half')\n"
         "print(json.dumps(bare.train(**json.loads(sys.argv[1]))))\n"
     )
     given = json.dumps({**asked, "layers": 1, "width": 32, "heads": 1})
