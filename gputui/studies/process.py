@@ -122,7 +122,8 @@ class StudyProcess:
             self._read_milestones(spec, spec.pbt, trial)
         elif trial.run_id is not None:
             self._read_metrics(spec, trial, is_over=end is not None)
-        if end is not None and "exploit" in trial.sampler and end.state is not RunState.SUCCEEDED:
+        goes_on = "exploit" in trial.sampler and study.state is not StudyState.STOPPING
+        if end is not None and goes_on and end.state is not RunState.SUCCEEDED:
             self._go_on_from_donor(trial)
         elif end is not None:
             self._rule(study, spec, trial, end)

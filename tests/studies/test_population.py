@@ -113,3 +113,19 @@ def test_a_killed_process_of_a_population_loses_no_decision(lab: Machine) -> Non
     check_lineage(lab)
     decided = json.loads(lab.rows("SELECT sampler FROM studies")[0][0])
     assert decided["milestone"] >= 1
+
+
+@pytest.mark.long
+def test_a_stopped_study_starts_no_member_again(lab: Machine) -> None:
+    lab.gputui("study", "run", write(lab, STUDY))
+
+    def is_one_between_two_runs() -> bool:
+        asked = lab.rows("SELECT 1 FROM trials WHERE sampler LIKE '%exploit%'")
+        return bool(asked) or state(lab) == "finished"
+
+    wait_until(is_one_between_two_runs, 90, "an exploit")
+    assert state(lab) == "running"
+    lab.gputui("study", "stop", "s-1")
+    wait_for(lab, "stopped")
+    assert set(verdicts(lab).values()) <= {"stopped", "complete"}
+    assert lab.rows("SELECT count(*) FROM runs WHERE state NOT IN ('stopped', 'succeeded')") == [(0,)]
