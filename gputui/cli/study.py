@@ -228,6 +228,31 @@ def export(session: Session, study: str, file: Path, as_json: bool) -> None:
         say(f"{count} trials of {found.study_id} written; optuna-dashboard sqlite:///{file}")
 
 
+@command.command("report")
+@click.argument("study", required=False)
+@click.option("--at", metavar="TIME", help="As it was at a past moment.")
+@click.pass_obj
+def report(session: Session, study: str | None, at: str | None) -> None:
+    """What was found, what was cut short and why, and the command that trains the best point, as Markdown."""
+    from gputui.cli.study_shapes import spec_of
+    from gputui.store.studies import StudyNotFoundError, find_study, read_trials, study_gpu_hours
+    from gputui.studies.report import markdown
+
+    moment = None if at is None else typed_moment(at)
+    now = time.time() if moment is None else moment
+    with closing(session.reader()) as connection:
+        try:
+            found = find_study(connection, study, moment)
+        except StudyNotFoundError as error:
+            fail(str(error), EXIT_REFUSED)
+        spec = spec_of(found)
+        if spec is None:
+            fail(f"{found.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
+        trials = read_trials(connection, found.study_id, moment)
+        hours = study_gpu_hours(connection, found.study_id, now)
+    say(markdown(found, spec, trials, gpu_hours=hours, now=now))
+
+
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
     """Find the study, send the command, print what became of it."""
     from gputui.store.studies import StudyNotFoundError, find_study

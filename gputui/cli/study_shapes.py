@@ -16,6 +16,7 @@ from gputui.store.studies import (
     read_trials,
     study_gpu_hours,
 )
+from gputui.studies.analysis import ranked
 from gputui.studies.spec import StudySpec, StudySpecError
 
 
@@ -28,24 +29,9 @@ def spec_of(study: StudyRecord) -> StudySpec | None:
 
 
 def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials, best first; of several objectives those that no other beats in all, in the order of their
-    numbers."""
+    """The complete trials, best first, or the Pareto front; none where this gputui cannot read the study."""
     spec = spec_of(study)
-    known = [one for one in trials if one.state is TrialState.COMPLETE and one.values]
-    if spec is None:
-        return known
-    signs = [1 if one.direction == "minimize" else -1 for one in spec.objectives]
-    if len(signs) == 1:
-        return sorted(known, key=lambda one: signs[0] * one.values[0])
-
-    def scores(trial: TrialRecord) -> list[float]:
-        return [sign * value for sign, value in zip(signs, trial.values, strict=True)]
-
-    def beats(other: TrialRecord, trial: TrialRecord) -> bool:
-        pairs = list(zip(scores(other), scores(trial), strict=True))
-        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-    return [one for one in known if not any(beats(other, one) for other in known)]
+    return [] if spec is None else ranked(trials, spec.objectives)
 
 
 def study_shape(

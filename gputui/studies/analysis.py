@@ -46,13 +46,17 @@ def complete(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     ]
 
 
+def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
+    """The complete trials, best first, the earlier of equals first; of several objectives only the Pareto front."""
+    if len(objectives) > 1:
+        return pareto_front(trials, objectives)
+    sign = 1.0 if objectives[0].direction == "minimize" else -1.0
+    return sorted(complete(trials), key=lambda one: (sign * one.values[0], one.number))
+
+
 def best_trial(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """The complete trial with the best value, the earlier of equals; None where there is none."""
-    best: TrialRecord | None = None
-    for one in complete(trials):
-        if best is None or objective.is_better(one.values[0], best.values[0]):
-            best = one
-    return best
+    """The complete trial with the best value of one objective, the earlier of equals; None where there is none."""
+    return next(iter(ranked(trials, (objective,))), None)
 
 
 def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tuple[int, float]]:

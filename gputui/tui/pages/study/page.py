@@ -14,7 +14,7 @@ from textual.binding import BindingType
 from gputui.charts.safe_text import clean
 from gputui.store.runs import Run
 from gputui.store.studies import StudyState
-from gputui.studies.analysis import complete
+from gputui.studies.analysis import ranked
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, StudyPage
 from gputui.tui.layout.columns import fit_line, rule
@@ -259,7 +259,6 @@ class StudyScreen(ListPage):
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question
         assert page is not None and run is not None
-        sign = 1.0 if page.spec is None or page.spec.objectives[0].direction == "minimize" else -1.0
-        best = sorted(complete(page.trials), key=lambda one: sign * one.values[0])
+        best = [] if page.spec is None else ranked(page.trials, page.spec.objectives)
         runs = [one.run_id for one in best if one.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *runs]))[:COMPARED])
