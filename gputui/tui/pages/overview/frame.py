@@ -10,7 +10,7 @@ from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.alerts import alert_strip
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.moments import time_line
-from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notice_lines
+from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notice_lines, study_strip
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines
 from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines
@@ -35,10 +35,11 @@ def overview_frame(
     head += notice_lines(snapshot, notice, width)
     alerts = alert_strip(snapshot.alerts, snapshot.at, width, has_keys=False)
     head += [] if alerts is None else [alerts]
+    studies = study_strip(snapshot.studies, width, has_keys=False)
     if height is None:
-        return [*head, *_all_of_it(snapshot, width)]
+        return [*head, *_all_of_it(snapshot, studies, width)]
     rows = share_rows(
-        max(0, height - len(head)), gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
+        max(0, height - len(head) - len(studies)), gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
         runs=len(snapshot.runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
     )  # fmt: skip
     return [
@@ -46,6 +47,7 @@ def overview_frame(
         *([aggregate_line(snapshot, width)] if rows.aggregate else []),
         *(gpu_lines(snapshot, width, rows.gpus, Pointed(has_keys=False)) if rows.gpus else []),
         *([host_line(snapshot, width)] if rows.host else []),
+        *studies,
         *[fit_line([], width)] * (rows.air // 2),
         *_runs(snapshot, snapshot.runs, width, rows.runs),
         *[fit_line([], width)] * (rows.air // 2),
@@ -57,7 +59,7 @@ def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -
     return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
 
 
-def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:
+def _all_of_it(snapshot: Snapshot, studies: Sequence[Line], width: int) -> list[Line]:
     active = [row for row in snapshot.runs if not row.run.state.is_over]
     over = [row for row in snapshot.runs if row.run.state.is_over]
     shown = [*active, *over[:OVER_SHOWN]]
@@ -69,6 +71,7 @@ def _all_of_it(snapshot: Snapshot, width: int) -> list[Line]:
         *([aggregate_line(snapshot, width)] if snapshot.gpus else []),
         *gpu_lines(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS, Pointed(has_keys=False)),
         host_line(snapshot, width),
+        *studies,
         *runs,
         *events_lines(events, snapshot.at, width, max(2, len(events) + 1)),
     ]
