@@ -75,11 +75,12 @@ class ProcessLists:
         """Graphics and MPS rows, some of them remembered. A remembered one whose process has ended meanwhile is left
         out, which can be told only of those that were visible here."""
         turn = self._turn.get(gpu, 0)
-        self._turn[gpu] = turn + 1
         if turn % _SELDOM_EVERY == 0:
             rows = [*(self._list(gpu, handle, "G") or ()), *(self._list(gpu, handle, "M") or ())]
             self._seldom[gpu] = [(row, self._reader.look(row.pid) is not None) for row in rows]
+            self._turn[gpu] = turn + 1
             return rows
+        self._turn[gpu] = turn + 1
         return [row for row, visible in self._seldom[gpu] if not visible or self._reader.look(row.pid) is not None]
 
     def _named(self, rows: list[Row], sm_percent: dict[int, int] | None) -> tuple[GpuProcess, ...]:

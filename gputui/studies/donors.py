@@ -32,22 +32,27 @@ def whole_checkpoint(connection: sqlite3.Connection, run_id: str) -> Path | None
     return None
 
 
-def pin(folder: Path, exploit: Exploit, milestone: int, path: Path | None) -> str:
-    """A link to a donor's checkpoint, in place of the former one of this member; the checkpoint's own path where none
-    can be made, as on another file system."""
-    assert path is not None, "only members with a whole checkpoint give"
-    for former in folder.glob(f"{exploit.number}-*"):
+def pin(folder: Path, exploit: Exploit, milestone: int, path: Path | None) -> Path | None:
+    """A link to a donor's checkpoint, with its checksum and its shards, which lie beside it under its name. Its own
+    path where none can be made, as on another file system; None where it is gone."""
+    if path is None:
+        return None
+    # The newest of the former ones may still be loading.
+    formers = sorted(folder.glob(f"{exploit.number}-from-*"), key=lambda one: one.stat().st_mtime)
+    for former in formers[:-1]:
         shutil.rmtree(former, ignore_errors=True)
     pinned = folder / f"{exploit.number}-from-{exploit.donor}-at-{milestone}" / path.name
     try:
-        pinned.parent.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
-        if path.is_dir():
-            shutil.copytree(path, pinned, copy_function=os.link)
-        else:
-            # What lies beside it under its name belongs to it, such as its checksum.
-            for each in path.parent.glob(f"{glob.escape(path.name)}*"):
-                os.link(each, pinned.parent / each.name)
+        pinned.parent.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+        for each in (path, *path.parent.glob(f"{glob.escape(path.stem)}.*")):
+            target = pinned.parent / each.name
+            if each.is_dir():
+                shutil.copytree(each, target, copy_function=os.link, dirs_exist_ok=True)
+            elif not target.exists():
+                os.link(each, target)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         log.warning("%s cannot be linked into %s: %s", path, pinned.parent, error)
-        return str(path)
-    return str(pinned)
+        return path
+    return pinned

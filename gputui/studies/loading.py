@@ -174,7 +174,7 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
         if name in parameters and (why := _unfit(parameters[name], value)):
             yield CrossFinding(("params", name), why)
     yield from _of_recovery(spec, profile)
-    yield from _of_sampler(form, spec)
+    yield from _of_sampler(form, spec, profile)
     yield from _of_pruner(form, spec, profile)
     if form.budget.gpu_hours is not None and profile.form.gpus.is_none and not form.gpus_per_trial:
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
@@ -230,7 +230,7 @@ def _of_recovery(spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
                     )
 
 
-def _of_sampler(form: StudyForm, spec: StudySpec) -> Iterator[CrossFinding]:
+def _of_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
     kind, place = spec.sampler.kind, ("sampler",)
     numbers = [one for one in spec.space if one.kind != "choice"]
     if spec.pbt is not None:
@@ -239,6 +239,8 @@ def _of_sampler(form: StudyForm, spec: StudySpec) -> Iterator[CrossFinding]:
                 yield CrossFinding((key,), "pbt has its own way; remove the line")
         if len(spec.objectives) > 1:
             yield CrossFinding(("objective",), "pbt compares members by one objective")
+        if profile.form.checkpoints is None:
+            yield CrossFinding(("pbt",), f"members go on from checkpoints, and {profile.name} names none")
         return
     if kind == "grid":
         points = spec.grid()

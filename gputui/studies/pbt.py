@@ -112,4 +112,4 @@ def _kept_within(one: Dimension, value: float) -> Scalar:
     if step is not None:
         steps = min(round((value - one.low) / step), math.floor((one.high - one.low) / step + 1e-9))
         value = one.low + steps * step
-    return int(value) if one.kind == "int" else float(f"{value:.6g}")
+    return int(value) if one.kind == "int" else min(max(float(f"{value:.6g}"), one.low), one.high)

@@ -118,10 +118,15 @@ class StudyProcess:
             return
         # Before its metrics: what a run that is over reported is then all there.
         end = self._end_of(trial)
+        if end is None and trial.state is not TrialState.RUNNING and self._is_refused(trial.command_id):
+            # As where the disk was full: a stop that was decided is asked for until it is carried out.
+            with transaction(self.connection):
+                self._ask_stop(trial, trial.reason or "")
         if trial.run_id is not None and spec.pbt is not None:
             self._read_milestones(spec, spec.pbt, trial)
         elif trial.run_id is not None:
-            self._read_metrics(spec, trial, is_over=end is not None)
+            is_going = end is None and study.state is not StudyState.STOPPING
+            self._read_metrics(spec, trial, is_going=is_going)
         goes_on = "exploit" in trial.sampler and study.state is not StudyState.STOPPING
         if end is not None and goes_on and end.state is not RunState.SUCCEEDED:
             self._go_on_from_donor(trial)
@@ -135,12 +140,12 @@ class StudyProcess:
         answer = commands.answer(self.connection, trial.command_id)
         if answer is None:
             return
-        if answer.state == "done":
+        # A person may have been quicker to start it again.
+        if answer.state == "done" or (trial.run_id is not None and self._end_of(trial) is None):
             with transaction(self.connection):
                 self._set(trial, state=TrialState.RUNNING)
-        elif answer.verb == "resume" and spec.pbt is not None:
-            with transaction(self.connection):
-                self._end(trial, Ruling(TrialState.FAILED, answer.reason))
+        elif answer.verb == "resume" and trial.parent is not None:
+            self._go_on_from_own(trial)
         elif answer.verb == "resume":
             # No checkpoint of it can be used.
             self._start_again(trial, "restart")
@@ -197,7 +202,7 @@ class StudyProcess:
             followed.courses.setdefault(one.metric, ObjectiveCourse()).add(point)
         return followed.courses
 
-    def _read_metrics(self, spec: StudySpec, trial: TrialRecord, *, is_over: bool) -> None:
+    def _read_metrics(self, spec: StudySpec, trial: TrialRecord, *, is_going: bool) -> None:
         courses = self._courses(spec, trial)
         if spec.pruner.kind == "none" or trial.state is not TrialState.RUNNING:
             return
@@ -212,7 +217,7 @@ class StudyProcess:
         value = decide.objective_value(course.points, objective)
         number = None if value is None or math.isnan(value) else value
         reason = None
-        if number is not None and not is_over and rung < spec.pruner.rungs:
+        if number is not None and is_going and rung < spec.pruner.rungs and missing_library(spec) is None:
             reason = self._pruned(spec, trial, rung, number)
         with transaction(self.connection):
             self.connection.execute(
@@ -228,17 +233,19 @@ class StudyProcess:
             self._ring()
 
     def _read_milestones(self, spec: StudySpec, population: PbtSpec, trial: TrialRecord) -> None:
-        """Store what a member had reached at each milestone that it has passed."""
+        """Store what a member had reached at each milestone that it has passed since it last went on from another."""
         objective = spec.objectives[0]
         course = self._courses(spec, trial).get(objective.metric)
-        if course is None or not course.points:
+        after = trial.sampler.get("after", 0)
+        of_course = [one for one in course.points if one.attempt > after] if course is not None else []
+        if not of_course or "exploit" in trial.sampler:
             return
-        passed = int(course.points[-1].position // population.every)
+        passed = int(of_course[-1].position // population.every)
         if passed <= (trial.rung or 0):
             return
         with transaction(self.connection):
             for milestone in range((trial.rung or 0) + 1, passed + 1):
-                points = [one for one in course.points if one.position <= milestone * population.every]
+                points = [one for one in of_course if one.position <= milestone * population.every]
                 value = decide.objective_value(points, objective)
                 if points and value is not None:
                     self.connection.execute(
@@ -262,7 +269,10 @@ class StudyProcess:
             "SELECT sampler FROM studies WHERE study_id = ?", (self.study_id,)
         ).fetchone()
         decided = int(json.loads(remembered).get("milestone", 0))
-        training = [one for one in living if one.state in (TrialState.RUNNING, TrialState.LAUNCHING)]
+        training = [one for one in living if one.state is TrialState.RUNNING]
+        if len(training) < len(living):
+            # One of them is about to go on from elsewhere; it is compared, and may give, once it trains.
+            return
         milestone = pbt.due_milestone([values[one.number] for one in training], decided)
         if milestone is None:
             return
@@ -271,10 +281,9 @@ class StudyProcess:
             # The agent has not found any yet.
             return
         members = [
-            pbt.PopulationMember(
-                one.number, one.params, values[one.number].get(milestone, math.nan), found[one.number] is not None
-            )
+            pbt.PopulationMember(one.number, one.params, values[one.number][milestone], found[one.number] is not None)
             for one in training
+            if milestone in values[one.number]
         ]
         asked = pbt.exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
         folder = self.workspace.studies / self.study_id / donors.PINS
@@ -282,15 +291,21 @@ class StudyProcess:
         trials = {one.number: one for one in training}
         with transaction(self.connection):
             for one in asked:
-                trial = trials[one.number]
-                if trial.state is not TrialState.RUNNING:
+                path = pins[one.number]
+                if path is None:
                     continue
-                plan = {
-                    "donor": one.donor, "milestone": milestone, "params": dict(one.params), "from": pins[one.number],
-                }  # fmt: skip
+                plan = {"donor": one.donor, "milestone": milestone, "params": dict(one.params), "from": str(path)}
                 reason = f"goes on from trial {one.donor} after milestone {milestone}"
-                self._set(trial, state=TrialState.STOPPING, reason=reason, sampler=json.dumps({"exploit": plan}))
-                self._ask_stop(trial, reason)
+                self._set(
+                    trials[one.number], state=TrialState.STOPPING, reason=reason, rung=milestone,
+                    sampler=json.dumps({"exploit": plan}),
+                )  # fmt: skip
+                # What it reached beyond belongs to the training that it leaves.
+                self.connection.execute(
+                    "DELETE FROM trial_rungs WHERE study_id = ? AND number = ? AND rung > ?",
+                    (self.study_id, one.number, milestone),
+                )
+                self._ask_stop(trials[one.number], reason)
             self.connection.execute(
                 "UPDATE studies SET sampler = ? WHERE study_id = ?",
                 (json.dumps({"milestone": milestone}), self.study_id),
@@ -300,13 +315,25 @@ class StudyProcess:
     def _go_on_from_donor(self, trial: TrialRecord) -> None:
         """A member that was asked to stop for it has ended: its next attempt begins from the donor's checkpoint."""
         plan = trial.sampler["exploit"]
+        (attempt,) = self.connection.execute(
+            "SELECT coalesce(max(number), 0) FROM attempts WHERE run_id = ?", (trial.run_id,)
+        ).fetchone()
         words = {"from": plan["from"], "set": plan["params"]}
         with transaction(self.connection):
             command_id = commands.submit(self.connection, "resume", trial.run_id, words, self.actor, now=self.now())
             self._set(
                 trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
-                parent=plan["donor"], generation=plan["milestone"], reason=None, sampler="{}",
+                parent=plan["donor"], generation=plan["milestone"], reason=None,
+                sampler=json.dumps({"after": attempt}),
             )  # fmt: skip
+        self._ring()
+
+    def _go_on_from_own(self, trial: TrialRecord) -> None:
+        """The donor's checkpoint was refused: the member goes on from its own newest one, with the new parameters."""
+        words = {"set": dict(trial.params)}
+        with transaction(self.connection):
+            command_id = commands.submit(self.connection, "resume", trial.run_id, words, self.actor, now=self.now())
+            self._set(trial, command_id=command_id, parent=None)
         self._ring()
 
     def _pruned(self, spec: StudySpec, trial: TrialRecord, rung: int, value: float) -> str | None:
@@ -468,6 +495,10 @@ class StudyProcess:
             with suppress(OSError):
                 ticket_path(self.workspace, ticket).unlink()
             return
+        except sqlite3.Error:
+            # Optuna has counted a trial that the store has not.
+            self._mirror = None
+            raise
         self._ring()
 
     def _warm_start(self, spec: StudySpec) -> None:
@@ -508,8 +539,8 @@ class StudyProcess:
                     self._ask_stop(trial, reason)
         self._ring()
 
-    def _is_refused(self, command_id: int) -> bool:
-        answer = commands.answer(self.connection, command_id)
+    def _is_refused(self, command_id: int | None) -> bool:
+        answer = None if command_id is None else commands.answer(self.connection, command_id)
         return answer is not None and answer.state == "refused"
 
     # --- rows -----------------------------------------------------------------------------------------------------
@@ -535,7 +566,8 @@ class StudyProcess:
     def _ask_stop(self, trial: TrialRecord, reason: str) -> None:
         """At once: a trial that is cut short saves no last checkpoint."""
         words = {"now": True, "reason": reason}
-        commands.submit(self.connection, "stop", trial.run_id, words, self.actor, now=self.now())
+        command_id = commands.submit(self.connection, "stop", trial.run_id, words, self.actor, now=self.now())
+        self._set(trial, command_id=command_id)
 
     def _ring(self) -> None:
         """Wake the agent, once what it is to do is committed; a bell that cannot be rung only delays it."""

@@ -128,6 +128,9 @@ DRILLS = [
     Drill("stopped_outside", tape("stopped_outside"), "asked to stop", "stop", resumes=None, rank=None),
     Drill("interrupted", record(rebooted=True), "boot id has changed", "stop", resumes=None, rank=None),
     Drill("shim_lost", record(), "no exit record", rank=None),
+    Drill("preempted", record(ended_by="preempted", ended_reason="PREEMPTED"), "PREEMPTED", rank=None),
+    Drill("time_limit", record(ended_by="time_limit", ended_reason="TIMEOUT"), "TIMEOUT", rank=None),
+    Drill("node_fail", record(ended_by="node_fail", ended_reason="NODE_FAIL: node7"), "node7", rank=None),
     Drill("unkillable", record(code=1, survivors=[4242]), "survives SIGKILL", "stop", resumes=None, rank=None),
     # the set-up
     Drill("import_error", tape("import_error"), "ModuleNotFoundError", "stop", resumes=None),

@@ -278,6 +278,10 @@ LIVE: dict[str, Live] = {
             ),
         ),
         _live("unkillable", "recorded exit", exit_recorded({**_NO_RECORD, "code": None, "survivors": [4242]})),
+        *(
+            _live(kind, "recorded exit", exit_recorded({**_NO_RECORD, "code": None, "survivors": [], "ended_by": kind}))
+            for kind in ("preempted", "time_limit", "node_fail")
+        ),
         _live("unknown", "recorded exit", exit_recorded({**_NO_RECORD, "code": None, "survivors": []})),
         Live("crash_loop", "real", met("a loop", _LONG_LADDER), ("stop",), resumes=False),
     )

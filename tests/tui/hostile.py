@@ -43,6 +43,18 @@ def fill(filler: Filler) -> None:
             "UPDATE runs SET name = ?, profile = ?, reason = ?, waiting_for = ?, params = ? WHERE run_id = ?",
             (text, CORPUS[number + 1], CORPUS[number + 2], CORPUS[number + 3], json.dumps(params), run_id),
         )
+    filler.study(trials=len(CORPUS))
+    spec = json.loads(connection.execute("SELECT spec FROM studies").fetchone()[0])
+    spec["space"] = [{"name": text, "kind": "choice", "choices": [CORPUS[1], 2]} for text in CORPUS[:3]]
+    spec["objectives"][0]["metric"] = CORPUS[2]
+    connection.execute(
+        "UPDATE studies SET name = ?, profile = ?, reason = ?, spec = ?", (*CORPUS[:3], json.dumps(spec))
+    )
+    for number, text in enumerate(CORPUS):
+        connection.execute(
+            "UPDATE trials SET reason = ?, origin = ?, params = ? WHERE number = ?",
+            (text, text, json.dumps(dict.fromkeys(CORPUS[:3], text)), number),
+        )
     for number, text in enumerate(CORPUS):
         filler.alert("disk", text, subject=text, subject_id=str(number), run_id=runs[number % len(runs)])
         filler.event(text, subject=text or None, severity="error")

@@ -100,6 +100,7 @@ WAYS = {
     "gpu": ("i",),
     "compare": ("c",),
     "processes": ("p",),
+    "studies": ("S",),
 }  # fmt: skip
 """How each page is reached from the overview."""
 

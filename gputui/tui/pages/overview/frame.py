@@ -39,7 +39,8 @@ def overview_frame(
     if height is None:
         return [*head, *_all_of_it(snapshot, studies, width)]
     rows = share_rows(
-        max(0, height - len(head) - len(studies)), gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
+        max(0, height - len(head) - len(studies)),
+        gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
         runs=len(snapshot.runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
     )  # fmt: skip
     return [
