@@ -50,7 +50,7 @@ def command(
     smoothing: float,
     log_y: bool,
 ) -> None:
-    """What a run measured: the newest value of each metric, or every point of those named."""
+    """What a run measured: the newest value of each metric, or of those named; --json has every point."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         known = by_interest(queries.metric_names(connection, view.run_id))

@@ -342,7 +342,8 @@ def _metrics(lines: _Lines, survey: Survey, preset: Preset | None) -> list[str]:
         lines.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
     if not sources:
         lines.open_points.append(
-            "no metrics were found: give patterns of what it prints (gputui check --log FILE tries them)"
+            "no metrics were found: --preset hf or another takes those of its framework; else give patterns of what it "
+            "prints (docs/metrics.md)"
         )
         return [
             "# No metrics were found. What it prints can be searched (docs/metrics.md):",
