@@ -30,6 +30,9 @@ AFTER_END_SECONDS = 5.0
 JUST_WRITTEN_SECONDS = 60.0
 # A file that did not change for so long has stopped growing.
 SETTLED_SECONDS = 3.0
+# A file's time may be that of the kernel's last tick, of which there are 100 to 1000 a second: a line that was written
+# before the file may carry a later time.
+FILE_CLOCK_SECONDS = 0.01
 # A run without metrics that lived this long is past its set-up.
 WORKED_SECONDS = 60.0
 
@@ -161,8 +164,16 @@ def _lived(begun_at: float, ended_at: float | None, at: float) -> bool:
 
 
 def _step(one: FoundCheckpoint, attempt: int, now: float, step_at: StepAt, folder: PurePath | None) -> int | None:
-    known = step_at(attempt, min(one.modified_ns / 1e9, now))
-    return known if known is not None else step_in_name(PurePath(one.path), folder)
+    written_at = one.modified_ns / 1e9
+    known = step_at(attempt, min(written_at, now))
+    if known is None:
+        return step_in_name(PurePath(one.path), folder)
+    named = explicit_step(PurePath(one.path).name)
+    if named is not None and named > known:
+        # Of the steps within a tick the name tells which was done.
+        within = step_at(attempt, min(written_at + FILE_CLOCK_SECONDS, now))
+        return known if within is None else max(known, min(named, within))
+    return known
 
 
 def _is_settled(one: FoundCheckpoint, attempts: Sequence[StepSpan], row: CheckpointRow, now: float) -> bool:

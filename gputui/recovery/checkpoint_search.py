@@ -22,9 +22,6 @@ from gputui.store.metrics.step_times import StepTimes
 MOST_DAMAGED = 1000
 # A script's clock is the agent's; a line may still be told a little before the attempt's row was written.
 BEFORE_BEGIN_SECONDS = 5.0
-# A file's time may be that of the kernel's last tick, of which there are 100 to 1000 a second: a line that was written
-# before the file may carry a later time.
-FILE_CLOCK_SECONDS = 0.01
 # A line without a time has that at which it was read, which is a little later.
 ARRIVAL_SECONDS = 1.0
 
@@ -91,9 +88,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
             found,
             search.attempts,
             now=wall(),
-            step_at=lambda number, at: times.newest_at(
-                number, at + FILE_CLOCK_SECONDS, begins[number] - BEFORE_BEGIN_SECONDS
-            ),
+            step_at=lambda number, at: times.newest_at(number, at, begins[number] - BEFORE_BEGIN_SECONDS),
             folder=search.folder,
             neighbours=search.neighbours,
             rebuilt=search.rebuilt,
