@@ -56,6 +56,10 @@ while step < args.max_steps:
     allocate(args.batch_size, step)
     time.sleep(0.02)
     step += 1
+    for number, child in enumerate(children, 1):
+        if child.poll() not in (None, 0):
+            ended = f"[rank: {number}] Child process with PID {child.pid} terminated with code {child.returncode}. "
+            print(ended + "Forcefully terminating all other processes to avoid zombies", file=sys.stderr, flush=True)
     if any(child.poll() not in (None, 0) for child in children):
         raise RuntimeError("DataLoader worker or a rank of DDP ended: [rank0] Connection closed by peer")
     if rank == 0 and step % 5 == 0:
