@@ -211,7 +211,8 @@ class Ending:
         )
         count = last - first + 1
         steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
-        return f"; no checkpoint was saved, so that its {steps} lost"
+        where = f"{task.checkpoints.pattern} in {task.checkpoints.folder}"
+        return f"; no usable checkpoint matches {where}, so that its {steps} lost"
 
     def _requeue_from_start(self, run: Run, now: float) -> None:
         stopped = get_run(self.context.connection, run.run_id)
