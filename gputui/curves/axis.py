@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gputui.curves.model import Axis, Window
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 
 Pairs = Sequence[tuple[float, float]]
 """(x, y) of a function that grows with x, in order of x, linear in between."""
@@ -85,7 +85,7 @@ class AxisMap:
     paces: Mapping[int, Pairs] = field(default_factory=dict)
 
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
-        """The x of a line; None where the line does not tell it."""
+        """The x of a line; None if the line does not tell it."""
         if self.axis == "step":
             return None if step is None else float(step)
         if self.axis == "epoch":
@@ -93,7 +93,7 @@ class AxisMap:
         return None if at is None else self._of_moment(attempt, at)
 
     def place_moment(self, at: float, attempt: int | None = None) -> float | None:
-        """The x of a moment: over steps and epochs, where the run was then; None where no attempt was under way."""
+        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was under way."""
         if attempt is None:
             attempt = self.timeline.attempt_at(at)
         if self.axis == "time":

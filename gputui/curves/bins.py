@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from gputui.charts.envelope import Bin, Buckets
 from gputui.charts.safe_text import clean
 from gputui.curves.axis import AxisMap
+from gputui.curves.metric_names import is_set
 from gputui.curves.model import AttemptCurve, ChartRequest, MetricCurve
 from gputui.curves.run_lines import CurveLine
-from gputui.curves.smooth import is_set, smooth_bins
+from gputui.curves.smooth import smooth_bins
 from gputui.store.metrics.envelopes import Entry
 from gputui.store.metrics.queries import as_float
 

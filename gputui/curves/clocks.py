@@ -50,7 +50,7 @@ class Epochs:
         self._newest: dict[int, float] = {}
 
     def add(self, line: CurveLine) -> bool:
-        """Take in a line. False where it changes where lines before it lie, once that was settled: an epoch has ended,
+        """Take in a line. False if it changes where lines before it lie, once that was settled: an epoch has ended,
         and how long it was is known by now."""
         epoch = as_float(line.values.get(EPOCH))
         if epoch is None or not math.isfinite(epoch):

@@ -48,7 +48,7 @@ def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
     """A curve, and behind it what was done again and what its average was made of."""
     shadows = []
     if curve.redone:
-        shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (done again)", is_shadow=True))
+        shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (redone)", is_shadow=True))
     if curve.smooth:
         shadows.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
     return [*shadows, DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last)]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
 from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
+from gputui.store.attempts import Attempt
 from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
-from gputui.store.runs import Attempt
 
 SAMPLES_AT_ONCE = 200_000
 """About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
@@ -111,7 +111,7 @@ class HardwareCurves:
         axis_map: AxisMap,
         window: Window | None,
     ) -> Window | None:
-        """The stretch of time that is looked at; None where nothing was sampled in it."""
+        """The stretch of time that is looked at; None if nothing was sampled in it."""
         begins, ends = [], []
         for stay in stays:
             reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)

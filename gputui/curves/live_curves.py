@@ -15,15 +15,24 @@ from gputui.curves.bins import RESOLUTION, Followed
 from gputui.curves.clocks import EPOCH, Epochs, Paces
 from gputui.curves.hardware import HardwareCurves
 from gputui.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
-from gputui.curves.model import ChartData, ChartMarker, ChartRequest, Frame, MetricCurve, RankCurves, Window
+from gputui.curves.model import (
+    ChartData,
+    ChartMarker,
+    ChartRequest,
+    Frame,
+    HardwareCurve,
+    MetricCurve,
+    RankCurves,
+    Window,
+)
 from gputui.curves.ranks import RankReader
 from gputui.curves.run_lines import CurveLine, Layout, Part, Place
+from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.runs import Attempt, read_attempts
 
 LINES_AT_ONCE = 8192
-"""When more lines than these came since the last look, beginning anew is quicker than following."""
+"""When more lines than these came since the last look, starting over is quicker than following."""
 
 
 class RunCurves:
@@ -69,21 +78,32 @@ class RunCurves:
     def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
         """The answer to ``request``. The connection is inside a transaction that reads. Raises sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
-        is_empty = self._start > self._end
+        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
+        start, end = self._reach(hardware)
         frame = Frame(
             request.axis,
-            None if is_empty else self._start,
-            None if is_empty else self._end,
+            None if start > end else start,
+            None if start > end else end,
             self._map.timeline.origin_at,
             () if request.axis == "time" else self._map.moments(self._cuts),
         )
-        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         happened = markers(connection, self.run_id, attempts, self._events, self._map)
         ranked: Mapping[str, RankCurves] = {}
         if request.ranked:
             written = {asked: self._written_as(asked) for asked in request.ranked}
             ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
+
+    def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
+        """Both ends of the axis. In time a run also is there before its first line and behind its last one, and where
+        it wrote none."""
+        if self._map.axis not in ("time", "trained"):
+            return self._start, self._end
+        timeline = self._map.timeline
+        moments = [(number, at) for ends in (timeline.begins, timeline.ends) for number, at in ends.items()]
+        found = [x for number, at in moments if (x := self._map.place_moment(at, number)) is not None]
+        found += [curve.bins[-1].last_x for curve in hardware if curve.bins]
+        return min([self._start, *found]), max([self._end, *found])
 
     def curves(
         self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
@@ -104,7 +124,7 @@ class RunCurves:
         return curves
 
     def _written_as(self, asked: str) -> str:
-        """The metric that is asked for by its name, or by the harmless text that stands for it."""
+        """The metric that is asked for by its name, or by its harmless text."""
         if asked in self._newest:
             return asked
         return next((name for name in self._newest if clean(name) == asked), asked)
@@ -112,7 +132,7 @@ class RunCurves:
     # --- what came since
 
     def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
-        """Take in new lines. Begin anew where what was read lies elsewhere on the axis by now, or where that is
+        """Take in new lines. Start over where what was read lies elsewhere on the axis by now, or where that is
         quicker."""
         timeline = AxisTimeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
@@ -120,8 +140,8 @@ class RunCurves:
         if until != self._until:
             self._newest = queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
-            told_by = queries.told_by(connection, self.run_id)
-            self._rank_names = frozenset(clean(name) for name, ranks in told_by.items() if len(ranks) > 1)
+            reporting = queries.ranks_by_metric(connection, self.run_id)
+            self._rank_names = frozenset(clean(name) for name, ranks in reporting.items() if len(ranks) > 1)
         is_same = (
             self._layout is not None
             and request.axis == self._map.axis
@@ -151,7 +171,7 @@ class RunCurves:
                 yield from run_lines.lines(connection, source_id, since[source_id], end)
 
     def _take(self, lines: Iterable[CurveLine]) -> bool:
-        """Add lines to all curves; False where they changed the axis itself."""
+        """Add lines to all curves; False if they changed the axis itself."""
         is_epoch = self._map.axis == EPOCH
         followed = list(self._followed.values())
         for line in lines:

@@ -13,7 +13,9 @@ from gputui.curves.axis import AxisMap
 from gputui.curves.model import ChartMarker, MarkerKind
 from gputui.curves.run_lines import CurveLine
 from gputui.store import alerts
-from gputui.store.runs import Attempt, IncidentView, RunLookupError, find_run, read_incidents
+from gputui.store.attempts import Attempt
+from gputui.store.run_history import IncidentView, read_incidents
+from gputui.store.runs import RunLookupError, find_run
 
 EVENTS_KEPT = 1000
 """The newest events of the training are marked; no chart has room for more."""
@@ -26,7 +28,7 @@ _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bo
 
 
 def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
-    """The marker of a line with an event in it; None where it is not worth one, or has no place on the axis."""
+    """The marker of a line with an event in it; None if it is not worth one, or has no place on the axis."""
     name = line.values.get("event")
     if not isinstance(name, str) or name in _TOLD_OTHERWISE:
         return None
@@ -63,7 +65,7 @@ def markers(
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
-    """All, the training's own ``events`` among them, in order of x, whatever the window. What has no place on the axis
+    """All, the training's own ``events`` among them, in order of x, for any window. What has no place on the axis
     is left out. Raises sqlite3.Error."""
     found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
     by_number = {attempt.number: attempt for attempt in attempts}

@@ -38,7 +38,7 @@ class ChartRequest:
     ``window`` is the stretch of x looked at; None is all of the run, followed as it grows. ``bins`` is how many bins a
     curve has at most: twice the columns of a chart show all that braille can. ``smoothing`` is the weight of the past
     of a moving average, from 0 (none) to below 1. ``hardware`` are fields of the run's GPUs and of the host. With
-    ``ranked`` are metrics whose ranks are to be told apart; with
+    ``ranked`` are metrics whose ranks are to be separated; with
     ``is_log`` the bins of metrics are equally wide on a logarithmic axis, where nothing at 0 or before has a place.
     """
 
@@ -64,11 +64,11 @@ class AttemptCurve:
 class MetricCurve:
     """One metric over the axis.
 
-    Over steps and epochs an attempt that goes on from an older step does some steps again: ``bins`` hold what the
+    Over steps and epochs an attempt that continues from an older step does some steps again: ``bins`` hold what the
     newest attempt that did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
     Over time nothing is done twice and ``redone`` is empty. ``smooth`` is the moving average of ``bins``, a place in
     the middle of each that has a finite value; empty when none was asked for, or when the metric is set rather than
-    measured (a learning rate). ``last`` is the newest value, finite or not, whatever the window.
+    measured (a learning rate). ``last`` is the newest value, finite or not, in any window.
     """
 
     name: str
@@ -78,12 +78,12 @@ class MetricCurve:
     attempts: tuple[AttemptCurve, ...] = ()
     last: float | None = None
     problem: str | None = None
-    """Why there is nothing to show, in words; None where there is something."""
+    """Why there is nothing to show, in words; None if there is something."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCurve:
-    """One metric as one rank told it, averaged where an average was asked for; ``last`` is its newest value."""
+    """One metric of one rank, averaged where an average was asked for; ``last`` is its newest value."""
 
     rank: int
     bins: tuple[Bin, ...] = ()
@@ -123,7 +123,7 @@ class ChartMarker:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The axis that the curves lie on. ``start`` and ``end`` are those of the whole run, whatever the window; None
+    """The axis that the curves lie on. ``start`` and ``end`` are those of the whole run, in any window; None
     where nothing lies on it yet. ``origin_at`` is the moment of x = 0 over time, in UTC unix seconds; ``moments`` are
     pairs of x and the moment when the run was there, in order of x, as finely as was read."""
 
@@ -134,7 +134,7 @@ class Frame:
     moments: tuple[tuple[float, float], ...] = field(default=(), compare=False)
 
     def moment_at(self, x: float) -> float | None:
-        """When the run was at this place, in UTC unix seconds; None where that is unknown."""
+        """When the run was at this place, in UTC unix seconds; None if that is unknown."""
         if self.axis == "time":
             return None if self.origin_at is None else self.origin_at + x
         place = bisect_left(self.moments, (x,))

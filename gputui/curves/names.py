@@ -21,7 +21,7 @@ class NameFilter:
 
 
 def filter_names(names: Sequence[str], pattern: str) -> NameFilter:
-    """The names that ``pattern`` means, whatever their case.
+    """The names that ``pattern`` means, ignoring case.
 
     Words apart mean any of them. A word is part of a name; with ``*``, ``?`` or ``[…]`` it is a glob for all of it;
     after ``~`` the rest of the pattern, blanks included, is a regular expression found anywhere in it. ``!`` before a

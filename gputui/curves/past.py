@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisTimeline, cuts_of
 from gputui.curves.bins import broken_off
+from gputui.curves.metric_names import is_set
 from gputui.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
-from gputui.curves.smooth import is_set, smooth_bins
+from gputui.curves.smooth import smooth_bins
+from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import queries
-from gputui.store.runs import Attempt, read_attempts
 
 
 @dataclass(frozen=True, slots=True)
 class RunExtent:
     """Where a run was: the moment in UTC unix seconds, its attempts as they were then, and the step and the epoch that
-    the newest of them had reached, None where that is unknown."""
+    the newest of them had reached, None if that is unknown."""
 
     at: float
     attempts: tuple[Attempt, ...]

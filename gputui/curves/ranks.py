@@ -12,9 +12,10 @@ from gputui.charts.envelope import Bin, Buckets
 from gputui.curves import run_lines
 from gputui.curves.axis import AxisMap
 from gputui.curves.bins import new_buckets
+from gputui.curves.metric_names import is_set
 from gputui.curves.model import ChartRequest, RankCurve, RankCurves
 from gputui.curves.run_lines import Place
-from gputui.curves.smooth import is_set, smooth_bins
+from gputui.curves.smooth import smooth_bins
 from gputui.store.metrics.queries import as_float
 
 LINES_AT_ONCE = 24_000
@@ -68,7 +69,7 @@ class RankReader:
             return self._answer[1]
         else:
             lines = iter(())
-        # Until all of them are there, what was taken has holes; a reading that fails begins anew.
+        # Until all of them are there, what was taken has holes; a reading that fails starts over.
         self._asked, self._answer = None, None
         for line in lines:
             self._take(line, axis_map, cuts, request)

@@ -1,25 +1,16 @@
-"""A moving average over bins, for drawing in front of what was measured."""
+"""A moving average over bins, for drawing in front of what was measured.
+
+Its beginning is not pulled towards zero: the running sum `s ← w·s + (1 − w)·v` starts at 0 and is divided by `1 − wⁿ`,
+the weight that n values have put into it (the bias correction of Adam, Kingma and Ba 2015, section 3). `None`, NaN and
+infinities are left out: they neither move the average nor count.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from gputui.charts.envelope import Bin
-from gputui.charts.smoothing import DebiasedEma
-
-_SET = frozenset(
-    {
-        "lr", "learning_rate", "epoch", "step", "samples", "tokens", "loss_scale", "weight_decay", "momentum",
-        "batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters",
-    }
-)  # fmt: skip
-
-
-def is_set(name: str) -> bool:
-    """Whether a metric is set or counted rather than measured, so that an average of it would only lie: learning rates
-    (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the like, by the parts of its name."""
-    parts = name.casefold().replace(".", "/").replace("-", "_").split("/")
-    return any(part in _SET or part.startswith(("lr_", "total_")) or part.endswith("_lr") for part in parts)
 
 
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
@@ -38,3 +29,26 @@ def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
             middle = each.first_x / 2 + each.last_x / 2
             smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
     return smoothed
+
+
+class DebiasedEma:
+    """A debiased exponential moving average, one value at a time.
+
+    Args:
+        weight: how much of the past is kept with each value, from 0 (no smoothing) to below 1.
+    """
+
+    def __init__(self, weight: float) -> None:
+        if not 0 <= weight < 1:
+            raise ValueError(f"smoothing weight must be from 0 to below 1, not {weight}")
+        self.weight = weight
+        self._sum = 0.0
+        self._missing = 1.0
+
+    def push(self, value: float | None) -> float | None:
+        """Take in a value; returns the average, or `None` for a value that is unknown or not finite."""
+        if value is None or not math.isfinite(value):
+            return None
+        self._sum = self.weight * self._sum + (1 - self.weight) * value
+        self._missing *= self.weight
+        return self._sum / (1 - self._missing)

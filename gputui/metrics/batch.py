@@ -1,12 +1,11 @@
-"""What a reader of a metrics file answers, and how lines belong to attempts."""
+"""What one read of a metrics file brought: the batch of lines that is stored in one transaction."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,15 +15,15 @@ from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import as_float
 
-# What one answer may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
+# What one batch may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 1024
+# For formats whose bytes do not tell how much work a record is.
+READ_SECONDS = 0.02
 
 EVENT_CHARACTERS = 64
 
-_ANY_ATTEMPT = 2**63
 _NUMBERS = frozenset({int, float})
-_line = tuple.__new__
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
@@ -32,19 +31,19 @@ Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How far a file was read: the committed columns of ``metric_sources``.
-
-    ``skipping`` counts the bytes of an over-long line passed over so far; 0 when not in one. ``fingerprint`` tells
-    whether the bytes before ``byte_offset`` are still those that were read. ``mark_count`` is how many lines that is,
-    each with a mark in the store; None where there are no marks. ``is_rewritten``: it was reported that the file is.
-    """
+    """How far a file was read: the committed columns of ``metric_sources``."""
 
     inode: int | None = None
+    # Counts the files and versions of a file that the source was read from.
     generation: int = 0
     byte_offset: int = 0
+    # Bytes of an over-long line that were passed over so far; 0 outside of one.
     skipping: int = 0
+    # Shows whether the bytes before ``byte_offset`` are still those that were read.
     fingerprint: str | None = None
+    # How many lines lie before ``byte_offset``, each with a mark in the store; None if there are no marks.
     mark_count: int | None = None
+    # It was reported that the file is rewritten in place.
     is_rewritten: bool = False
 
     @property
@@ -52,22 +51,16 @@ class SourceState:
         return self.generation, self.byte_offset
 
 
-class Boundary(NamedTuple):
-    """Where an attempt's lines begin."""
-
-    generation: int
-    byte_offset: int
-    attempt: int
-
-
 class RejectedLine(NamedTuple):
-    """A line set aside: its place, length in bytes without the newline, the reason and its beginning."""
+    """A line that is set aside."""
 
     generation: int
     byte_offset: int
     attempt: int
+    # Without the newline.
     length_bytes: int
     reason: str
+    # Its beginning, without secrets.
     excerpt: str
 
 
@@ -80,103 +73,91 @@ class MetricsNote(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
-    """Lines of one attempt and the state after them; both are stored together or not at all.
+class MeasuredSteps:
+    """The first and the newest step of some lines, and the times (UTC unix seconds) of those lines. A line of an event
+    has no measured step: an event tells where it happened (a start, a resume)."""
 
-    ``redactor`` knows the secrets of the run. ``to_reduce`` are those lines that charts show. ``newest`` holds the last
-    number of each name by rank, ``events`` how many lines told of each event. ``long_line`` is (offset, length so far)
-    of an over-long line that was told of before. ``marks`` are those of the lines, the last that the state counts; all
-    that the store has behind them are void. ``arrived_at`` (UTC unix seconds) is when they were written at the latest,
-    and the time of those that tell none. ``more``: there is more to read at once.
-    """
+    first: int | None = None
+    first_at: float | None = None
+    last: int | None = None
+    last_at: float | None = None
+
+    def add(self, step: int, at: float | None) -> None:
+        if self.last is None:
+            self.first, self.first_at = step, at
+        if self.last is None or step >= self.last:
+            self.last, self.last_at = step, at
+
+
+@dataclass(slots=True)
+class Batch:
+    """Lines of one attempt and the state after them; both are stored together or not at all."""
 
     state: SourceState
     attempt: int
+    # Knows the secrets of the run.
     redactor: Redactor = BY_LOOK
+    # When the lines were written at the latest (UTC unix seconds): the time of those that have none.
     arrived_at: float | None = None
     rows: list[Row] = field(default_factory=list)
+    # Those of the lines that charts show.
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[RejectedLine] = field(default_factory=list)
+    # The last number of each name, by rank; under "time" that of the last line.
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
+    # How many lines each event has.
     events: dict[str, int] = field(default_factory=dict)
-    first_step: int | None = None
-    first_at: float | None = None
-    last_step: int | None = None
-    last_at: float | None = None
+    steps: MeasuredSteps = field(default_factory=MeasuredSteps)
+    # (offset, length so far) of an over-long line that was reported before.
     long_line: tuple[int, int] | None = None
+    # The marks of the lines, up to the last that ``state`` counts. Marks that the store has behind them are void.
     marks: array[int] = field(default_factory=lambda: array("I"))
+    # What is to be added to the list of all lines that were stored from a rewritten file; ``clears_list``: that list
+    # is another attempt's.
+    listed: array[int] = field(default_factory=lambda: array("I"))
+    clears_list: bool = False
     bytes_read: int = 0
+    # There is more to read at once.
     more: bool = False
     note: MetricsNote | None = None
 
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
-        """Add a line's row."""
+        """Add a line."""
         step, at, rank, data, values = parsed
         if at is None:
             at = self.arrived_at
-        known = self.newest.get(rank)
-        if known is None:
-            known = self.newest[rank] = {}
-        if _NUMBERS.issuperset(map(type, values.values())):
-            known.update(values)
-        else:
-            known.update((name, value) for name, value in values.items() if as_float(value) is not None)
+        is_numeric = _NUMBERS.issuperset(map(type, values.values()))
+        self._note_newest(rank, at, values, is_numeric)
+        if not is_numeric:
             data, values = self._without_secrets(data, values)
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
         if not rank and step is not None:
-            self.to_reduce.append(_line(MetricLine, (generation, offset, self.attempt, step, at, values)))
-        # An event tells where it happened (a start, a resume); only a measured step is progress.
+            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
         if "event" in values:
             name = str(values["event"])[:EVENT_CHARACTERS]
             self.events[name] = self.events.get(name, 0) + 1
         elif step is not None:
-            if self.last_step is None:
-                self.first_step, self.first_at = step, at
-                self.last_step, self.last_at = step, at
-            elif step >= self.last_step:
-                self.last_step, self.last_at = step, at
+            self.steps.add(step, at)
 
     def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
         """Add a line that is set aside."""
         shown = excerpt(line, self.redactor)
         self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, shown))
 
+    def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], is_numeric: bool) -> None:
+        """Keep the line's numbers as the newest of its rank."""
+        newest = self.newest.get(rank)
+        if newest is None:
+            newest = self.newest[rank] = {}
+        if is_numeric:
+            newest.update(values)
+        else:
+            newest.update((name, value) for name, value in values.items() if as_float(value) is not None)
+        if at is not None:
+            # How old the newest values are, also where lines have no time of their own.
+            newest["time"] = at
+
     def _without_secrets(self, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """A line with text in it, as it may be stored; as it was written where it holds no secret."""
+        """A line with text in it, as it may be stored; as it was written if it holds no secret."""
         shown = self.redactor.value(values)
         return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
-
-
-class SourceReader(Protocol):
-    """Reads one source. It changes nothing by itself: the state it is given is the truth, the state it answers counts
-    once it is committed. ``is_busy``: it answered None because it is not done with looking; it is to be asked again."""
-
-    is_busy: bool
-
-    def read(
-        self,
-        state: SourceState,
-        boundaries: Sequence[Boundary],
-        *,
-        budget_bytes: int = BATCH_BYTES,
-        ended: bool = False,
-    ) -> Batch | None:
-        """What is new after ``state``, or None. ``ended``: nothing more will be written, so that an unfinished last
-        line is decided. Raises OSError where the file cannot be read."""
-
-    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """The state of a reader that had read all there is now: where the next attempt's lines will begin. With
-        ``at_most``, of one that had read up to this offset; from the start where the file does not reach that far."""
-
-    def close(self) -> None:
-        """Let go of open files."""
-
-
-def owner(boundaries: Sequence[Boundary], place: tuple[int, int]) -> tuple[int | None, int | None]:
-    """Which attempt the line at ``place`` (generation, offset) belongs to, and the offset in the same generation at
-    which the next attempt begins. ``boundaries`` are sorted; None where there is no such."""
-    index = bisect_right(boundaries, (*place, _ANY_ATTEMPT))
-    attempt = boundaries[index - 1].attempt if index else None
-    following = boundaries[index] if index < len(boundaries) else None
-    same = following is not None and following.generation == place[0]
-    return attempt, following.byte_offset if following is not None and same else None

@@ -7,7 +7,7 @@ import sqlite3
 from typing import Any
 
 from gputui.metrics.batch import Batch, SourceState
-from gputui.metrics.marks import packed, store_marks
+from gputui.metrics.marks import clear_list, list_marks, packed, store_marks
 from gputui.metrics.reduction import Reducer
 
 # A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
@@ -20,7 +20,7 @@ _MOVE_ON = (
     "WHERE source_id = ? AND generation = ? AND byte_offset = ? AND skipping = ?"
 )
 
-# Kept with the lines, so that nobody has to look at all lines of an attempt, and an agent that is killed loses nothing.
+# Kept with the lines, so that no reader has to scan all lines of an attempt, and an agent that is killed loses nothing.
 _NOTE_STEPS = (
     "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
     "first_step_at = coalesce(first_step_at, ?) "
@@ -37,10 +37,10 @@ def store_batch(
     reducer: Reducer | None = None,
 ) -> bool:
     """Store the batch that was read after ``before``, what it says of its attempt's steps, and what is complete for
-    charts, inside the caller's transaction. False, and nothing changed, where the source stands elsewhere: another
+    charts, inside the caller's transaction. False, and nothing changed, where the source has another position: another
     process has stored these lines, or the run is gone.
 
-    ``reducer`` is the source's own, to be told to `forget` where the transaction fails; without one, lines that are
+    ``reducer`` is the source's own, whose `forget` to call where the transaction fails; without one, lines that are
     not reduced yet are read back from the store.
 
     Raises sqlite3.Error; the transaction is to be rolled back.
@@ -69,6 +69,10 @@ def store_batch(
     connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
     if after.mark_count is not None and (batch.marks or after.mark_count < (before.mark_count or 0)):
         store_marks(connection, source_id, after.mark_count - len(batch.marks), packed(batch.marks))
+    if batch.clears_list:
+        clear_list(connection, source_id)
+    if batch.listed:
+        list_marks(connection, source_id, packed(batch.listed))
     if batch.rejected:
         _keep_rejected(connection, source_id, batch, now)
     if batch.long_line is not None:
@@ -77,8 +81,8 @@ def store_batch(
             "UPDATE rejected_lines SET length_bytes = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
             (length, source_id, before.generation, offset),
         )
-    if batch.last_step is not None:
-        connection.execute(_NOTE_STEPS, (batch.first_step, batch.last_step, now, source_id, batch.attempt))
+    if batch.steps.last is not None:
+        connection.execute(_NOTE_STEPS, (batch.steps.first, batch.steps.last, now, source_id, batch.attempt))
     for rank, values in batch.newest.items():
         _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, values)
     (reducer or Reducer(source_id)).take(connection, batch.to_reduce)

@@ -47,7 +47,7 @@ class Rejected(NamedTuple):
 
 
 Parsed = ParsedLine | Rejected | None
-"""The answer to a line; None where it says nothing and is no fault either."""
+"""The answer to a line; None if it says nothing and is no fault either."""
 
 TOO_LONG = Rejected(f"longer than {MAX_LINE_BYTES >> 20} MiB")
 _NO_OBJECT = Rejected("not a JSON object")
@@ -55,7 +55,7 @@ _TOO_DEEP = Rejected(f"nested deeper than {MAX_DEPTH} levels")
 
 
 def parse_line(line: bytes) -> Parsed:
-    """One line of a JSONL file, without its newline; None where it is blank.
+    """One line of a JSONL file, without its newline; None if it is blank.
 
     NaN and infinities become the strings "NaN", "Infinity" and "-Infinity". Never raises.
     """

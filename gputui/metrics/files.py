@@ -70,7 +70,7 @@ class FollowedFile:
     """Descriptors of the file at ``path`` (or the first that matches it, where ``is_pattern``), by inode.
 
     A descriptor outlives the name: what was renamed or deleted can be read to its end. A ``path`` with ``*`` or ``?``
-    in it stands for the newest file that it matches, as scripts begin one with each start; to one that a newer has
+    in it means the newest file that it matches, as scripts begin one with each start; to one that a newer has
     followed nothing leads back, even where it still grows.
     """
 
@@ -133,7 +133,7 @@ class FollowedFile:
 
     def open_former(self, inode: int, offset: int, expected: str | None) -> int | None:
         """A file that is no longer at the path: still open here, or beside it under another name, where a rotation
-        put it while nobody was reading."""
+        put it between two reads."""
         if inode in self._descriptors:
             return self._descriptors[inode]
         if self._sought == inode:

@@ -89,7 +89,7 @@ class LineFormat(Protocol):
         """A file begins, or is taken up again: its first line, where the format has a header."""
 
     def parse(self, line: bytes) -> Parsed:
-        """A line without its newline; None where it is no metric and no fault."""
+        """A line without its newline; None if it is no metric and no fault."""
 
     def parse_unterminated(self, line: bytes) -> Parsed:
         """The last bytes of an attempt, of which no newline follows."""
@@ -130,7 +130,7 @@ class OutputPatterns:
     together (a step within a pass: ``epoch * total + iter``), else ``iter`` or ``iteration``. The first pattern that
     matches a line counts. Lines that match none are simply not metrics.
 
-    Raises ValueError where a pattern does not compile, names no step, or there is none.
+    Raises ValueError if a pattern does not compile, names no step, or there is none.
     """
 
     breaks_at_return = True
@@ -222,7 +222,7 @@ class CsvLines:
 
     def parse(self, line: bytes) -> Parsed:
         stripped = line.strip()
-        # A script that opens its file anew for each attempt writes its header again.
+        # A script that reopens its file for each attempt writes its header again.
         if not stripped or stripped == self._header:
             return None
         cells = _cells(line)
@@ -236,7 +236,7 @@ class CsvLines:
         return _with_step(values, cells[self._step])
 
     def mark(self, line: bytes) -> int:
-        """Of what the line says, whichever other columns there are and in whatever order. A column of whole numbers
+        """Of what the line says, with any other columns, in any order. A column of whole numbers
         gets decimals as soon as one of them is unknown (pandas)."""
         stripped = line.strip()
         if not stripped or stripped == self._header:
@@ -268,7 +268,7 @@ def line_format(name: str, reading: Reading = AS_USUAL) -> LineFormat:
 
 
 def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pattern[str]:
-    """A profile's pattern, the ``number``-th. Raises ValueError where it does not compile or names no step."""
+    """A profile's pattern, the ``number``-th. Raises ValueError if it does not compile or names no step."""
     # Here, for it takes 14 ms and most commands meet no pattern.
     import regex
 

@@ -20,11 +20,12 @@ from typing import Any
 
 import orjson
 
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
 from gputui.metrics.files import Matches
 from gputui.metrics.history_scan import HistoryScan
 from gputui.metrics.marks import KnownMarks, common, packed
+from gputui.metrics.source_reader import Boundary, owning_attempt
 from gputui.redaction import BY_LOOK, Redactor
 
 DAMAGED_KEPT = 1000
@@ -90,15 +91,16 @@ class HistoryReader:
             self._settled = (scan.version, state)
             return None
         generation = state.generation + (start < total)
-        attempt, segment_end = owner(boundaries, (generation, start))
+        attempt, segment_end = owning_attempt(boundaries, (generation, start))
         if attempt is None:
             return None
         batch = Batch(state, attempt, self._redactor, min(self._clock(), scan.modified_at))
         stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
+        until = time.monotonic() + READ_SECONDS
         with Path(scan.path).open("rb") as file:
             for index in range(start, stop):
                 self._take(batch, generation, index, file.fileno(), scan)
-                if batch.bytes_read >= budget_bytes:
+                if batch.bytes_read >= budget_bytes or time.monotonic() >= until:
                     stop = index + 1
                     break
         # An older gputui has stored no marks: what it had read is taken for what is there now.
@@ -146,7 +148,7 @@ class HistoryReader:
             batch.reject(generation, index, raw, parsed)
 
     def _scanned(self, state: SourceState, *, at_once: bool) -> HistoryScan | None:
-        """The look through the newest usable file, begun or done; None where there is none, or nothing new in it."""
+        """The look through the newest usable file, begun or done; None if there is none, or nothing new in it."""
         for path in self._newest_first(at_once=at_once):
             try:
                 status = Path(path).stat()

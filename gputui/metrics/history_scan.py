@@ -113,7 +113,7 @@ class HistoryScan:
 
 
 def _end_of(buffer: bytes, begin: int) -> int | None:
-    """Where a value that is no flat object ends; None where its end is not in the buffer."""
+    """Where a value that is no flat object ends; None if its end is not in the buffer."""
     if buffer[begin] not in b"{[":
         scalar = _SCALAR.match(buffer, begin)
         return None if scalar is None else scalar.end()

@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from gputui.metrics.batch import BATCH_BYTES, Batch, Boundary, MetricsNote, SourceReader, SourceState
+from gputui.metrics.batch import BATCH_BYTES, Batch, MetricsNote, SourceState
 from gputui.metrics.batch_writer import store_batch
+from gputui.metrics.earlier_lines import EarlierLines
 from gputui.metrics.formats import AS_USUAL, PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
-from gputui.metrics.marks import stored_marks
+from gputui.metrics.marks import listed_marks, stored_marks
 from gputui.metrics.records import TRACKERS, RecordReader
 from gputui.metrics.reduction import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
+from gputui.metrics.source_reader import Boundary, SourceReader
 from gputui.metrics.step_order import STARTS_AGAIN, StepOrder
 from gputui.metrics.tailer import SourceTailer
 from gputui.redaction import BY_LOOK, Redactor
@@ -26,6 +28,10 @@ from gputui.redaction import BY_LOOK, Redactor
 PUMP_BYTES = 4 << 20
 # The loop that reads also looks after runs: what is left over is read in its next turn.
 PUMP_SECONDS = 0.03
+
+# A batch is made as large as the time that is left allows, by what the ones before took; but not smaller than this.
+_LEAST_BATCH_BYTES = 16 << 10
+_FIRST_BYTES_PER_SECOND = 4 << 20
 
 # What a line costs beyond its bytes, in bytes, so that a budget also bounds a flood of tiny lines.
 _LINE_COST_BYTES = 128
@@ -87,6 +93,7 @@ class MetricsIngest:
         self._waiting: deque[int] = deque()
         self._report = IngestReport()
         self._to_reduce: list[int] | None = None
+        self._bytes_per_second = float(_FIRST_BYTES_PER_SECOND)
 
     # --- what the caller's transaction covers -----------------------------------------------------------------------
 
@@ -114,7 +121,7 @@ class MetricsIngest:
         inside the caller's transaction. ``rank_output`` is a glob below the attempt's folder for what its first rank
         prints, with ``{stream}`` where stdout and stderr are kept apart.
 
-        What is in a file before a run's first attempt is not the run's, and is not read. Raises OSError where the file
+        What is in a file before a run's first attempt is not the run's, and is not read. Raises OSError if the file
         is there and cannot be read, and sqlite3.Error.
         """
         self._begin(run_id, attempt, None, rank_output)
@@ -215,12 +222,15 @@ class MetricsIngest:
         which must have been committed by then.
         """
         taken: list[tuple[_Source, Batch]] = []
-        spent = 0
+        began = time.monotonic()
+        spent = read = 0
         try:
             for source in list(queue):
-                if spent >= budget_bytes or time.monotonic() >= until:
+                left_seconds = until - time.monotonic()
+                if spent >= budget_bytes or left_seconds <= 0:
                     break
-                batch = self._read(source, int(min(BATCH_BYTES, budget_bytes - spent)), ended)
+                fitting = max(_LEAST_BATCH_BYTES, left_seconds * self._bytes_per_second)
+                batch = self._read(source, int(min(BATCH_BYTES, budget_bytes - spent, fitting)), ended)
                 queue.popleft()
                 if batch is None:
                     if source.reader.is_busy:
@@ -236,6 +246,7 @@ class MetricsIngest:
                     self.forget(source.run_id)
                     self._note_stale(source.run_id)
                     continue
+                read += batch.bytes_read
                 spent += max(batch.bytes_read, _LINE_COST_BYTES * (len(batch.rows) + len(batch.rejected)), 1)
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
@@ -246,6 +257,10 @@ class MetricsIngest:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+        if read >= _LEAST_BATCH_BYTES:
+            # A disk that was busy for a moment is no reason to continue with small batches for long.
+            pace = read / max(time.monotonic() - began, 1e-6)
+            self._bytes_per_second += (pace - self._bytes_per_second) / 2
         for source, batch in taken:
             source.state = batch.state
             self._report.add(source.run_id, batch)
@@ -316,7 +331,10 @@ class MetricsIngest:
             return RecordReader(source_id, path, name, redactor)
         is_printed = name == _ATTEMPT_OUTPUT
         format_ = line_format(_PRINTED if is_printed else name, Reading.from_json(reading))
-        return SourceTailer(source_id, path, format_, redactor, is_pattern=is_printed, known=known, clock=self._clock)
+        earlier = EarlierLines(known, partial(listed_marks, self._connection, source_id))
+        return SourceTailer(
+            source_id, path, format_, redactor, is_pattern=is_printed, known=known, earlier=earlier, clock=self._clock
+        )
 
     def _begin(self, run_id: str, attempt: int, offsets: Mapping[str, int] | int | None, rank_output: str) -> None:
         rows = self._connection.execute(
@@ -344,7 +362,7 @@ class MetricsIngest:
         self._note_stale(run_id)
 
     def _begin_output(self, run_id: str, attempt: int, output: str, reading: str | None) -> None:
-        """An attempt's output is a file of its own, or one for each stream: ``output`` with ``{stream}`` replaced."""
+        """An attempt's output is one file, or one per stream: ``output`` with ``{stream}`` replaced."""
         for path in dict.fromkeys(output.replace("{stream}", one) for one in Reading.from_json(reading).streams):
             self._connection.execute(
                 "INSERT OR IGNORE INTO metric_sources (run_id, path, format, reading) VALUES (?, ?, ?, ?)",

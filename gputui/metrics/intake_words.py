@@ -8,7 +8,7 @@ EXAMPLE_CHARACTERS = 60
 
 
 def intake_words(known: Intake) -> str | None:
-    """A sentence about lines that could not be used; None where all could, or where nothing was written yet."""
+    """A sentence about lines that could not be used; None if all could, or where nothing was written yet."""
     if known.rejected:
         total = known.taken + known.rejected
         if known.taken:
@@ -24,6 +24,6 @@ def intake_words(known: Intake) -> str | None:
         return f"{begin} ({known.reason}): {example}"
     if known.no_metrics is not None:
         return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
-    if known.printed_bytes and not known.taken:
-        return "Nothing printed so far matches the metrics patterns of its profile"
+    if known.is_over and known.printed_bytes and not known.taken:
+        return "Nothing that it printed matches the metrics patterns of its profile"
     return None

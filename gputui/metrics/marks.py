@@ -1,7 +1,7 @@
 """The lines of a file as they were read: a CRC-32 of each, kept in the store beside the offset.
 
-A script may write its whole file anew at each epoch, or add a column to it. Such a file is compared with the marks, and
-only the lines behind those that it had before are new.
+A script may rewrite its whole file at each epoch, or add a column to it. Such a file is compared with the marks, and
+only lines that no version of it had before are new.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ MARK_BYTES = 4
 BLOCK_LINES = 256
 COMPARED_BYTES = 1 << 20
 
+# The list of all lines that were stored from a rewritten file has the blocks -1, -2, …, and so many of them at most.
+LISTED_BLOCKS = 256
+LISTED_LINES = LISTED_BLOCKS * BLOCK_LINES
+
 LONG_LINE_MARK = 1
 """Of every line that is too long to be looked into."""
 
@@ -35,6 +39,14 @@ def packed(marks: array[int]) -> bytes:
         marks = marks[:]
         marks.byteswap()
     return marks.tobytes()
+
+
+def unpacked(data: bytes) -> array[int]:
+    """The reverse."""
+    marks = array("I", data)
+    if sys.byteorder == "big":
+        marks.byteswap()
+    return marks
 
 
 def common(one: bytes, other: bytes) -> int:
@@ -107,3 +119,36 @@ def store_marks(connection: sqlite3.Connection, source_id: int, start: int, mark
         "INSERT INTO line_marks (source_id, block, marks) VALUES (?, ?, ?)",
         [(source_id, block + at // size, data[at : at + size]) for at in range(0, len(data), size)],
     )
+
+
+def listed_marks(connection: sqlite3.Connection, source_id: int) -> bytes:
+    """The marks of the newest LISTED_LINES lines that were stored from any version of a rewritten file; none of a
+    file that was only appended to. Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT marks FROM line_marks WHERE source_id = ? AND block < 0 ORDER BY block LIMIT ?",
+        (source_id, LISTED_BLOCKS),
+    )
+    return b"".join(row[0] for row in rows)
+
+
+def list_marks(connection: sqlite3.Connection, source_id: int, marks: bytes) -> None:
+    """Add marks to that list, inside the caller's transaction. Raises sqlite3.Error."""
+    row = connection.execute(
+        "SELECT block, marks FROM line_marks WHERE source_id = ? AND block < 0 ORDER BY block LIMIT 1", (source_id,)
+    ).fetchone()
+    block, data = row or (-1, b"")
+    data += marks
+    size = BLOCK_LINES * MARK_BYTES
+    connection.executemany(
+        "INSERT OR REPLACE INTO line_marks (source_id, block, marks) VALUES (?, ?, ?)",
+        [(source_id, block - at // size, data[at : at + size]) for at in range(0, len(data), size)],
+    )
+    newest = block - (len(data) - 1) // size
+    connection.execute(
+        "DELETE FROM line_marks WHERE source_id = ? AND block >= ? AND block < 0", (source_id, newest + LISTED_BLOCKS)
+    )
+
+
+def clear_list(connection: sqlite3.Connection, source_id: int) -> None:
+    """Raises sqlite3.Error."""
+    connection.execute("DELETE FROM line_marks WHERE source_id = ? AND block < 0", (source_id,))

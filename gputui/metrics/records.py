@@ -1,8 +1,8 @@
 """Following the growing files of another tracker, record by record: TensorBoard's event files, W&B's offline runs.
 
-They are only ever appended to, and each start of a script begins one of its own: the newest that matches is read, after
-the one before it to its end. What is read is what their own libraries would read (`gputui.metrics.tracker_files`); none
-of these is imported.
+They are only ever appended to, and each start of a script begins a new one: the newest that matches is read, after
+the one before it to its end. `tensorboard_files` and `wandb_files` understand what their own libraries would; none of
+these is imported.
 """
 
 from __future__ import annotations
@@ -11,20 +11,13 @@ import os
 import time
 from collections.abc import Sequence
 
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, SourceState, owner
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import ParsedLine, Rejected, parse_values
 from gputui.metrics.files import FollowedFile
-from gputui.metrics.tracker_files import (
-    LARGEST_READ_BYTES,
-    DamagedRecordError,
-    RecordFrame,
-    event_end,
-    event_frames,
-    event_scalars,
-    wandb_end,
-    wandb_frames,
-    wandb_scalars,
-)
+from gputui.metrics.source_reader import Boundary, owning_attempt
+from gputui.metrics.tensorboard_files import event_end, event_frames, event_scalars
+from gputui.metrics.tracker_files import LARGEST_READ_BYTES, DamagedRecordError, RecordFrame
+from gputui.metrics.wandb_files import wandb_end, wandb_frames, wandb_scalars
 from gputui.redaction import BY_LOOK, Redactor
 
 # Kind of a source → what its files are called below the folder that a profile names, how they are cut into records,
@@ -33,8 +26,6 @@ TRACKERS = {
     "tensorboard": ("events.out.tfevents.*", event_frames, event_end, event_scalars),
     "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_end, wandb_scalars),
 }
-# Of one batch: how much work its records are is not known from their bytes.
-READ_SECONDS = 0.02
 
 
 class RecordReader:
@@ -48,7 +39,7 @@ class RecordReader:
         self._file = FollowedFile(f"{path}/{name}")
 
     def close(self) -> None:
-        """Let go of open files; reading may go on afterwards."""
+        """Let go of open files; reading may continue afterwards."""
         self._file.close()
 
     def read(
@@ -90,7 +81,7 @@ class RecordReader:
     def _read_from(
         self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], budget_bytes: int
     ) -> Batch | None:
-        attempt, segment_end = owner(boundaries, state.place)
+        attempt, segment_end = owning_attempt(boundaries, state.place)
         size = os.fstat(descriptor).st_size if segment_end is None else segment_end
         offset = state.byte_offset
         if attempt is None or offset >= size:
@@ -127,7 +118,7 @@ class RecordReader:
     def _take(self, batch: Batch, generation: int, offset: int, frame: RecordFrame) -> None:
         parsed: ParsedLine | Rejected | None
         if frame.content is None:
-            parsed = Rejected("its checksum is wrong")
+            parsed = Rejected("its checksum is wrong, or a part of it is missing")
         else:
             try:
                 values = self._scalars(frame.content)

@@ -1,6 +1,6 @@
 """Stored lines reduced to envelopes for charts, exactly once, in the transaction that stores them.
 
-What was reduced and what was not is told by the store alone: lines behind the last stretch are to be reduced. A reducer
+Only the store says what was reduced: lines behind the last stretch are to be reduced. A reducer
 keeps those it has seen, so that they need not be read again, and forgets them when a transaction failed.
 """
 

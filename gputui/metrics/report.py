@@ -14,7 +14,7 @@ class AttemptProgress:
     """What is new of one attempt. ``first_step`` and ``last_step`` are those of this round's lines, events apart, None
     without any; ``first_at`` and ``last_at`` the times (unix seconds) that those lines tell. ``values`` are the newest
     of each metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here.
-    ``events`` counts the lines that told of each event."""
+    ``events`` counts the lines of each event."""
 
     run_id: str
     attempt: int
@@ -30,11 +30,12 @@ class AttemptProgress:
     def add(self, batch: Batch) -> None:
         self.lines += len(batch.rows)
         self.rejected += len(batch.rejected)
-        if batch.last_step is not None:
+        steps = batch.steps
+        if steps.last is not None:
             if self.last_step is None:
-                self.first_step, self.first_at = batch.first_step, batch.first_at
-            if self.last_step is None or batch.last_step >= self.last_step:
-                self.last_step, self.last_at = batch.last_step, batch.last_at
+                self.first_step, self.first_at = steps.first, steps.first_at
+            if self.last_step is None or steps.last >= self.last_step:
+                self.last_step, self.last_at = steps.last, steps.last_at
         for name, times in batch.events.items():
             self.events[name] = self.events.get(name, 0) + times
         if batch.newest:

@@ -1,4 +1,4 @@
-"""Noticing steps that start again within one attempt, as those do that count anew in each epoch."""
+"""Detect steps that start again within one attempt, such as a count per epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepOrder:
     starts: int = 0
 
     def add(self, lines: Sequence[MetricLine]) -> bool:
-        """Take the next lines; True where they start again for the second time in their attempt."""
+        """Take the next lines; True if they start again for the second time in their attempt."""
         is_found = False
         for line in lines:
             if "event" in line.values:

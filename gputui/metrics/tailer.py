@@ -1,6 +1,6 @@
 """Following one growing file of lines: partial lines, rotation, truncation and restarts included.
 
-Nothing that matters is remembered here: where reading stands is the committed state that each call is given. Only open
+Nothing that matters is remembered here: the read position is the committed state that each call gets. Only open
 files are kept, so that one that was renamed or deleted can still be read to its end.
 """
 
@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress, repeat
 
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, Boundary, MetricsNote, SourceState, owner
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, MetricsNote, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, ParsedLine, Rejected
+from gputui.metrics.earlier_lines import EarlierLines
 from gputui.metrics.files import FollowedFile, fingerprint, is_unchanged, marks, marks_after
 from gputui.metrics.formats import LineFormat
 from gputui.metrics.marks import LONG_LINE_MARK, KnownMarks, MarkComparison, Verdict
+from gputui.metrics.source_reader import Boundary, attempt_place, owning_attempt
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 
 HEADER_BYTES = 64 << 10
-# A new attempt whose file stays shorter than what was read for so long has begun it anew: nobody is busy writing all of
+# A new attempt whose file stays shorter than what was read for so long has restarted it: nothing is busy writing all of
 # it again.
 SHORT_SECONDS = 2.0
 
 
 class SourceTailer:
     """Reads the lines of the file at ``path``, or of the first that matches it where ``is_pattern``. ``known`` answers
-    marks of lines that were stored; ``clock`` gives UTC unix seconds.
+    marks of lines that were stored, ``earlier`` which lines of a rewritten file are known; ``clock`` gives UTC unix
+    seconds.
 
     A file that is replaced is read to its end first. The new one, and one that was truncated or rewritten, is compared
     with the lines that were read: where it begins with them it is read on behind them; where it ends within them, as
     one does that is just being written again, it is waited for; where it differs, it is read from there on as the next
-    generation.
+    generation, without the lines that its attempt had stored from an earlier version of it.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class SourceTailer:
         *,
         is_pattern: bool = False,
         known: KnownMarks,
+        earlier: EarlierLines,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.is_busy = False
@@ -53,6 +58,7 @@ class SourceTailer:
         self._format = line_format
         self._file = FollowedFile(path, is_pattern=is_pattern)
         self._known = known
+        self._earlier = earlier
         self._begun: tuple[int, int] | None = None
         self._unchanged: tuple[object, ...] | None = None
         self._comparison: MarkComparison | None = None
@@ -60,7 +66,7 @@ class SourceTailer:
         self._short_since: float | None = None
 
     def close(self) -> None:
-        """Let go of open files; reading may go on afterwards."""
+        """Let go of open files; reading may continue afterwards."""
         self._file.close()
 
     def read(
@@ -138,10 +144,10 @@ class SourceTailer:
     def _read_from(
         self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], limit: int, is_last: bool
     ) -> Batch | None:
-        """The next lines of a file, or a batch with the same state where there are none; None where what lies before
+        """The next lines of a file, or a batch with the same state if there are none; None if what lies before
         them is not what was read. ``is_last``: nothing follows on a line without a newline."""
         assert state.inode is not None
-        attempt, segment_end = owner(boundaries, state.place)
+        attempt, segment_end = owning_attempt(boundaries, state.place)
         if attempt is None:
             return Batch(state, 0, self._redactor)
         offset = state.byte_offset
@@ -160,10 +166,13 @@ class SourceTailer:
             self._begun = (state.inode, state.generation)
 
         at_boundary = segment_end is not None and offset + len(data) >= segment_end
-        # What nobody read for hours was not written now.
+        # What stayed unread for hours was not written now.
         arrived_at = min(self._clock(), os.fstat(descriptor).st_mtime)
         batch = Batch(state, attempt, self._redactor, arrived_at)
-        consumed, skipping, complete = self._take(batch, data, at_end and (at_boundary or is_last))
+        began = attempt_place(boundaries, state.place)
+        # What an attempt appends that began within this version of the file is no copy of earlier lines.
+        is_copied = began is not None and began[0] < state.generation
+        consumed, skipping, complete = self._take(batch, data, at_end and (at_boundary or is_last), is_copied)
         batch.bytes_read = consumed
         batch.more = not complete or not at_end or at_boundary
         if consumed or skipping != state.skipping:
@@ -175,6 +184,8 @@ class SourceTailer:
                 fingerprint=fingerprint(*marks_after(head, tail, data[:consumed])),
                 mark_count=count,
             )
+            if count is not None:
+                self._earlier.go_to(batch.state)
         return batch
 
     # --- a file in the old one's place --------------------------------------------------------------------------------
@@ -258,7 +269,7 @@ class SourceTailer:
         return os.pread(descriptor, len(rest), self._comparison.place) == rest
 
     def _closed(self, former: int, state: SourceState, boundaries: Sequence[Boundary]) -> Batch | None:
-        """What stood without a newline at the end of a file that nobody writes to any more; None where nothing did."""
+        """The text without a newline at the end of a file without a writer; None if there is none."""
         batch = self._read_from(former, state, boundaries, BATCH_BYTES, True)
         if batch is None or batch.state == state:
             return None
@@ -286,7 +297,7 @@ class SourceTailer:
             if inode == state.inode:
                 kind, why = "metrics_rewritten", "was rewritten; it is read from the first line that is another"
             elif former is None:
-                kind, why = "metrics_lost", "was replaced while nobody was reading; what was unread in it is gone"
+                kind, why = "metrics_lost", "was replaced while no agent was reading it; its unread lines are lost"
             elif os.fstat(former).st_nlink == 0 and lines > self._format.has_header:
                 kind, why = "metrics_replaced", "was replaced; the new one is read from the first line that is another"
         batch = Batch(state, 0, self._redactor, more=True)
@@ -299,6 +310,15 @@ class SourceTailer:
             None if self._format.breaks_at_return else lines,
             state.is_rewritten or kind is not None,
         )
+        began = attempt_place(boundaries, batch.state.place)
+        is_other_attempt = began is None or began >= state.place
+        # A file that was put aside by a rotation is followed by one that is no copy of it.
+        is_rotated = former is not None and os.fstat(former).st_nlink > 0
+        if is_other_attempt or (is_rotated and not is_whole):
+            batch.clears_list = True
+            self._earlier.forget(batch.state)
+        elif not is_whole:
+            batch.listed = self._earlier.drop(state, batch.state)
         if kind is not None and not state.is_rewritten:
             batch.note = MetricsNote(kind, str(self._file.path), f"{self._file.path} {why}")
         return batch
@@ -311,11 +331,12 @@ class SourceTailer:
         at_end = len(data) < wanted or (segment_end is not None and offset + len(data) == segment_end)
         return data, at_end
 
-    def _take(self, batch: Batch, data: bytes, closing: bool) -> tuple[int, int, bool]:
-        """Put the lines of ``data`` into the batch: (bytes consumed, bytes of an over-long line passed over, whether
-        every complete line was taken)."""
+    def _take(self, batch: Batch, data: bytes, closing: bool, is_copied: bool) -> tuple[int, int, bool]:
+        """Put the lines of ``data`` into the batch, where ``is_copied`` without the known ones: (bytes consumed, bytes
+        of an over-long line passed over, whether every complete line was taken)."""
         state = batch.state
         generation, offset = state.place
+        is_listed = state.mark_count is not None and self._earlier.are_listed(state)
         if self._format.breaks_at_return:
             data = data.replace(b"\r", b"\n")
         start = 0
@@ -329,33 +350,43 @@ class SourceTailer:
         lines = data[start:].split(b"\n", BATCH_LINES)
         rest = lines.pop()
         complete = len(lines) < BATCH_LINES
-        position = offset + start
+        takes_rest = complete and bool(rest) and (closing or len(rest) > MAX_LINE_BYTES)
         if state.mark_count is not None:
             batch.marks.extend(map(self._format.mark, lines))
+            if takes_rest:
+                batch.marks.append(LONG_LINE_MARK if len(rest) > MAX_LINE_BYTES else self._format.mark(rest))
+        are_new: Iterable[bool] = repeat(True)
+        if is_listed:
+            if is_copied:
+                are_new = self._earlier.new_ones(state, batch.marks)
+            batch.listed.extend(compress(batch.marks, are_new))
+        position = offset + start
         parse = self._format.parse
         source_id = self._source_id
-        for line in lines:
-            parsed = parse(line)
-            if type(parsed) is ParsedLine:
-                batch.take(source_id, generation, position, parsed)
-            elif isinstance(parsed, Rejected):
-                batch.reject(generation, position, line, parsed)
+        new = iter(are_new)
+        for line, is_new in zip(lines, new, strict=False):
+            if is_new:
+                parsed = parse(line)
+                if type(parsed) is ParsedLine:
+                    batch.take(source_id, generation, position, parsed)
+                elif isinstance(parsed, Rejected):
+                    batch.reject(generation, position, line, parsed)
             position += len(line) + 1
         skipping = 0
-        if complete and rest and (closing or len(rest) > MAX_LINE_BYTES):
+        if takes_rest:
             answer: Parsed = TOO_LONG if len(rest) > MAX_LINE_BYTES else self._format.parse_unterminated(rest)
+            if not next(new):
+                answer = None
             if isinstance(answer, Rejected):
                 batch.reject(generation, position, rest, answer)
             elif answer is not None:
                 batch.take(source_id, generation, position, answer)
-            if state.mark_count is not None:
-                batch.marks.append(LONG_LINE_MARK if answer is TOO_LONG else self._format.mark(rest))
             position += len(rest)
             skipping = 0 if closing else len(rest)
         return position - offset, skipping, complete
 
 
 def _first_line(descriptor: int) -> bytes | None:
-    """The first line of a file; None where it is not complete yet."""
+    """The first line of a file; None if it is not complete yet."""
     line, newline, _ = os.pread(descriptor, HEADER_BYTES, 0).partition(b"\n")
     return line if newline else None

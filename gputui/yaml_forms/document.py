@@ -60,7 +60,7 @@ class Document:
 
 
 class YamlError(ValueError):
-    """The text is no YAML that a profile can be. ``mark`` is None where the text as a whole is meant."""
+    """The text is no YAML that a profile can be. ``mark`` is None if the text as a whole is meant."""
 
     def __init__(self, text: str, mark: Mark | None) -> None:
         super().__init__(text)

@@ -70,7 +70,7 @@ def problem_at(
 
 
 def given_twice(path: Path, document: Document) -> list[Problem]:
-    """Every key that stands twice in one mapping."""
+    """Every duplicate key of one mapping."""
     return [
         problem_at(path, document, place, "the key is given twice", mark=mark) for place, mark in document.duplicates
     ]

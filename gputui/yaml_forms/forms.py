@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gputui.yaml_forms.document import Document, Place
@@ -23,6 +23,7 @@ _PROBLEM = "gputui_problem"
 UNBOUNDED = 1e12
 # More options are not listed where one of them was probably meant.
 _OPTIONS_SHOWN = 8
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
 
 _IN_WORDS = {
@@ -38,6 +39,7 @@ _IN_WORDS = {
     "dict_type": "a mapping (name: value)",
     "model_type": "a mapping (key: value)",
     "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
     "less_than_equal": "a number of at most {le:g}",
 }
 _PATTERNS = {
@@ -46,11 +48,17 @@ _PATTERNS = {
 }
 
 
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""The name of a profile, a study or a target."""
+
+
 class Model(BaseModel):
-    """Exactly the keys of its fields, each of exactly its type. ``called`` is what its keys are."""
+    """Exactly the keys of its fields, each of exactly its type. ``called`` is what its keys are; ``other_names`` are
+    what other tools call some of them, with the key."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     called: ClassVar[str] = "key"
+    other_names: ClassVar[Mapping[str, str]] = {}
 
 
 def expected(what: str) -> PydanticCustomError:
@@ -139,7 +147,7 @@ def findings(
         if detail["type"] == "extra_forbidden":
             model = _model_at(form, written[:-1])
             keys = [one.alias or name for name, one in model.model_fields.items()]
-            sentence, meant = not_one_of(model.called, str(place[-1]), keys)
+            sentence, meant = not_one_of(model.called, str(place[-1]), keys, model.other_names)
             yield place, {"problem": sentence, "nearest": meant}
         else:
             yield _finding(detail, place)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from types import MappingProxyType
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -14,10 +16,23 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return plain[found[0]] if found else None
 
 
-def not_one_of(what: str, name: str, known: Iterable[str]) -> tuple[str, str | None]:
-    """What is wrong with a name that is none of those there are, and the one that was probably meant."""
+def nearest_file(name: str, names: Iterable[str]) -> str | None:
+    """As `nearest`, for files: an ending that both have makes no two names alike."""
+    listed = list(names)
+    stem = PurePath(name).stem
+    same = {PurePath(each).stem: each for each in reversed(listed) if PurePath(each).suffix == PurePath(name).suffix}
+    others = {each: each for each in listed if each not in same.values()}
+    found = nearest(stem, same)
+    return same[found] if found is not None else nearest(name, others)
+
+
+def not_one_of(
+    what: str, name: str, known: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, str | None]:
+    """What is wrong with a name that is none of those there are, and the one that was probably meant. ``other_names``
+    are what other tools call some of them, with the name here."""
     names = list(known)
-    meant = nearest(name, names)
+    meant = other_names.get(_plain(name)) or nearest(name, names)
     return f"unknown {what}" + ("" if meant else f"; there are {', '.join(names)}"), meant
 
 

@@ -15,9 +15,9 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in one place. ``line`` and ``column`` count from 1 and are None where the file as a whole is
+    """One thing wrong in one place. ``line`` and ``column`` count from 1 and are None if the file as a whole is
     meant; ``key`` is dotted (``params.lr``), "" for the whole file. ``problem`` says what is wrong; ``expected`` and
-    ``found`` stand where a value of another kind was; ``nearest`` is what was probably meant."""
+    ``found`` describe it where a value of another kind was; ``nearest`` is what was probably meant."""
 
     file: str
     line: int | None

@@ -13,8 +13,8 @@ import pytest
 from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.metrics.ingest import MetricsIngest
+from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
-from gputui.store.runs import read_attempts
 from tests.stores import open_store
 
 RUN = "run-1"

@@ -23,13 +23,13 @@ def test_a_curve_stands_before_its_shadows(story: Story) -> None:
     made = drawing(data, "run-1")
     shown = [(curve.label, curve.style, curve.is_shadow) for curve in made.curves]
     assert shown == [
-        ("loss (done again)", "series.0", True), ("loss (measured)", "series.0", True), ("loss", "series.0", False),
-        ("lr (done again)", "series.1", True), ("lr", "series.1", False),
+        ("loss (redone)", "series.0", True), ("loss (measured)", "series.0", True), ("loss", "series.0", False),
+        ("lr (redone)", "series.1", True), ("lr", "series.1", False),
     ]  # fmt: skip
     assert [(marker.x, marker.label, marker.is_line) for marker in made.markers] == [
         (100.0, "ckpt", False), (200.0, "↻1", True),
     ]  # fmt: skip
-    assert "lr (done again),200.0" in csv_text(made.curves)
+    assert "lr (redone),200.0" in csv_text(made.curves)
     for kind in ("csv", "svg"):
         assert export(kind, made)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from gputui.curves import run_lines
 from gputui.curves.live_curves import RunCurves, read_charts
 from gputui.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.formats import Reading
-from gputui.store.runs import read_attempts
+from gputui.store.attempts import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
 
@@ -336,3 +336,16 @@ def test_a_logarithmic_axis_is_followed_and_looked_into(story: Story) -> None:
     window = story.ask(replace(request, window=(100.0, 1000.0)), curves).curves["loss"]
     inside = [each for each in window.bins if each.first_x >= 100 and each.last_x <= 1000]
     assert len(inside) > 100 and sum(each.points for each in inside) >= 850
+
+
+@pytest.mark.parametrize("axis", ["time", "trained"])
+def test_in_time_the_axis_spans_the_attempts_not_only_their_lines(story: Story, axis: Axis) -> None:
+    story.attempt(1, 0)
+    story.connection.execute("UPDATE attempts SET ended_at = ?", (BEGAN_AT + 22,))
+    without_lines = story.ask(ChartRequest(("loss",), axis=axis)).frame
+    assert (without_lines.start, without_lines.end) == (0.0, 22.0)
+    story.steps(0, 3, 10.0)
+    frame = story.ask(ChartRequest(("loss",), axis=axis)).frame
+    assert (frame.start, frame.end) == (0.0, 22.0)
+    by_step = story.ask(ChartRequest(("loss",))).frame
+    assert (by_step.start, by_step.end) == (0.0, 2.0)

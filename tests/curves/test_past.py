@@ -8,7 +8,7 @@ import pytest
 
 from gputui.curves.model import Axis, ChartRequest
 from gputui.curves.past import RunExtent, cut
-from gputui.store.runs import read_attempts
+from gputui.store.attempts import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
 

@@ -12,7 +12,7 @@ from gputui.curves import ranks
 from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartRequest, RankCurves
 from gputui.curves.past import RunExtent, cut
-from gputui.store.runs import read_attempts
+from gputui.store.attempts import read_attempts
 
 from .conftest import BEGAN_AT, RUN, Story
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.envelope import Bin, reduce
-from gputui.curves.smooth import is_set, smooth_bins
+from gputui.curves.metric_names import is_set
+from gputui.curves.smooth import smooth_bins
 
 
 def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:

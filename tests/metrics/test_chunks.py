@@ -71,7 +71,7 @@ def outcome(kind: str, attempts: list[bytes], cuts: list[int], budget: int, rest
         return rows
 
 
-def check(kind: str, attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
+def check_chunks(kind: str, attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
     whole = [b"".join(pieces) for pieces in attempts]
     longest, most = contract.MAX_LINE_BYTES, batch.BATCH_LINES
     from gputui.metrics import tailer
@@ -90,14 +90,14 @@ budgets = st.sampled_from([1, 50, 1 << 20])
 
 @given(st.lists(st.lists(jsonl_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_json_lines(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
-    check("jsonl", attempts, cuts, budget, restarts)
+    check_chunks("jsonl", attempts, cuts, budget, restarts)
 
 
 @given(st.lists(st.lists(output_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_output(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
-    check("stdout", attempts, cuts, budget, restarts)
+    check_chunks("stdout", attempts, cuts, budget, restarts)
 
 
 @given(st.lists(st.lists(csv_pieces, max_size=12), min_size=1, max_size=3), cut_lengths, budgets, st.booleans())
 def test_csv(attempts: list[list[bytes]], cuts: list[int], budget: int, restarts: bool) -> None:
-    check("csv", attempts, cuts, budget, restarts)
+    check_chunks("csv", attempts, cuts, budget, restarts)

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gputui.metrics.batch import Boundary, SourceState
+from gputui.metrics.batch import SourceState
 from gputui.metrics.records import RecordReader
+from gputui.metrics.source_reader import Boundary
+from gputui.metrics.tensorboard_files import event_frames, event_scalars
 from gputui.metrics.tracker_files import LARGEST_READ_BYTES
+from gputui.metrics.wandb_files import wandb_scalars
 
 from .conftest import Bench
 from .test_tracker_files import chunked, framed
 
 
-def event(step: int, **values: float) -> bytes:
+def event(step: int, /, **values: float) -> bytes:
     """One event as TensorBoard's writer makes it."""
     inner = b""
     for name, value in values.items():
@@ -26,9 +29,11 @@ def event(step: int, **values: float) -> bytes:
     return framed(body + (b"\x2a" + bytes([len(inner)]) + inner if inner else b""))
 
 
-def history(step: int, loss: float) -> bytes:
+def history(step: int, loss: float, /, **values: float) -> bytes:
+    """One record of history as W&B's service makes it."""
     items = b""
-    for name, text in (("_step", str(step)), ("_timestamp", str(1000.0 + step)), ("loss", str(loss))):
+    for name, value in {"_step": step, "_timestamp": 1000.0 + step, "loss": loss, **values}.items():
+        text = str(value)
         one = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
         items += b"\x0a" + bytes([len(one)]) + one
     return b"\x12" + bytes([len(items)]) + items
@@ -163,3 +168,31 @@ def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp
     )
     bench.pump()
     assert bench.stored() == [(1, 1), (1, 3)] and len(bench.rejected()) == 3
+
+
+@pytest.mark.parametrize("name", ["step", "time", "rank", "event", "phase"])
+def test_names_that_mean_something_else_in_a_line_are_changed(name: str) -> None:
+    (frame,) = event_frames(event(7, **{name: 0.5}), 0)
+    assert frame.content is not None
+    assert event_scalars(frame.content) == {f"{name}_": 0.5, "step": 7, "time": 1007.0}
+    assert wandb_scalars(history(7, 0.25, **{name: 8})) == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1007.0}
+
+
+def test_a_value_named_rank_is_a_value_and_no_process(bench: Bench, tmp_path: Path) -> None:
+    """As the rank of LoRA is: what is of another process than the first is in no chart."""
+    bench.begin()
+    append(events_of(tmp_path / "logs/version_0"), event(1, loss=0.5, rank=8.0) + event(2, loss=0.25, rank=0.5))
+    bench.pump()
+    assert [(line["loss"], line["rank_"]) for line in bench.data()] == [(0.5, 8.0), (0.25, 0.5)]
+    assert bench.connection.execute("SELECT rank FROM metrics").fetchall() == [(None,), (None,)]
+
+
+def test_a_damaged_record_is_set_aside_and_the_next_one_is_read(tmp_path: Path) -> None:
+    content = bytearray(chunked([history(step, 0.5) for step in (1, 2, 3)]))
+    content[content.index(b"0.5", content.index(b"1002.0"))] ^= 1
+    bench = Bench(tmp_path, kind="wandb", name="logs")
+    bench.begin()
+    append(events_of(tmp_path / "logs/offline-run-1", "run-1.wandb"), bytes(content))
+    bench.pump()
+    assert [line["step"] for line in bench.data()] == [1, 3]
+    assert bench.connection.execute("SELECT count(*) FROM rejected_lines").fetchone() == (1,)

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -201,9 +202,152 @@ def test_a_long_comparison_is_made_in_pieces(bench: Bench, monkeypatch: pytest.M
     assert steps(bench) == list(range(2001))
 
 
+# --- lines that are in another place than before
+
+
+def write(bench: Bench, how: str, numbers: Sequence[int]) -> None:
+    text = csv_text(csv_rows(*numbers)) if bench.file.suffix == ".csv" else "".join(map(line, numbers))
+    replace(bench, text) if how == "replaced" else bench.file.write_text(text)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
+@pytest.mark.parametrize("how", ["replaced", "in place"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_that_keeps_its_last_lines(tmp_path: Path, kind: str, how: str, restarted: bool) -> None:
+    bench = Bench(tmp_path, kind=kind, name=f"metrics.{kind}")
+    bench.begin()
+    told = []
+    for step in range(60):
+        write(bench, how, range(max(0, step - 19), step + 1))
+        told += notes(bench)
+        if restarted:
+            bench.restart()
+    assert steps(bench) == list(range(60))
+    assert bench.counts() == (60, 0)
+    assert len(told) <= 1
+
+
+@pytest.mark.parametrize("seen", [1, 7, 19])
+def test_kept_lines_that_are_seen_while_they_are_written(bench: Bench, seen: int) -> None:
+    bench.begin()
+    write(bench, "in place", range(30))
+    bench.pump()
+    for first in range(10, 50):
+        write(bench, "in place", range(first, first + seen))
+        bench.pump()
+        write(bench, "in place", range(first, first + 20))
+        bench.pump()
+    assert steps(bench) == list(range(69))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
+def test_an_early_line_that_is_edited(bench: Bench, restarted: bool) -> None:
+    bench.begin()
+    lines = [*map(line, range(30)), "broken\n"]
+    bench.append("".join(lines))
+    bench.pump()
+    lines[2] = line(2, note="edited")
+    bench.file.write_text("".join(lines))
+    bench.pump()
+    if restarted:
+        bench.restart()
+    bench.steps(*range(30, 60))
+    bench.pump()
+    assert sorted(steps(bench)) == sorted([*range(60), 2])
+    assert bench.counts() == (61, 1)
+
+
+def test_equal_lines_are_stored_as_often_as_one_version_has_them(bench: Bench) -> None:
+    bench.begin()
+    bench.append(line(0) + line(5) + line(5) + line(9))
+    bench.pump()
+    assert steps(bench) == [0, 5, 5, 9]
+    bench.file.write_text(line(5) + line(9) + line(5))
+    bench.pump()
+    assert steps(bench) == [0, 5, 5, 9]
+    bench.steps(5, 5)
+    bench.pump()
+    assert steps(bench) == [0, 5, 5, 9, 5, 5]
+
+
+def test_each_attempt_has_its_own_lines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second attempt begins its file and computes the same; then it keeps only the last lines."""
+    bench.begin()
+    bench.steps(*range(60))
+    bench.pump()
+    bench.begin(2)
+    monkeypatch.setattr(tailer, "SHORT_SECONDS", 0.0)
+    bench.file.write_text(line(0))
+    bench.pump()
+    bench.steps(*range(1, 60))
+    bench.pump()
+    for step in range(60, 70):
+        write(bench, "in place", range(step - 19, step + 1))
+        bench.pump()
+    assert bench.stored() == [(1, step) for step in range(60)] + [(2, step) for step in range(70)]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
+def test_what_an_attempt_appends_to_a_rewritten_file_is_its_own(bench: Bench, restarted: bool) -> None:
+    bench.begin()
+    bench.steps(*range(10))
+    bench.pump()
+    write(bench, "in place", range(5, 12))
+    bench.pump()
+    bench.begin(2)
+    bench.steps(3, 4, 11)
+    bench.pump()
+    if restarted:
+        bench.restart()
+    write(bench, "in place", [10, 11, 3, 4, 11, 12])
+    bench.pump()
+    assert bench.stored()[:12] == [(1, step) for step in range(12)]
+    assert bench.stored()[12:] == [(2, 3), (2, 4), (2, 11), (2, 12)]
+
+
+def test_a_rotated_file_is_no_copy(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(1, 2, 3)
+    bench.pump()
+    bench.file.rename(bench.folder / "metrics.jsonl.1")
+    bench.steps(2, 3, 4)
+    bench.pump()
+    assert steps(bench) == [1, 2, 3, 2, 3, 4]
+
+
+def test_known_lines_whose_batch_was_not_stored_are_known_again(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(*range(10))
+    bench.pump()
+    write(bench, "in place", range(5, 10))
+    bench.pump()
+    bench.connection.execute("CREATE TRIGGER full BEFORE INSERT ON metrics BEGIN SELECT RAISE(ROLLBACK, 'full'); END")
+    write(bench, "in place", range(6, 12))
+    with pytest.raises(sqlite3.IntegrityError):
+        bench.pump()
+    bench.connection.execute("DROP TRIGGER full")
+    bench.pump()
+    assert steps(bench) == list(range(12))
+
+
+def test_the_list_of_stored_lines_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "LISTED_BLOCKS", 2)
+    source_id, of_lines = 1, b"abcd"
+    marks.store_marks(bench.connection, source_id, 0, of_lines)
+    for number in range(1000):
+        marks.list_marks(bench.connection, source_id, number.to_bytes(4, "little") * 3)
+    listed = set(marks.unpacked(marks.listed_marks(bench.connection, source_id)))
+    assert listed == set(range(1000 - len(listed), 1000))
+    assert marks.BLOCK_LINES < 3 * len(listed) <= 2 * marks.BLOCK_LINES + 2
+    assert marks.stored_marks(bench.connection, source_id, 0, 1) == of_lines
+    marks.clear_list(bench.connection, source_id)
+    assert marks.listed_marks(bench.connection, source_id) == b""
+    assert marks.stored_marks(bench.connection, source_id, 0, 1) == of_lines
+
+
 # --- any schedule against a model
 
-CHANGES = ("append", "replace", "rewrite", "cut", "go back", "column", "half a line")
+CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "edit", "column", "half a line")
 
 
 class Story:
@@ -251,6 +395,10 @@ class Story:
         else:
             if what == "go back":
                 self.rows = self.rows[: int(len(self.rows) * at)]
+            elif what == "keep the last":
+                self.rows = self.rows[int(len(self.rows) * at) :]
+            elif what == "edit" and self.rows:
+                self.rows[int((len(self.rows) - 1) * at)]["step"] = next(self.numbers)
             elif what == "column" and self.kind == "csv":
                 self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")
                 self.columns.append(self.columns.pop(self.columns.index(f"c{len(self.columns) - 1}")))
@@ -271,6 +419,7 @@ stories = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["csv", "jsonl"]), stories, st.booleans())
 def test_each_line_that_was_seen_is_stored_once(

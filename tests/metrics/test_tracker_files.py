@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.tracker_files import (
-    DamagedRecordError,
-    RecordFrame,
-    event_frames,
-    event_scalars,
-    masked_crc,
-    wandb_frames,
-    wandb_scalars,
-)
+from gputui.metrics.tensorboard_files import event_frames, event_scalars, masked_crc
+from gputui.metrics.tracker_files import DamagedRecordError, RecordFrame
+from gputui.metrics.wandb_files import wandb_frames, wandb_scalars
 from tests.conftest import wait_until
 
 Frames = Callable[[bytes, int], Iterator[RecordFrame]]
@@ -43,7 +38,7 @@ def chunked(records: list[bytes]) -> bytes:
                 continue
             part, rest = rest[: left - 7], rest[left - 7 :]
             kind = 1 if first and not rest else 2 if first else 4 if not rest else 3
-            out += struct.pack("<IHB", 0, len(part), kind) + part
+            out += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
             first = False
     return bytes(out)
 
@@ -80,6 +75,24 @@ def test_damage_is_said_and_not_read_over() -> None:
         list(wandb_frames(chunked([b"abc"])[:7] + b"\xff" * 20, 0))
 
 
+def chunk(kind: int, content: bytes) -> bytes:
+    return struct.pack("<IHB", zlib.crc32(bytes([kind]) + content), len(content), kind) + content
+
+
+def test_chunks_that_do_not_make_a_record_are_none() -> None:
+    """And the next record is found, wherever reading begins."""
+    whole, first, last = chunk(1, b"whole"), chunk(2, b"first"), chunk(4, b"last")
+    wrong = struct.pack("<IHB", 0xDEADBEEF, 3, 1) + b"abc"
+    for broken in (wrong, last, chunk(3, b"middle") + last, first):
+        frames = list(wandb_frames(broken + whole, 100))
+        assert [frame.content for frame in frames] == [None, b"whole"]
+        assert [(frame.start, frame.end) for frame in frames] == [
+            (0, len(broken)), (len(broken), len(broken) + len(whole))
+        ]  # fmt: skip
+    (frame,) = wandb_frames(first + last, 100)
+    assert frame.content == b"firstlast"
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
     for scalars in (event_scalars, wandb_scalars):
@@ -96,6 +109,11 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
 
     writer = writer_of.EventFileWriter(str(tmp_path))
     shape = tensor_shape_pb2.TensorShapeProto()
+    integers = {
+        "int32": tensor_pb2.TensorProto(dtype=3, tensor_shape=shape, int_val=[-3]),
+        "int64": tensor_pb2.TensorProto(dtype=9, tensor_shape=shape, int64_val=[5]),
+        "content": tensor_pb2.TensorProto(dtype=9, tensor_shape=shape, tensor_content=struct.pack("<q", -7)),
+    }
     tensor = tensor_pb2.TensorProto(dtype=1, tensor_shape=shape, float_val=[0.5])
     vector = tensor_pb2.TensorProto(
         dtype=1,
@@ -106,6 +124,7 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
         values = [
             summary_pb2.Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1)),
             summary_pb2.Summary.Value(tag="lr", tensor=tensor),
+            *(summary_pb2.Summary.Value(tag=name, tensor=integer) for name, integer in integers.items()),
             summary_pb2.Summary.Value(tag="picture", image=summary_pb2.Summary.Image(height=1, width=1)),
             summary_pb2.Summary.Value(tag="vector", tensor=vector),
         ]
@@ -116,9 +135,12 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
     found = [event_scalars(frame.content) for frame in event_frames(file.read_bytes(), 0)]
     lines = [line for line in found if line is not None]
     assert lines == [
-        {"train/loss": pytest.approx(1.0 / (step + 1)), "lr": 0.5, "step": step, "time": 1000.5 + step}
+        {
+            "train/loss": pytest.approx(1.0 / (step + 1)), "lr": 0.5, "int32": -3.0, "int64": 5.0, "content": -7.0,
+            "step": step, "time": 1000.5 + step,
+        }
         for step in range(3)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.long

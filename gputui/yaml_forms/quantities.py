@@ -1,15 +1,18 @@
-"""Sizes of memory and disks, written with their unit."""
+"""Sizes of memory and disks, and spans of time, written with their unit."""
 
 from __future__ import annotations
 
 import re
 
-_UNITS: dict[str, int] = {
+_BYTES: dict[str, int] = {
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
 }
+_DAY = 86400.0
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": _DAY, "w": 7 * _DAY, "y": 365 * _DAY}
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|min|m|h|d|w|y)")
 
 SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
 """The same for editors, as JSON Schema has it."""
@@ -18,9 +21,9 @@ SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
 def parse_size(text: str) -> int | None:
     """``10GiB``, ``1.5 GB`` or ``500MB`` in bytes, or None when it is no size."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None or match.group(2).lower() not in _UNITS:
+    if match is None or match.group(2).lower() not in _BYTES:
         return None
-    return round(float(match.group(1)) * _UNITS[match.group(2).lower()])
+    return round(float(match.group(1)) * _BYTES[match.group(2).lower()])
 
 
 def format_size(count_bytes: int) -> str:
@@ -31,3 +34,9 @@ def format_size(count_bytes: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def parse_duration(text: str) -> float | None:
+    """``90s``, ``5 min``, ``30m``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds, or None for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
