@@ -2,5 +2,5 @@
 
 In: what an attempt left (exit record, logs, error files, checkpoints) and its run's history. Out: one incident with a
 kind, then one plan: actions, parameters, the checkpoint to resume from, or giving up. `kinds` is the table, `evidence`
-collects, `classify` names the incident, `policy` decides. Read those four in that order.
+collects, `classify` names the incident, `decide` makes the plan. Read those four in that order.
 """

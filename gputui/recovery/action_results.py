@@ -16,8 +16,8 @@ class Precondition:
 
     ``cool``: every GPU of the run is ``margin_celsius`` below the temperature where its clocks are lowered; ``disk``:
     so many bytes are free where the checkpoints lie; ``prune``: the checkpoints older than the ``keep`` newest valid
-    ones are removed; ``room``: so many bytes, or a twentieth of a small disk, are free there, where nobody knows yet
-    how much is needed. After ``limit_seconds`` the run goes on all the same, but fails where it waits for the disk.
+    ones are removed; ``room``: so many bytes, or a twentieth of a small disk, are free there, where it is not yet known
+    how much is needed. After ``limit_seconds`` the run continues all the same, but fails where it waits for the disk.
     """
 
     kind: Literal["cool", "disk", "prune", "room"]
@@ -34,16 +34,16 @@ class Effect:
     Attributes:
         env: variables of the next attempt only; they win over the profile's.
         quarantine: UUIDs of GPUs that no run gets any more until a person clears them.
-        replacements: UUIDs of the GPUs that take their place; fewer than those where there are none.
-        gates: what the next attempt waits for.
-        notify: somebody is told.
+        replacements: UUIDs of the GPUs that take their place; fewer than those if there are none.
+        preconditions: what the next attempt waits for.
+        notify: a notification is sent.
         gpu_count: how many GPUs the run has from now on, fewer than before; None leaves it.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
     quarantine: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
-    gates: tuple[Precondition, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
     notify: bool = False
     gpu_count: int | None = None
 
@@ -53,7 +53,7 @@ class Effect:
             env={**self.env, **other.env},
             quarantine=self.quarantine + other.quarantine,
             replacements=self.replacements + other.replacements,
-            gates=self.gates + other.gates,
+            preconditions=self.preconditions + other.preconditions,
             notify=self.notify or other.notify,
             gpu_count=self.gpu_count if other.gpu_count is None else other.gpu_count,
         )
@@ -137,7 +137,7 @@ def like(former: Scalar, value: int) -> Scalar:
 
 
 def switched_on(value: Scalar) -> Scalar:
-    """The value that means on; the same one where it is on already; None where it is no switch."""
+    """The value that means on; the same one where it is on already; None if it is no switch."""
     if value is None or value is False:
         return True
     if isinstance(value, str):

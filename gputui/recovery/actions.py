@@ -44,7 +44,7 @@ FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipp
 
 
 def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
-    """A parameter that the action would change although the run's study tunes it; None where there is none."""
+    """A parameter that the action would change although the run's study tunes it; None if there is none."""
     return next((change.parameter for change in applied.changes if change.parameter in spec.tuned), None)
 
 
@@ -104,12 +104,12 @@ def gradient_checkpointing(spec: RunSpec, params: Params, argument: float | None
 
 
 def cpu_offload(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Keep the optimizer's state, or whatever the script offers, in the host's memory."""
+    """Keep the optimizer's state, or what the script offers, in the host's memory."""
     return _switch_on("cpu_offload", spec, params)
 
 
 def longer_timeout(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Multiply how long ranks wait for each other, by 2 unless told otherwise."""
+    """Multiply the timeout of collectives, by 2 by default."""
     name = spec.role("timeout", params)
     if name is None:
         return unmapped("longer_timeout", "timeout")
@@ -122,12 +122,12 @@ def longer_timeout(spec: RunSpec, params: Params, argument: float | None) -> Res
 
 
 def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Divide the learning rate, by 10 unless told otherwise."""
+    """Divide the learning rate, by 10 by default."""
     return _divide("lower_lr", "lr", spec, params, argument or 10.0)
 
 
 def tighter_clip(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Divide the largest gradient norm, by 2 unless told otherwise; where clipping is off, switch it on at 1.0."""
+    """Divide the largest gradient norm, by 2 by default; where clipping is off, switch it on at 1.0."""
     name = spec.role("grad_clip", params)
     if name is not None and (params[name] is None or number(params[name]) == 0.0):
         changes = (Change(name, params[name], FIRST_CLIP),)
@@ -156,7 +156,7 @@ def restart(spec: RunSpec, params: Params, argument: float | None) -> Result:
 
 
 def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Start again; every attempt gets a free port of its own."""
+    """Start again; every attempt gets a free port."""
     return AppliedAction("new_port", "took another port")
 
 
@@ -173,7 +173,7 @@ class ActionKind:
         help: one sentence for the documentation.
         apply: what it does to parameters; apply_here: the same for those that need to know of the machine. Both are
             None for those that say where to resume, or to stop.
-        argument: what its number means, None where it takes none; default: where it is left out; least: the smallest.
+        argument: what its number means, None if it takes none; default: where it is left out; least: the smallest.
         whole: its number must be a whole one.
     """
 
@@ -190,19 +190,19 @@ class ActionKind:
 ACTIONS: dict[str, ActionKind] = {
     kind.name: kind
     for kind in (
-        ActionKind("restart", "start again from the newest valid checkpoint with nothing changed", restart),
+        ActionKind("restart", "start again from the newest valid checkpoint, changing nothing", restart),
         ActionKind(
             "shrink_batch",
-            "lower the batch to at most 0.75 of its size and raise gradient accumulation so that the effective batch "
-            "stays within 2 %",
+            "lower the batch size to at most 0.75 of its value and raise gradient accumulation, so that the effective "
+            "batch stays within 2 %",
             apply_here=shrink_batch,
         ),
-        ActionKind("gradient_checkpointing", "switch gradient checkpointing on", gradient_checkpointing),
-        ActionKind("cpu_offload", "switch CPU offloading on", cpu_offload),
+        ActionKind("gradient_checkpointing", "enable gradient checkpointing", gradient_checkpointing),
+        ActionKind("cpu_offload", "enable CPU offloading", cpu_offload),
         ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
         ActionKind(
             "tighter_clip",
-            "divide the largest allowed gradient norm; where clipping is off, switch it on at 1.0",
+            "divide the gradient clipping norm; if clipping is off, enable it at 1.0",
             tighter_clip,
             "divisor",
             2.0,
@@ -211,32 +211,30 @@ ACTIONS: dict[str, ActionKind] = {
         ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
         ActionKind(
             "rollback",
-            "resume from so many valid checkpoints before the newest; what was written behind it is struck off",
+            "resume that many valid checkpoints before the newest, and strike off the later ones",
             None,
             "checkpoints",
             1,
             1,
             True,
         ),
-        ActionKind("new_port", "start again on another network port", new_port),
-        ActionKind(
-            "longer_timeout", "multiply how long ranks wait for each other", longer_timeout, "factor", 2.0, 1.01
-        ),
+        ActionKind("new_port", "start again with another network port", new_port),
+        ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout, "factor", 2.0, 1.01),
         ActionKind(
             "nccl_debug",
-            "switch on NCCL's log and PyTorch's record of collectives, for one attempt",
+            "enable NCCL's log and PyTorch's record of collectives, for one attempt",
             apply_here=machine_actions.nccl_debug,
         ),
         ActionKind(
             "exclude_gpu",
-            "quarantine the GPU that failed and go on with a free one, else with fewer where `min_gpus` allows it",
+            "quarantine the failed GPU and continue with a free one, or with fewer if `min_gpus` allows it, or with "
+            "the first that others free",
             apply_here=machine_actions.exclude_gpu,
         ),
-        ActionKind("wait", "start again after so many seconds", wait, "seconds", 60.0),
+        ActionKind("wait", "start again after a delay", wait, "seconds", 60.0),
         ActionKind(
             "wait_cool",
-            "start again when the run's GPUs are 15 °C below the temperature where their clocks are lowered, or after "
-            "so many seconds",
+            "start again when the run's GPUs are 15 °C below the temperature at which they throttle, or after a delay",
             None,
             "seconds",
             900.0,
@@ -245,7 +243,7 @@ ACTIONS: dict[str, ActionKind] = {
         ),
         ActionKind(
             "wait_disk",
-            "start again when there is room for so many checkpoints; gives up after 6 h",
+            "start again when the disk has room for that many checkpoints; give up after 6 h",
             None,
             "checkpoints",
             2,
@@ -255,7 +253,7 @@ ACTIONS: dict[str, ActionKind] = {
         ),
         ActionKind(
             "prune_checkpoints",
-            "remove checkpoints of the run's course written before so many valid ones; in no ready policy",
+            "remove old checkpoints of the run's course, keeping the newest valid ones; in no built-in policy",
             None,
             "checkpoints kept",
             3,
@@ -265,11 +263,11 @@ ACTIONS: dict[str, ActionKind] = {
         ),
         ActionKind(
             "notify",
-            "tell somebody, as `notify` of the policy says; goes with another action",
+            "send the notification that `notify` of the policy describes; goes with another action",
             None,
             apply_here=machine_actions.notify,
         ),
-        ActionKind("stop", "stop the run and say why"),
+        ActionKind("stop", "stop the run and give the reason"),
     )
 }
 """Every action by its name."""

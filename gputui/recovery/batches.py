@@ -62,7 +62,7 @@ def effective(spec: RunSpec, names: tuple[str, str | None], product: int, ranks:
 
 
 def shrink(batch: int, accumulation: int, grain: Grain, below: int | None = None) -> Pair | None:
-    """A smaller batch and a larger accumulation with nearly the same product, or None where no batch is smaller.
+    """A smaller batch and a larger accumulation with nearly the same product, or None if no batch is smaller.
 
     The new batch is at most 0.75 of the old one, and smaller than ``below``; for the rest see `fit`.
     """
@@ -73,7 +73,7 @@ def shrink(batch: int, accumulation: int, grain: Grain, below: int | None = None
 def fit(product: Fraction, largest: int, grain: Grain) -> Pair | None:
     """The pair that amounts to ``product`` within 2 %: with the smallest accumulation that allows it for a batch of at
     most ``largest``, and then as exactly as it goes. Where none does, the nearest pair, of several that with the
-    smallest accumulation; None where no batch is small enough."""
+    smallest accumulation; None if no batch is small enough."""
     step = grain.batch
     largest -= largest % step
     if largest < step or product <= 0:

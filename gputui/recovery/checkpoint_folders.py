@@ -11,7 +11,7 @@ from pathlib import Path
 MAX_FILES = 10_000
 MAX_INDEX_BYTES = 256 << 20
 
-# How torch.distributed.checkpoint names its files; the index is a pickle, in which text stands as it is.
+# How torch.distributed.checkpoint names its files; the index is a pickle, which contains text verbatim.
 _DISTRIBUTED_NAME = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 
 
@@ -20,7 +20,7 @@ class IncompleteError(Exception):
 
 
 def files_of(path: Path) -> list[Path]:
-    """The regular files below a folder. Raises IncompleteError where there are too many to be a checkpoint."""
+    """The regular files below a folder. Raises IncompleteError if there are too many to be a checkpoint."""
     found: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders.sort()

@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.runs.spec import known_spec
+from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow, Neighbour
-from gputui.store.runs import Attempt, Run
+from gputui.store.runs import Run
 
 NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
 # What ended an attempt before its first step for a cause that lies outside of it: its checkpoint is not in doubt.
@@ -30,9 +32,12 @@ AFTER_END_SECONDS = 5.0
 JUST_WRITTEN_SECONDS = 60.0
 # A file that did not change for so long has stopped growing.
 SETTLED_SECONDS = 3.0
-# A file's time may be that of the kernel's last tick, of which there are 100 to 1000 a second: a line that was written
-# before the file may carry a later time.
+# A line that was written before a file may carry a later time: the file's may be that of the kernel's last tick, of
+# which there are 100 to 1000 a second, and a line without a time has that at which it was read.
 FILE_CLOCK_SECONDS = 0.01
+LINE_CLOCK_SECONDS = 1.0
+# Parts of so many checkpoints are read for one that was copied.
+MOST_COMPARED = 8
 # A run without metrics that lived this long is past its set-up.
 WORKED_SECONDS = 60.0
 
@@ -63,7 +68,13 @@ class StepSpan:
 
 
 StepAt = Callable[[int, float], int | None]
-"""The newest step that an attempt had recorded at a moment (UTC unix seconds), None where its metrics do not tell."""
+"""The newest step that an attempt had recorded at a moment (UTC unix seconds), None if its metrics do not tell."""
+
+StepsInside = Callable[[str], Collection[int]]
+"""The numbers that a checkpoint's own content calls steps, by its path."""
+
+HasSameContent = Callable[[str, str], bool]
+"""Whether two checkpoints of one size, by their paths, hold the same."""
 
 
 def spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[StepSpan, ...]:
@@ -93,6 +104,8 @@ def entered(
     *,
     now: float,
     step_at: StepAt,
+    steps_inside: StepsInside = lambda _: (),
+    has_same_content: HasSameContent = lambda _, __: False,
     folder: PurePath | None = None,
     neighbours: Sequence[Neighbour] = (),
     rebuilt: Collection[int] = (),
@@ -106,16 +119,24 @@ def entered(
     known = {row.path: row for row in rows}
     kept = dict(known)
     newest = attempts[-1] if attempts else None
+    step_of = partial(_step, now=now, step_at=step_at, steps_inside=steps_inside, folder=folder)
     for one in found:
         row = known.get(one.path)
+        if row is not None and (changed := _without_training(row, one, attempts, now, step_at, neighbours)) is not None:
+            kept[one.path] = changed
+            continue
         if row is None or (row.modified_ns, row.size_bytes) != (one.modified_ns, one.size_bytes):
-            kept[one.path] = _entry(one, attempts, now, step_at, folder, neighbours, rebuilt)
+            entry = _entry(one, attempts, now, step_of, folder, neighbours, rebuilt)
+            if row is None and entry.is_written and step_at(entry.attempt, one.modified_ns / 1e9) is None:
+                # An attempt may copy what it found before it makes a step.
+                entry = _unless_copied(entry, rows, attempts, has_same_content)
+            kept[one.path] = entry
             continue
         settled = row.is_settled or now - row.first_seen_at >= SETTLED_SECONDS or _is_settled(one, attempts, row, now)
         step = row.step
         if row.is_written and newest is not None and row.attempt == newest.number:
             # The first look may have come before the lines that tell of it.
-            step = _step(one, row.attempt, now, step_at, folder)
+            step = step_of(one, row.attempt)
         kept[one.path] = replace(row, is_settled=settled, step=step)
     there = {one.path for one in found}
     if there & known.keys():
@@ -130,31 +151,83 @@ def _entry(
     one: FoundCheckpoint,
     attempts: Sequence[StepSpan],
     now: float,
-    step_at: StepAt,
+    step_of: Callable[[FoundCheckpoint, int], int | None],
     folder: PurePath | None,
     neighbours: Sequence[Neighbour],
     rebuilt: Collection[int],
 ) -> CheckpointRow:
     at = one.modified_ns / 1e9
     writer = _writer(attempts, at, now)
-    other = next((each for each in neighbours if _lived(each.begun_at, each.ended_at, at)), None)
+    other = next((each for each in neighbours if _may_be_of(each, one.path, at)), None)
     last = attempts[-1].number if attempts else 0
     if writer is None or other is not None:
         why = _BEFORE if writer is None or other is None else f"may be of {other.run_id}, which had the same folder"
         step = step_in_name(PurePath(one.path), folder)
         return CheckpointRow(one.path, last, "foreign", one.modified_ns, one.size_bytes, step, now, why=why)
-    step = _step(one, writer.number, now, step_at, folder)
+    step = step_of(one, writer.number)
     row = CheckpointRow(one.path, writer.number, "run", one.modified_ns, one.size_bytes, step, now)
     return replace(
         row, origin="rebuilt" if writer.number in rebuilt else "run", is_settled=_is_settled(one, attempts, row, now)
     )
 
 
+def _without_training(
+    row: CheckpointRow,
+    one: FoundCheckpoint,
+    attempts: Sequence[StepSpan],
+    now: float,
+    step_at: StepAt,
+    neighbours: Sequence[Neighbour],
+) -> CheckpointRow | None:
+    """The entry of a checkpoint that changed although the training cannot have written it; None for any other.
+
+    Its name is the step that it was written at, and the attempt was at another one when it changed: somebody touched
+    or copied it, or a deletion was cut short. The entry keeps its time, so that the next look judges with more lines.
+    """
+    at = one.modified_ns / 1e9
+    name_step = explicit_step(row.name)
+    writer = _writer(attempts, at, now)
+    # A name may count the steps that are done where the metrics count from 0.
+    is_step = name_step is not None and row.step is not None and name_step - 1 <= row.step <= name_step
+    if name_step is None or writer is None or not is_step or row.modified_ns == one.modified_ns:
+        return None
+    if any(_may_be_of(neighbour, one.path, at) for neighbour in neighbours):
+        return None
+    latest = step_at(writer.number, min(at + LINE_CLOCK_SECONDS, now))
+    if latest is not None and name_step > latest + 1:
+        return row
+    earliest = step_at(writer.number, min(at, now))
+    has_shrunk = row.size_bytes is not None and one.size_bytes is not None and one.size_bytes < row.size_bytes
+    if has_shrunk and earliest is not None and earliest > name_step:
+        return replace(row, verdict="struck", why=f"lost a part of it at step {earliest}, after it was written")
+    return None
+
+
+def _may_be_of(neighbour: Neighbour, path: str, at: float) -> bool:
+    return _lived(neighbour.begun_at, neighbour.ended_at, at) and neighbour.may_have_written(path)
+
+
+def _unless_copied(
+    entry: CheckpointRow, rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], has_same_content: HasSameContent
+) -> CheckpointRow:
+    """The entry, foreign if it is a copy of a checkpoint that is not of this course."""
+    alike = [row for row in rows if row.path != entry.path and row.size_bytes == entry.size_bytes]
+    alike.sort(key=lambda row: row.place, reverse=True)
+    for row in alike[:MOST_COMPARED]:
+        why = outside(row, attempts, rows)
+        if why is not None and has_same_content(entry.path, row.path):
+            return replace(entry, origin="foreign", why=f"is a copy of {row.name}, which {why}")
+    return entry
+
+
 def _writer(attempts: Sequence[StepSpan], at: float, now: float) -> StepSpan | None:
     """The attempt that lived at a moment. One that begins in the future began before the clock was set back; what is
-    newly found and was just written then is its."""
+    newly found and was just written then is its. So is what the clock of a file server dates in the future."""
     newest = attempts[-1] if attempts else None
     if newest is not None and newest.begun_at > now and 0.0 <= now - at <= JUST_WRITTEN_SECONDS:
+        return newest
+    is_just_over = newest is not None and (newest.ended_at is None or now <= newest.ended_at + JUST_WRITTEN_SECONDS)
+    if at > now and is_just_over:
         return newest
     return next((span for span in reversed(attempts) if _lived(span.begun_at, span.ended_at, at)), None)
 
@@ -163,17 +236,33 @@ def _lived(begun_at: float, ended_at: float | None, at: float) -> bool:
     return begun_at <= at and (ended_at is None or at <= ended_at + AFTER_END_SECONDS)
 
 
-def _step(one: FoundCheckpoint, attempt: int, now: float, step_at: StepAt, folder: PurePath | None) -> int | None:
+def _step(
+    one: FoundCheckpoint,
+    attempt: int,
+    *,
+    now: float,
+    step_at: StepAt,
+    steps_inside: StepsInside,
+    folder: PurePath | None,
+) -> int | None:
     written_at = one.modified_ns / 1e9
     known = step_at(attempt, min(written_at, now))
     if known is None:
         return step_in_name(PurePath(one.path), folder)
+    # Of the steps that the times leave open, the name or the content tells which was done.
     named = explicit_step(PurePath(one.path).name)
-    if named is not None and named > known:
-        # Of the steps within a tick the name tells which was done.
-        within = step_at(attempt, min(written_at + FILE_CLOCK_SECONDS, now))
-        return known if within is None else max(known, min(named, within))
-    return known
+    if named is not None:
+        within_tick = step_at(attempt, min(written_at + FILE_CLOCK_SECONDS, now))
+        # A name may count the steps that are done where the metrics count from 0.
+        if within_tick is not None and named <= within_tick + 1:
+            return max(known, min(named, within_tick))
+    within = step_at(attempt, min(written_at + LINE_CLOCK_SECONDS, now))
+    if within is None:
+        return known
+    if named is not None:
+        return named if named <= within else known
+    # Some count the step that is saved, others those that are done.
+    return max((step for step in steps_inside(one.path) if known <= step <= within + 1), default=known)
 
 
 def _is_settled(one: FoundCheckpoint, attempts: Sequence[StepSpan], row: CheckpointRow, now: float) -> bool:
@@ -213,7 +302,7 @@ def attempt_ended(
     began_at: float | None = None,
 ) -> Rows:
     """Attempt ``number`` ended; with an incident of ``kind`` at ``step``, or without one. ``began_at`` (UTC unix
-    seconds) stands in for the step of an attempt whose steps start again, as where they are counted in each epoch.
+    seconds) replaces the step of an attempt whose steps restart, such as steps counted per epoch.
 
     Of numbers that went wrong, everything from that step on is struck off. A checkpoint that the attempt began from and
     could not load is struck off too; one from which it made no step is in doubt, and one from which it did is not.
@@ -223,7 +312,8 @@ def attempt_ended(
         return tuple(rows)
     if kind in NUMERIC_TROUBLE:
         limit = step if step is not None else span.last_step
-        rows = [_after_trouble(row, number, limit, began_at) for row in rows]
+        reached = max((each for each in (limit, span.last_step) if each is not None), default=None)
+        rows = [_after_trouble(row, number, limit, reached, began_at) for row in rows]
     # Where steps are known at all, a checkpoint that was saved before the first of them shows nothing.
     has_steps = any(each.last_step is not None for each in attempts)
     if span.has_worked or (not has_steps and any(row.is_written and row.attempt == number for row in rows)):
@@ -241,14 +331,21 @@ def attempt_ended(
     )
 
 
-def _after_trouble(row: CheckpointRow, number: int, limit: int | None, began_at: float | None) -> CheckpointRow:
+def _after_trouble(
+    row: CheckpointRow, number: int, limit: int | None, reached: int | None, began_at: float | None
+) -> CheckpointRow:
+    """The row, struck off if it was written from the step ``limit`` on. ``reached``: the attempt's last step."""
     if not row.is_written or row.verdict == "struck" or row.attempt > number:
         return row
     if began_at is not None:
         if row.attempt < number or row.modified_at < began_at:
             return row
         return replace(row, verdict="struck", why="was written after the trouble began")
-    steps = [step for step in (row.step, explicit_step(row.name)) if step is not None]
+    steps = [] if row.step is None else [row.step]
+    # A name that is beyond every step counts something else, such as samples.
+    name_step = explicit_step(row.name)
+    if name_step is not None and (reached is None or name_step <= reached + 1):
+        steps.append(name_step)
     if limit is None or not steps:
         # Nothing tells whether it is of the trouble: what this attempt wrote may be.
         if row.attempt != number:
@@ -324,14 +421,14 @@ def replayed(
 
 
 def chosen_in_vain(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> CheckpointRow | None:
-    """The checkpoint that a person chose for the newest attempt and that could not be loaded: nobody asked for the
+    """The checkpoint that a person chose for the newest attempt and that could not be loaded: no one asked for the
     beginning instead, which would write over what the run saved before."""
     path = attempts[-1].resumed_from if attempts else None
     return next((row for row in rows if row.path == path and row.origin == "named" and row.verdict == "struck"), None)
 
 
 def outside(row: CheckpointRow, attempts: Sequence[StepSpan], rows: Iterable[CheckpointRow]) -> str | None:
-    """Why an entry is no candidate, to complete "the checkpoint …"; None where it is one."""
+    """Why an entry is no candidate, to complete "the checkpoint …"; None if it is one."""
     return _outside(row, _begin_of_course(attempts), _worked(rows, attempts))
 
 

@@ -3,25 +3,31 @@ slow; the agent does it in jobs."""
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Rows, StepSpan
+from gputui.recovery.checkpoint_contents import has_same_content, steps_inside
+from gputui.recovery.checkpoint_ledger import FoundCheckpoint, Rows, StepSpan
 from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, measured, validate
-from gputui.runs.checkpoint_names import step_in_name
+from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
 from gputui.store.database import open_reader
 from gputui.store.metrics.step_times import StepTimes
 
 # Beyond so many that cannot be used the folder is taken to hold none that can.
 MOST_DAMAGED = 1000
-# A script's clock is the agent's; a line may still be told a little before the attempt's row was written.
+# A script's clock is the agent's; a line may still be dated a little before the attempt's row was written.
 BEFORE_BEGIN_SECONDS = 5.0
+_SAVED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
+_MOST_PLACES, _MOST_DEPTH = 2000, 5
 # A line without a time has that at which it was read, which is a little later.
 ARRIVAL_SECONDS = 1.0
 
@@ -65,14 +71,28 @@ class CheckpointChoice:
         return [*self.usable, *self.refused]
 
 
+@dataclass(frozen=True, slots=True)
+class UnmatchedPattern:
+    """No file of the run matches its pattern. ``lookalike`` is one that it may have meant, ``pattern`` a glob that
+    would match it; None if there is none."""
+
+    lookalike: Path | None = None
+    pattern: str | None = None
+
+
 class NotUsableError(Exception):
-    """A checkpoint that a person named cannot be resumed from; the text says why."""
+    """A checkpoint that a person named cannot be resumed from; the text says why. ``may_pass``: it cannot be read
+    now."""
+
+    def __init__(self, text: str, *, may_pass: bool) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
 
 
 def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) -> Rows:
     """The ledger after a look into the folder. ``wall`` gives UTC unix seconds.
 
-    Raises OSError where the folder cannot be read, StoreError or sqlite3.Error.
+    Raises OSError if the folder cannot be read, StoreError or sqlite3.Error.
     """
     found = look_in(search.folder, search.pattern)
     if len(found) == MOST_FOUND:
@@ -89,11 +109,40 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
             search.attempts,
             now=wall(),
             step_at=lambda number, at: times.newest_at(number, at, begins[number] - BEFORE_BEGIN_SECONDS),
+            steps_inside=lambda path: steps_inside(Path(path)),
+            has_same_content=lambda one, other: has_same_content(Path(one), Path(other)),
             folder=search.folder,
             neighbours=search.neighbours,
             rebuilt=search.rebuilt,
         )
     return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
+
+
+def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
+    """What the run saved where its pattern finds nothing: in its folder, or in the nearest one around it that there is.
+    Raises OSError if that cannot be read."""
+    folder = next(place for place in (search.folder, *search.folder.parents) if place.is_dir())
+    begun_at = search.attempts[0].begun_at if search.attempts else 0.0
+    found: list[FoundCheckpoint] = []
+    for place in islice(_below(folder, _MOST_DEPTH), _MOST_PLACES):
+        if place.suffix in _SAVED_SUFFIXES or (explicit_step(place.name) is not None and place.is_dir()):
+            one = measured(place)
+            found += [one] if one is not None and one.modified_ns / 1e9 >= begun_at else []
+    if not found:
+        return UnmatchedPattern()
+    newest = Path(max(found, key=lambda one: one.modified_ns).path)
+    inside = newest.relative_to(folder)
+    name = re.sub(r"\d+", "*", newest.name)
+    return UnmatchedPattern(inside, f"**/{name}" if len(inside.parts) > 1 else name)
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    for place in sorted(folder.iterdir()):
+        if place.name.startswith("."):
+            continue
+        yield place
+        if depth > 1 and place.is_dir() and not place.is_symlink():
+            yield from _below(place, depth - 1)
 
 
 def trouble_began(search: CheckpointSearch, number: int, step: int | None) -> float | None:
@@ -110,11 +159,16 @@ def trouble_began(search: CheckpointSearch, number: int, step: int | None) -> fl
 
 
 def choose(
-    rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], wanted: int, check: Validate = validate
+    rows: Sequence[CheckpointRow],
+    attempts: Sequence[StepSpan],
+    wanted: int,
+    check: Validate = validate,
+    folder: Path | None = None,
 ) -> CheckpointChoice:
     """Read candidates, the best first, until ``wanted`` of them are whole. Those of a format that cannot be checked
     come behind those that are whole; those of them that may have been growing at the end, as those in doubt, only where
-    there is nothing else."""
+    there is nothing else. Where ``folder``, in which the run saves, is empty or not there, its file system may be away:
+    what was known of it counts as unreadable."""
     now = {row.path: row for row in rows}
     whole: list[CheckpointInfo] = []
     unknown: list[CheckpointInfo] = []
@@ -122,6 +176,7 @@ def choose(
     damaged: list[CheckpointInfo] = []
     failed_starts = 0
     unreadable: str | None = None
+    lost: str | None = None
     for row in ledger.candidates(rows, attempts):
         if row.failed_starts > failed_starts:
             if whole or unknown or unsettled:
@@ -130,6 +185,8 @@ def choose(
         info = replace(check(Path(row.path)), step=row.step)
         if info.is_unreadable and not info.is_missing:
             unreadable = unreadable or f"{row.name} {info.why}"
+        if info.is_missing and row.is_written and row.verdict != "invalid":
+            lost = lost or row.name
         if info.valid:
             whole.append(info)
         elif info.is_unknown and row.is_settled:
@@ -144,7 +201,7 @@ def choose(
             now[row.path] = replace(row, verdict=verdict, why=info.why)
         if len(whole) >= wanted or len(damaged) > MOST_DAMAGED:
             break
-    # An attempt that cannot load it loses less than one that begins anew and writes over it.
+    # An attempt that cannot load it loses less than one that starts over and overwrites it.
     usable = tuple(whole + unknown or unsettled[:1])
     rows = tuple(now.values())
     chosen = ledger.chosen_in_vain(rows, attempts)
@@ -152,7 +209,18 @@ def choose(
         unreadable = (
             unreadable or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from names another"
         )
+    if lost is not None and folder is not None and not usable:
+        unreadable = unreadable or _without_content(folder, lost)
     return CheckpointChoice(rows, usable, _refused(rows, attempts, usable, damaged), None if usable else unreadable)
+
+
+def _without_content(folder: Path, lost: str) -> str | None:
+    """Says that a folder, in which there was a checkpoint, is empty or not there; None where something is in it."""
+    try:
+        with os.scandir(folder) as entries:
+            return None if any(entries) else f"{folder} is empty, and {lost} was in it"
+    except OSError as error:
+        return f"{folder}, where {lost} was: {error.strerror or error}"
 
 
 def _refused(
@@ -173,17 +241,18 @@ def _refused(
 
 
 def for_person(search: CheckpointSearch, path: Path | None, check: Validate = validate) -> CheckpointChoice:
-    """What a person who resumes a run goes on from: the best there is, or the one that is named by its ``path``.
+    """What a person who resumes a run continues from: the best there is, or the one that is named by its ``path``.
 
-    Raises NotUsableError where that one cannot be used, and what `surveyed` raises.
+    Raises NotUsableError if that one cannot be used, and what `surveyed` raises.
     """
     if path is None:
-        return choose(surveyed(search), search.attempts, 1, check)
+        return choose(surveyed(search), search.attempts, 1, check, search.folder)
     rows = surveyed(search)
     one = measured(path)
     info = check(path)
     if one is None or not (info.valid or info.is_unknown):
-        raise NotUsableError(f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint")
+        text = f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint"
+        raise NotUsableError(text, may_pass=info.is_unreadable and not info.is_missing)
     known = next((row.step for row in rows if row.path == one.path), None)
     step = known if known is not None else step_in_name(path, search.folder)
     now = time.time()
@@ -197,6 +266,6 @@ def for_person(search: CheckpointSearch, path: Path | None, check: Validate = va
 
 def passed_over(refused: Sequence[CheckpointInfo], most: int = 3) -> str:
     """``step_90.pt was written after the trouble began at step 50; 2 more``; "" for none."""
-    told = [f"{info.path.name} {info.why}" for info in refused[:most]]
-    more = len(refused) - len(told)
-    return "; ".join([*told, f"{count(more)} more"] if more > 0 else told)
+    shown = [f"{info.path.name} {info.why}" for info in refused[:most]]
+    more = len(refused) - len(shown)
+    return "; ".join([*shown, f"{count(more)} more"] if more > 0 else shown)

@@ -9,10 +9,11 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import StepSpan
+from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.json_shapes import iso
 
-MOST_TOLD = 5
+MOST_SHOWN = 5
 
 
 def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> str:
@@ -22,14 +23,14 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepS
         parts = ["Checkpoints: none of this training can be resumed from."]
     else:
         newest = usable[0]
-        step = "" if newest.step is None else f" (step {count(newest.step)}, attempt {newest.attempt})"
-        many = "1 of this training" if len(usable) == 1 else f"{count(len(usable))} of this training, the next one"
+        step = "" if newest.step is None else f" ({step_words(newest.name, newest.step)}, attempt {newest.attempt})"
+        many = "1 of this training," if len(usable) == 1 else f"{count(len(usable))} of this training, the next one"
         parts = [f"Checkpoints: {many} {newest.name}{step}."]
     refused = ledger.refused(rows, attempts)
     if refused:
-        told = [f"{row.name} {why}" for row, why in refused[:MOST_TOLD]]
-        more = [f"and {count(len(refused) - len(told))} more"] if len(refused) > len(told) else []
-        parts.append(f"Passed over: {'; '.join([*told, *more])}.")
+        shown = [f"{row.name} {why}" for row, why in refused[:MOST_SHOWN]]
+        more = [f"and {count(len(refused) - len(shown))} more"] if len(refused) > len(shown) else []
+        parts.append(f"Passed over: {'; '.join([*shown, *more])}.")
     if (contradiction := ledger.out_of_order(rows, attempts)) is not None:
         older, newer = contradiction
         parts.append(f"{newer} was written after {older}, against the steps in their names: the times count.")
@@ -38,12 +39,13 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepS
 
 def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[dict[str, Any]]:
     """One item per checkpoint for ``gputui show --json``, the newest first; ``refused`` says why it would not be
-    resumed from, null where it may be."""
+    resumed from, null if it may be."""
     refused = {row.path: why for row, why in ledger.refused(rows, attempts)}
     return [
         {
             "path": row.path,
             "step": row.step,
+            "step_is_estimated": row.step is not None and not is_step_named(row.name),
             "attempt": row.attempt if row.is_written else None,
             "origin": row.origin,
             "size_bytes": row.size_bytes,

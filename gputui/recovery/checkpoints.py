@@ -3,7 +3,7 @@
 A checkpoint counts as valid only after its content was checked: against the SHA-256 beside it (``<name>.sha256``, in
 the format of sha256sum; other files that it lists belong to the checkpoint), else by the CRC of every member of its
 ZIP archive (what ``torch.save`` writes), of the stream of a gzip file, else by the layout of a safetensors file. Files
-are read in pieces, whatever their size.
+are read in pieces, at any size.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class _UnknownFormatError(_InvalidError):
 
 def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[FoundCheckpoint]:
     """What the pattern (a glob relative to the directory) finds, unfinished files aside, the newest first, at most
-    ``most``. Nothing where there is no such directory.
+    ``most``. Nothing if there is no such directory.
 
-    Raises OSError where the directory cannot be read.
+    Raises OSError if the directory cannot be read.
     """
     try:
         os.scandir(directory).close()
@@ -84,14 +84,14 @@ def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[Found
 
 
 def _without_links(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
-    """A link to another one of them (``latest``) is no checkpoint of its own."""
+    """A link to another one of them (``latest``) is no separate checkpoint."""
     links = {one.path for one in found if Path(one.path).is_symlink()}
     real = {os.path.realpath(one.path) for one in found if one.path not in links} if links else set()
     return [one for one in found if one.path not in links or os.path.realpath(one.path) not in real]
 
 
 def measured(path: Path) -> FoundCheckpoint | None:
-    """Size and newest change of a file, or of a folder with all that is in it; None where it is neither, or gone."""
+    """Size and newest change of a file, or of a folder with all that is in it; None if it is neither, or gone."""
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
@@ -197,7 +197,7 @@ def _check_folder(path: Path) -> str:
 
 
 def _recorded(path: Path) -> Checksums | None:
-    """The hashes recorded beside a file, None where there are none."""
+    """The hashes recorded beside a file, None if there are none."""
     try:
         with _open(path.with_name(path.name + CHECKSUM_SUFFIX)) as file:
             return read_checksums(file, path.name)

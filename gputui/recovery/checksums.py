@@ -31,7 +31,7 @@ class Checksums:
 def read_checksums(file: IO[bytes], name: str) -> Checksums:
     """The hashes beside the checkpoint ``name``. Raises ChecksumError.
 
-    The first line is the checkpoint's own whatever name it has: a checkpoint that was renamed together with its hash
+    The first line belongs to the checkpoint, under any name: a checkpoint that was renamed together with its hash
     file is still the same. A part outside of the checkpoint's folder is refused.
     """
     data = file.read(MAX_BYTES + 1)

@@ -47,12 +47,12 @@ class Incident:
 
     Attributes:
         kind: one of KINDS.
-        rank: whose it was; None where it was the launcher's, the machine's or a single process's.
+        rank: whose it was; None if it was the launcher's, the machine's or a single process's.
         step: the last step of the attempt, or the one that the message names; None is unknown.
         summary: one plain sentence without its full stop.
-        fingerprint: the same for the same trouble, whatever the rank, numbers, addresses and paths in it.
+        fingerprint: identifies the incident, independent of ranks, numbers, addresses and paths in it.
         evidence_lines: what it was concluded from, harmless for a terminal; witnesses: who says each of them.
-        gpu: the UUID of the GPU whose fault it was, where the driver said so; contained: it may be used again.
+        gpu: the UUID of the faulty GPU, if the driver named one; contained: it may be used again.
     """
 
     kind: str
@@ -84,8 +84,8 @@ def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
 def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> Incident:
     """The incident that ended an attempt. Call it where `outcome` says failed.
 
-    The evidence may hold secrets, for what is hidden in it may be what it is known by; ``hide`` takes them out of what
-    is said of it.
+    The evidence may hold secrets, because a secret's value may identify the cause; ``hide`` redacts the incident's
+    texts.
     """
     reports = reports_of(evidence)
     found = _by_target(evidence) or gather(evidence, reports)
@@ -116,7 +116,7 @@ _BY_TARGET = {"cancelled": "stopped_outside"}
 
 
 def _by_target(evidence: Evidence) -> list[Finding]:
-    """That the run's target ended it: whatever its logs say then, they say because of that."""
+    """The run's target ended it, which also explains any message in its logs."""
     record = evidence.exit
     if record is None or record.ended_by is None:
         return []
@@ -197,7 +197,7 @@ def _evidence(
     evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]
 ) -> list[tuple[Witness, str]]:
     others = (other for other in found if other is not primary)
-    said: list[tuple[Witness, Iterable[str]]] = [
+    sources: list[tuple[Witness, Iterable[str]]] = [
         ("exit", _exit_lines(evidence)),
         ("kernel", _kernel_lines(evidence)),
         ("launcher", (line for report in reports for line in _report_lines(report))),
@@ -205,7 +205,7 @@ def _evidence(
         ("finding", (line for other in others for line in _other_lines(other, primary, evidence))),
         ("context", _context_lines(evidence, primary)),
     ]
-    return [(witness, line) for witness, lines in said for line in lines]
+    return [(witness, line) for witness, lines in sources for line in lines]
 
 
 def _exit_lines(evidence: Evidence) -> Iterator[str]:

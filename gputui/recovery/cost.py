@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from gputui.charts.units import UNKNOWN, count, duration
 from gputui.recovery.history import Resumption, resumptions
-from gputui.store.runs import Attempt, DecisionView, IncidentView
+from gputui.store.attempts import Attempt
+from gputui.store.run_history import DecisionView, IncidentView
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -89,7 +90,7 @@ def costs(
 
 
 def total(found: Iterable[Cost]) -> Cost | None:
-    """All of them together, what is unknown left out and counted; None where there are none."""
+    """All of them together, what is unknown left out and counted; None if there are none."""
     parts = list(found)
     if not parts:
         return None
@@ -139,7 +140,7 @@ def _cost(
     stopped: bool,
     had_predecessor: bool,
 ) -> Cost:
-    # Whoever begins a stopped run anew gives up what it had; that is no cost of the incident.
+    # A person who restarts a stopped run gives up its progress; the incident did not cost that.
     if following is None or (stopped and following.resumed_from is None):
         return Cost(None, None, None)
     steps = None
@@ -176,7 +177,7 @@ def _kept(following: Attempt, went_on: Resumption | None) -> int | None:
 def _begin(attempt: Attempt, kept: int | None, clock: StepClock, had_predecessor: bool) -> float | None:
     """From when on nothing of the attempt was kept."""
     if attempt.last_step is None:
-        # It did nothing; what it took is part of the incident before it, where there is one.
+        # It did nothing; what it took is part of the incident before it, if there is one.
         began = attempt.started_at if attempt.started_at is not None else attempt.created_at
         return attempt.ended_at if had_predecessor else began
     if kept is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
-from gputui.runs.logs import Stream, node_folder, rank_logs, tail_text
+from gputui.runs.logs import Stream, node_folder, node_folders, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
@@ -82,7 +82,7 @@ class ExitRecord:
     def oom_killed(self) -> bool:
         """Whether the kernel killed something for lack of memory shortly before the end.
 
-        A control group's count holds every kill of a process in it, whatever memory was short (memory.events in the
+        A control group's count includes each kill of a process in it, for any lack of memory (memory.events in the
         kernel's cgroup-v2 documentation). Where the counts of all groups that the attempt was in are known, a kill
         elsewhere on the host is somebody else's.
         """
@@ -154,7 +154,7 @@ class Observation:
     """What the agent saw itself while the attempt ran: a kind, when, and in words.
 
     Attributes:
-        ended_run: the agent ended the attempt for it; else it is only what the driver said meanwhile.
+        ended_run: the agent ended the attempt for it; else it is only a report of the driver meanwhile.
         gpu: the UUID of the GPU that it is about; contained: that GPU may be used again as it is.
         distant: it was so long before the end that any cause found elsewhere is likelier.
     """
@@ -174,7 +174,7 @@ class Observation:
 class Evidence:
     """All that is known about the end of an attempt. Times are UTC unix seconds.
 
-    ``exit`` is None where the shim left no record; ``rebooted`` says that the machine's boot id has changed since;
+    ``exit`` is None if the shim left no record; ``rebooted`` says that the machine's boot id has changed since;
     ``last_step`` is the last step seen in the metrics. ``problems`` are files that could not be read.
     """
 
@@ -194,7 +194,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError where it is something else."""
+        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError if it is something else."""
         values = dict(data)
         if values["exit"] is not None:
             record = dict(values["exit"])
@@ -280,13 +280,13 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
 
 def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
     """Those of the ranks of every torchrun that writes below the attempt's folder, and the copy of the first one's."""
-    node = node_folder(attempt_dir)
     found = [
-        (int(path.parent.name), path)
+        (first_rank + int(path.parent.name), path)
+        for first_rank, node in node_folders(attempt_dir)
         for path in sorted(node.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
-    copy = node / "error.json"
+    copy = node_folder(attempt_dir) / "error.json"
     return [*found[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 

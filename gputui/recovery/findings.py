@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
@@ -13,7 +13,7 @@ from gputui.recovery.signatures import match_chain, match_exception, match_lines
 from gputui.recovery.tracebacks import Chain, Raised, by_rank, fatal_where, last_chain, parse_message
 from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands, wrapped_code
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.launchers.reports import LauncherReport, RankFailure
+from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_reports
 from gputui.runs.logs import lines_of
 
 # Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.
@@ -32,7 +32,7 @@ _OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
 # PyTorch's torch/csrc/DataLoader.cpp.
 _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
 _ANNOUNCED = re.compile(r"^\S+: \S")
-# How argparse and click refuse arguments, wherever a launcher's own words stand behind it.
+# How argparse and click refuse arguments, also where the launcher prints more after it.
 _REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
 # Where the exception only says that communication or a worker failed, a native message may say why.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """One process whose end is to be explained. ``code`` is negative for a signal and None where it is unknown; so is
+    """One process whose end is to be explained. ``code`` is negative for a signal and None if it is unknown; so is
     ``pid`` where another process passed the code on."""
 
     rank: int | None
@@ -80,7 +80,7 @@ class _Process:
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
     """What the launchers of an attempt say of the end, in their order; the last is of what ended it."""
-    return LAUNCHERS[evidence.launcher].read_report(_text(evidence, None, "output"))
+    return parse_reports(_text(evidence, None, "output")) or [LauncherReport(None)]
 
 
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
@@ -88,8 +88,12 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
     found = list(_supervision(evidence, got_signal))
     of_ranks: list[Finding] = []
+    # Launchers of several nodes each report their own ranks; those of one command after the other name the same.
+    named = {failure.rank: report for report in reports for failure in report.failures}
+    ranks = {*_ranks(evidence), *(file.rank for file in evidence.errors if file.rank is not None)}
     for report in reports:
-        for process in _ranks_processes(evidence, report, is_last=report is reports[-1]):
+        own = {rank for rank in ranks if named.get(rank, reports[-1]) is report}
+        for process in _ranks_processes(evidence, report, own, is_last=report is reports[-1]):
             of_ranks += _of_process(process, evidence)
     found += of_ranks
     if LAUNCHERS[evidence.launcher].only_relays:
@@ -116,7 +120,7 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
         found = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in found]
     if not any(finding.tier is Tier.CAUSE for finding in found):
         for report in reports:
-            found += _left_early(evidence, report, found)
+            found += _left_early(evidence, report, named, found)
     return found
 
 
@@ -148,7 +152,7 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
 def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
     """What gputui itself saw, and what the attempt's exit record says."""
     for seen in evidence.observed:
-        # What the driver said comes in its place in time: it is the cause of what happened after it, not before.
+        # Driver reports are ordered by time: they cause what happened after them, not before.
         at = float("-inf") if seen.ended_run else seen.at - SEEN_LATE_SECONDS
         tier = Tier.SYMPTOM if seen.distant else KINDS[seen.kind].tier
         yield Finding(
@@ -173,21 +177,24 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
         yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", None, detail=signal_name(number))
 
 
-def _ranks_processes(evidence: Evidence, report: LauncherReport, *, is_last: bool) -> Iterator[_Process]:
-    """The ranks that a report is about, by its table, their prefixes in the output, and, for the last of them, their
-    own logs and error files."""
+def _ranks_processes(
+    evidence: Evidence, report: LauncherReport, own: Collection[int], *, is_last: bool
+) -> Iterator[_Process]:
+    """The ranks that a report is about, by its table, their prefixes in the output, and, for those in ``own``, their
+    logs and error files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
     rest, printed = by_rank(report.rest)
     errors: dict[int, ErrorFile] = {}
-    for file in evidence.errors if is_last else ():
-        if file.rank is not None and (file.rank not in errors or _newer(file, errors[file.rank])):
-            errors[file.rank] = file
+    for file in evidence.errors:
+        rank = file.rank
+        if rank is not None and rank in own and (rank not in errors or _newer(file, errors[rank])):
+            errors[rank] = file
     copy = next((error for error in evidence.errors if error.rank is None), None) if is_last else None
-    logged = _ranks(evidence) if is_last else []
-    for rank in sorted({*failures, *errors, *printed, *logged}):
+    logged = {tail.rank for tail in evidence.tails}.intersection(own)
+    for rank in sorted({*failures, *printed, *own}):
         failure = failures.get(rank)
         asked = failure is not None and _ended_by_launcher(failure, report)
-        stderr = printed.get(rank, "") + (_text(evidence, rank, "stderr") if is_last else "")
+        stderr = printed.get(rank, "") + (_text(evidence, rank, "stderr") if rank in own else "")
         error = errors.get(rank)
         if failure is not None and not asked and error is None and last_chain(stderr) is None:
             if rank not in logged and (failure.exit_code > 0 or -failure.exit_code in _CRASHES):
@@ -203,7 +210,7 @@ def _ranks_processes(evidence: Evidence, report: LauncherReport, *, is_last: boo
             error=error,
             traceback=failure.traceback if failure else None,
             stderr=stderr,
-            stdout=_text(evidence, rank, "stdout") if is_last else "",
+            stdout=_text(evidence, rank, "stdout") if rank in own else "",
             pid=failure.pid or None if failure else None,
         )
 
@@ -213,7 +220,7 @@ def _newer(one: ErrorFile, other: ErrorFile) -> bool:
 
 
 def _killed_ranks(evidence: Evidence) -> list[Finding]:
-    """The first of the ranks that a signal ended, by the supervision: their launcher has told nothing."""
+    """The first of the ranks that a signal ended, as the shim saw it: their launcher reported nothing."""
     killed = () if evidence.exit is None else evidence.exit.killed_ranks
     return [
         finding
@@ -251,10 +258,10 @@ def _of_command(
     found = [finding for finding in _of_process(process, evidence) if finding.text not in texts]
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
         return [replace(one, tier=Tier.CONSEQUENCE) for one in found if one.specific and one.kind not in _OUR_DOING]
-    said = {one.kind for one in of_ranks}
+    kinds = {one.kind for one in of_ranks}
     # NCCL's watchdog writes with its rank's prefix, and aborts its own process.
-    is_watchdog = code == -signal.SIGABRT and bool(said & {"nccl_timeout", "nccl_error"})
-    void = {"nonzero_exit"} if said else set()
+    is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
+    void = {"nonzero_exit"} if kinds else set()
     return [one for one in found if one.kind not in void and not (is_watchdog and one.kind == "segfault")]
 
 
@@ -323,7 +330,7 @@ def _candidates(process: _Process, record: ExitRecord | None) -> Iterator[Findin
 
 
 def _chain(process: _Process) -> Chain | None:
-    """The exception that ended a process, where there is one."""
+    """The exception that ended a process, if there is one."""
     if process.error is not None:
         return parse_message(process.error.message, process.error.callstack)
     if process.traceback is not None and (reported := last_chain(process.traceback)) is not None:
@@ -378,11 +385,13 @@ def _of_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding
         yield Finding("config_error", None, Tier.CAUSE, message or "code 2", detail=message)
 
 
-def _left_early(evidence: Evidence, report: LauncherReport, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Ranks that torchrun does not call failed although the others lost them: they had ended with code 0."""
+def _left_early(
+    evidence: Evidence, report: LauncherReport, failed: Collection[int], found: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Ranks that torchrun does not call failed although the others lost them: they had ended with code 0. ``failed``
+    are those that some report calls so."""
     if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in found):
         return
-    failed = {failure.rank for failure in report.failures}
     # A rank that was asked to end may have done so with code 0 as well.
     asked_elsewhere = len(report.asked - {failure.pid for failure in report.failures})
     missing = [rank for rank in _ranks(evidence) if rank not in failed]

@@ -1,6 +1,6 @@
-"""What the driver said about an attempt's GPUs, as observations. Pure.
+"""The driver's reports about an attempt's GPUs, as observations. Pure.
 
-Not every word of the driver is a cause: a run goes on after many of them, and others are written because the run
+Not every word of the driver is a cause: a run continues after many of them, and others are written because the run
 ended. So each kind of word counts only for as long before the end as its effect may take to end a run.
 """
 
@@ -16,7 +16,7 @@ from gputui.recovery.evidence import Observation
 
 # An error in a kernel ends its program at once; torchrun then gives the other ranks up to 30 s.
 NEAR_SECONDS = 90.0
-# A broken link or memory may make a collective hang; NCCL gives up after 10 min unless told otherwise, then come 30 s.
+# A broken link or memory may make a collective hang; NCCL gives up after 10 min by default, then come 30 s.
 HARDWARE_SECONDS = 900.0
 
 _KINDS = {
@@ -84,7 +84,7 @@ def _kind(seen: Sighting, name: XidClass | None) -> str | None:
 def _counts_for(seen: Sighting, name: XidClass | None) -> float:
     if name is XidClass.APPLICATION:
         return NEAR_SECONDS
-    # A GPU that is gone stays gone until it is said to be back.
+    # A GPU that is gone stays gone until the driver reports its return.
     return float("inf") if seen.what == "lost" or name is XidClass.LOST else HARDWARE_SECONDS
 
 

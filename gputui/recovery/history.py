@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from gputui.recovery.policy import UNDO, AttemptReach, PastDecision, Verdict
+from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, Verdict
 from gputui.runs.spec import Scalar
+from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, DecisionView, IncidentView, TransitionView
 
 
 def past_decisions(
@@ -125,7 +126,7 @@ def resumptions(
 ) -> Mapping[int, Resumption]:
     """What each attempt did that was given a checkpoint, by its number; those that cannot be known are left out.
 
-    ``repeats`` says whether an attempt wrote a step again after later ones: then steps begin anew with every pass over
+    ``repeats`` says whether an attempt wrote a step again after later ones: then steps restart with every pass over
     the data, and the first one shows nothing.
     """
     found: dict[int, Resumption] = {}

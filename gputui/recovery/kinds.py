@@ -1,4 +1,4 @@
-"""The kinds of trouble that gputui tells apart, as data."""
+"""The kinds of incidents, as data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class Tier(IntEnum):
-    """How near a finding is to the cause. A nearer one wins over a farther one, whatever came first in the log."""
+    """How near a finding is to the cause. A nearer one outranks a farther one, in any order in the log."""
 
     CAUSE = 0
     SYMPTOM = 1  # somebody waited in vain; who was waited for is often healthy in the log
@@ -50,14 +50,14 @@ def _kinds() -> Iterator[Kind]:
         "host_oom",
         "out of host memory",
         "{who} ran out of memory on the host",
-        "A process was killed by SIGKILL when the kernel's count of OOM kills had just grown, or could not allocate "
-        "memory.",
+        "A process got SIGKILL just after the kernel's count of OOM kills rose, or could not allocate memory.",
     )
     yield Kind(
         "memory_leak",
         "host memory leak",
         "{who} held more and more of the host's memory until it was nearly used up",
-        "Private memory grew steadily until less than a tenth, or 5 min, was left; ended before the kernel does it.",
+        "Private memory grew steadily until less than a tenth, or 5 min, was left. gputui ends the attempt before the "
+        "kernel does.",
     )
     yield Kind(
         "shm_full",
@@ -70,7 +70,7 @@ def _kinds() -> Iterator[Kind]:
         "nccl_timeout",
         "collective timed out",
         "{who} waited in vain for the other ranks in a collective operation",
-        "The NCCL watchdog or gloo gave up waiting; which rank was missing is seldom in the log.",
+        "The NCCL watchdog or gloo gave up waiting. The log seldom names the missing rank.",
         tier=Tier.SYMPTOM,
     )
     yield Kind(
@@ -84,14 +84,14 @@ def _kinds() -> Iterator[Kind]:
         "peer_lost",
         "lost another rank",
         "{who} lost the connection to another rank, and nothing says why that one ended",
-        "Connections were closed or reset by a peer: nearly always a consequence of another rank's end.",
+        "A peer closed or reset connections: nearly always because another rank ended.",
         tier=Tier.CONSEQUENCE,
     )
     yield Kind(
         "rank_left_early",
         "a rank ended early",
         "{who} ended without an error while the other ranks went on",
-        "One rank ended with code 0 and the others then failed: mostly data that is divided unevenly.",
+        "One rank exited with code 0, then the others failed: usually unevenly divided data.",
     )
     yield Kind(
         "port_in_use",
@@ -103,7 +103,7 @@ def _kinds() -> Iterator[Kind]:
         "rendezvous",
         "ranks did not meet",
         "{who} could not join the other ranks at the start",
-        "The ranks did not find each other in time when the attempt began.",
+        "The ranks did not find each other in time at the start.",
     )
     yield Kind(
         "hang",
@@ -129,14 +129,14 @@ def _kinds() -> Iterator[Kind]:
         "user_exception",
         "exception in the script",
         "{who} raised an exception",
-        "A Python exception that fits no other kind. Before the run's first step it is never retried.",
+        "A Python exception of no other kind. Never retried before the run's first step.",
         needs_step=True,
     )
     yield Kind(
         "nonzero_exit",
         "ended with an error code",
         "{who} ended with an error code and no message that gputui knows",
-        "An exit code other than 0 without a traceback. Before the run's first step it is never retried.",
+        "A nonzero exit code without a traceback. Never retried before the run's first step.",
         needs_step=True,
     )
     yield Kind(
@@ -149,7 +149,7 @@ def _kinds() -> Iterator[Kind]:
         "interrupted",
         "machine rebooted",
         "the machine was rebooted or lost power during the attempt",
-        "The machine's boot id changed while the attempt was running.",
+        "The machine's boot ID changed while the attempt was running.",
     )
     yield Kind(
         "shim_lost",
@@ -161,8 +161,8 @@ def _kinds() -> Iterator[Kind]:
         "unkillable",
         "process cannot be killed",
         "{who} does not react to SIGKILL",
-        "A process hangs inside the kernel, mostly in the GPU driver, and only a reboot ends it; or it is another "
-        "user's, as what sudo starts is. The attempt's GPUs are held until it is gone.",
+        "A process hangs in the kernel, usually in the GPU driver, until a reboot; or it belongs to another user, as a "
+        "child of sudo does. The attempt's GPUs stay leased until it is gone.",
         deterministic=True,
     )
     # a scheduler elsewhere
@@ -170,13 +170,13 @@ def _kinds() -> Iterator[Kind]:
         "preempted",
         "preempted",
         "{who} had to give way to another job on its target",
-        "The target's scheduler wanted the place and did not put the job back into its queue.",
+        "The target's scheduler preempted the job and did not requeue it.",
     )
     yield Kind(
         "time_limit",
         "time limit reached",
         "{who} reached its time limit on its target",
-        "The target's scheduler ended the job at its limit and it was not put back into the queue.",
+        "The target's scheduler ended the job at its limit and did not requeue it.",
     )
     yield Kind(
         "node_fail",

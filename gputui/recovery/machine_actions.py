@@ -28,7 +28,7 @@ from gputui.runs.spec import RunSpec
 # Below the temperature where the clocks are lowered; a GPU that stops working cools by as much within a minute.
 COOL_MARGIN_CELSIUS = 15.0
 DISK_LIMIT_SECONDS = 6 * 3600.0
-# Before the first checkpoint nobody knows what one takes.
+# Before the first checkpoint the size of one is unknown.
 ROOM_BYTES = 1 << 30
 ROOM_LIMIT_SECONDS = 900.0
 PRUNE_LIMIT_SECONDS = 600.0
@@ -50,12 +50,14 @@ class MachineContext:
     Attributes:
         gpus: UUIDs that the attempt held, in the order of its local ranks.
         spares: UUIDs of free, healthy GPUs that the run may have instead, the best first.
-        notifies: the run's policy says how somebody is told.
+        later: UUIDs of healthy GPUs that it may have instead once others have done with them.
+        notifies: the run's policy sends notifications.
         no_pruning: why none of the checkpoints may be removed, None where old ones may.
     """
 
     gpus: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
     notifies: bool = False
     no_pruning: str | None = None
 
@@ -75,7 +77,8 @@ class Case:
 
 
 def exclude_gpu(case: Case) -> Result:
-    """Quarantine the faulty GPU; go on with a free one, else with fewer where the profile allows it."""
+    """Quarantine the faulty GPU; go on with a free one, else with fewer where the profile allows it, else with the
+    first that others free."""
     name, gpus, spec = "exclude_gpu", case.around.gpus, case.spec
     if not gpus:
         return SkippedAction(name, "the run has no GPUs")
@@ -89,6 +92,8 @@ def exclude_gpu(case: Case) -> Result:
         effect = Effect(quarantine=(faulty,), replacements=case.around.spares[:1])
         return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
     result = go_on_with_fewer(spec, case.params, len(gpus), len(gpus) - 1, index)
+    if isinstance(result, SkippedAction) and case.around.later:
+        return AppliedAction(name, f"waited for another GPU in place of {index}", effect=Effect(quarantine=(faulty,)))
     return replace(result, effect=result.effect | Effect(quarantine=(faulty,)))
 
 
@@ -155,7 +160,7 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
 def nccl_debug(case: Case) -> Result:
     """Let NCCL and PyTorch write down what they do, for one attempt."""
     if ranks(case.spec, len(case.around.gpus)) < 2:
-        return SkippedAction("nccl_debug", "the run has one process, which communicates with nobody")
+        return SkippedAction("nccl_debug", "the run has a single process, which does not communicate")
     return AppliedAction("nccl_debug", "switched NCCL's debugging on", effect=Effect(env=NCCL_DEBUG_ENV))
 
 
@@ -163,8 +168,8 @@ def wait_cool(case: Case) -> Result:
     """Wait until every GPU of the run is well below the temperature where its clocks are lowered."""
     if not case.around.gpus:
         return SkippedAction("wait_cool", "the run has no GPUs")
-    gate = Precondition("cool", limit_seconds=case.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
-    return AppliedAction("wait_cool", "waited for the GPUs to cool down", effect=Effect(gates=(gate,)))
+    precondition = Precondition("cool", limit_seconds=case.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
+    return AppliedAction("wait_cool", "waited for the GPUs to cool down", effect=Effect(preconditions=(precondition,)))
 
 
 def wait_disk(case: Case) -> Result:
@@ -173,14 +178,16 @@ def wait_disk(case: Case) -> Result:
         return SkippedAction("wait_disk", "the profile names no checkpoints")
     sizes = [info.size_bytes for info in case.checkpoints if info.size_bytes]
     if not sizes:
-        gate = Precondition("room", limit_seconds=ROOM_LIMIT_SECONDS, bytes_needed=case.spec.disk_bytes or ROOM_BYTES)
+        precondition = Precondition(
+            "room", limit_seconds=ROOM_LIMIT_SECONDS, bytes_needed=case.spec.disk_bytes or ROOM_BYTES
+        )
         return AppliedAction(
-            "wait_disk", "waited for room on the disk of the checkpoints", effect=Effect(gates=(gate,))
+            "wait_disk", "waited for room on the disk of the checkpoints", effect=Effect(preconditions=(precondition,))
         )
     count = int(case.argument or 2)
-    gate = Precondition("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
+    precondition = Precondition("disk", limit_seconds=DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
     noun = "a checkpoint" if count == 1 else f"{count} checkpoints"
-    return AppliedAction("wait_disk", f"waited for room for {noun}", effect=Effect(gates=(gate,)))
+    return AppliedAction("wait_disk", f"waited for room for {noun}", effect=Effect(preconditions=(precondition,)))
 
 
 def prune_checkpoints(case: Case) -> Result:
@@ -192,13 +199,13 @@ def prune_checkpoints(case: Case) -> Result:
         return SkippedAction(name, case.around.no_pruning)
     if sum(info.valid for info in case.checkpoints) <= keep:
         return SkippedAction(name, f"there are no more than {keep} valid checkpoints")
-    gate = Precondition("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)
+    precondition = Precondition("prune", limit_seconds=PRUNE_LIMIT_SECONDS, keep=keep)
     note = f"removed the checkpoints older than the newest {keep} valid ones"
-    return AppliedAction(name, note, effect=Effect(gates=(gate,)))
+    return AppliedAction(name, note, effect=Effect(preconditions=(precondition,)))
 
 
 def notify(case: Case) -> Result:
     """Tell somebody, in the way that the policy says."""
     if not case.around.notifies:
-        return SkippedAction("notify", "the policy says neither a command nor a webhook (notify)")
-    return AppliedAction("notify", "told whoever is to be told", effect=Effect(notify=True))
+        return SkippedAction("notify", "the policy has neither a command nor a webhook (notify)")
+    return AppliedAction("notify", "sent a notification", effect=Effect(notify=True))

@@ -22,7 +22,7 @@ Rung = tuple[PolicyAction, ...]
 Ladder = tuple[Rung, ...]
 STOP: Rung = (PolicyAction("stop"),)
 DEFAULT = "default"
-"""The ladder of every kind that has none of its own."""
+"""The ladder of kinds without one."""
 ENDS_ON = {
     "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
     "nan_loss": "the loss is no number in 5 lines in a row",
@@ -54,7 +54,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class NoticeTarget:
-    """How somebody is told: a command, which gets the message as its last argument and as JSON on its standard input,
+    """How notifications are sent: a command, which gets the message as its last argument and as JSON on standard input,
     or a webhook, which gets the same JSON by POST."""
 
     command: tuple[str, ...] = ()
@@ -69,9 +69,9 @@ class Policy:
         ladders: kind → rungs, tried from the first; every ladder ends in ``stop``.
         max_attempts: attempts in a row that recovery may use, the first one included.
         max_without_progress: unchanged attempts in a row that may end without getting further.
-        ends_on: of ENDS_ON, the kinds for which gputui ends a living attempt itself; the others are only told.
+        ends_on: of ENDS_ON, the kinds for which gputui ends a living attempt itself; the others are only reported.
         hang_after_seconds: the shortest silence that may count as a hang once a run makes steps.
-        notify: how somebody is told when a run is given up, and where a ladder says ``notify``; None tells nobody.
+        notify: where to send notifications when a run is given up or a ladder has ``notify``; None sends none.
     """
 
     name: str
@@ -193,7 +193,7 @@ POLICIES: dict[str, Policy] = {
         Policy("aggressive", _AGGRESSIVE, max_attempts=20, max_without_progress=5, ends_on=frozenset(ENDS_ON)),
     )
 }
-"""The ready policies by name."""
+"""The built-in policies by name."""
 
 
 def kinds_with_ladders() -> list[str]:

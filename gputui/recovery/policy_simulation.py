@@ -14,10 +14,10 @@ from gputui.recovery.checkpoint_ledger import StepSpan
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
+from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import STOP, Policy, PolicyAction
-from gputui.recovery.policy import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
@@ -54,12 +54,12 @@ EXAMPLE = RunSpec(
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """How a run stands when the trouble begins. Times are seconds on any one clock; unknown is None.
+    """A run's state at the first incident. Times are seconds on any one clock; unknown is None.
 
     Attributes:
         attempt: the number of the attempt that fails first; its parameters are ``params``.
         history: what was decided before it, the oldest first.
-        checkpoints: the run's ledger; directory: where new ones appear, None where there are none.
+        checkpoints: the run's ledger; directory: where new ones appear, None if there are none.
         fails_at: the step that the attempt had reached; best_step_before: the furthest of the attempts before it.
         resumed_from, started_at: how and when it began; before: the attempts before it, oldest first.
         gpus: those it held; no other is free.
@@ -156,7 +156,7 @@ def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar])
 
 
 def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, progress: bool) -> Situation:
-    """How the run stands when the next attempt fails."""
+    """The run's state when the next attempt fails."""
     past = PastDecision(
         attempt=now.attempt,
         kind=kind,

@@ -16,7 +16,7 @@ SAYS = {
     "standard": "the same, and changes what makes a run fit: batch size, gradient checkpointing, workers, clipping",
     "aggressive": "longer ladders; also lowers the learning rate, and starts again after a reboot or an outside stop",
 }
-"""One line for each ready policy."""
+"""One line per built-in policy."""
 
 
 def action_words(action: PolicyAction) -> str:
@@ -56,15 +56,15 @@ def limit_lines(policy: Policy) -> list[str]:
 
 
 def _ending_lines(policy: Policy) -> list[str]:
-    """What ends a living attempt, what is only told, and what `hang_after` stands for."""
+    """The findings that end a live attempt, those that are only reported, and the meaning of `hang_after`."""
     ended = [f"  {kind}: {ENDS_ON[kind]}" for kind in ENDS_ON if kind in policy.ends_on]
-    told = [kind for kind in ENDS_ON if kind not in policy.ends_on]
+    reported = [kind for kind in ENDS_ON if kind not in policy.ends_on]
     seconds = policy.hang_after_seconds
     return [
         *(["ends an attempt that is alive (ends_on) for", *ended] if ended else []),
-        *([f"only tells of {', '.join(told)} while an attempt is alive (not in ends_on)"] if told else []),
+        *([f"only reports {', '.join(reported)} while an attempt is alive (not in ends_on)"] if reported else []),
         f"calls no silence of less than {duration(seconds)} a hang, {duration(seconds * EARLY_FACTOR)} in the first "
-        f"steps and {duration(seconds * START_FACTOR)} before them, whatever the history says (hang_after); "
+        f"steps and {duration(seconds * START_FACTOR)} before them, in any history (hang_after); "
         f"{duration(seconds * EVIDENT_SHARE)} will do where a rank is stopped or all wait for each other",
     ]
 

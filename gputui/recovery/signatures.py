@@ -22,7 +22,7 @@ from gputui.runs.logs import lines_of
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A text and the kind it stands for. The first of a table that matches wins.
+    """A text and the kind that it indicates. The first of a table that matches wins.
 
     Attributes:
         pattern: searched in ``Type: message`` (EXCEPTIONS) or matched from a line's start (LINES).
@@ -276,9 +276,9 @@ def match_exception(raised: Raised) -> Signature | None:
 
 
 def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
-    """The exception of a chain that tells most, and its signature, None where it is an unknown one.
+    """The exception of a chain that tells most, and its signature, None if it is an unknown one.
 
-    A known cause counts wherever it stands: what followed from it may be anything. A weak one counts only at the end:
+    A known cause counts anywhere: anything may follow from it. A weak one counts only at the end:
     programs try an import and go on without it.
     """
     matched = [(raised, match_exception(raised)) for raised in reversed(chain.raised)]

@@ -8,14 +8,18 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.history import Resumption, resumptions
+from gputui.runs.checkpoint_names import step_words
 from gputui.store import json_columns
+from gputui.store.attempts import Attempt, ended_seconds
+from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, TransitionView
+from gputui.store.runs import Run
 
-# Whose evidence the summary does not quote.
 _QUOTED = ("kernel", "launcher")
-# The actor of what nobody asked for.
+"""Witnesses whose evidence is quoted: an incident's summary does not."""
+
 AGENT = "agent"
+"""The actor of what no person asked for."""
 
 
 def tell(
@@ -29,11 +33,10 @@ def tell(
     costs: Mapping[int, Cost] | None = None,
     went_on: Mapping[int, Resumption] | None = None,
 ) -> list[str]:
-    """The story of a run: a paragraph per attempt, one before them and one for how it stands.
+    """The story of a run: its launch, a paragraph per attempt, and its state.
 
-    ``now`` in UTC unix seconds; ``costs`` by incident (see `gputui.recovery.cost`); ``went_on`` by attempt (see
-    `gputui.recovery.history`). Every paragraph is one line of
-    harmless text; wrapping is the caller's.
+    ``now`` is UTC unix seconds; ``costs`` are by incident (`gputui.recovery.cost`), ``went_on`` by attempt
+    (`gputui.recovery.history`). Every paragraph is one line of harmless text; wrapping is the caller's.
     """
     went_on = resumptions(attempts) if went_on is None else went_on
     of_attempt = {incident.attempt: incident for incident in incidents}
@@ -53,11 +56,11 @@ def tell(
             )
         )
         before = attempt
-    # What ended the run for good stands in its last attempt's paragraph.
+    # What ended the run for good is in its last attempt's paragraph.
     last = None if before is None else of_attempt.get(before.number)
     decision = None if last is None else decided.get(last.incident_id)
-    is_told = last is not None and (decision is None or decision.verdict != "retry")
-    paragraphs.append(_join(_standing(run, attempts, now, is_told=is_told), _all_costs(costs)))
+    is_explained = last is not None and (decision is None or decision.verdict != "retry")
+    paragraphs.append(_join(_state(run, attempts, now, is_explained=is_explained), _all_costs(costs)))
     return [clean(" ".join(paragraph.split())) for paragraph in paragraphs if paragraph]
 
 
@@ -112,10 +115,9 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     match went_on:
         case "beginning":
             return f"; it started from the beginning (step {attempt.first_step}) although {name} was given"
-        case "earlier":
-            return (
-                f"; it went on from step {attempt.first_step} although {name} (step {attempt.resumed_step}) was given"
-            )
+        case "earlier" if attempt.resumed_step is not None:
+            given = f"{name} ({step_words(name, attempt.resumed_step)})"
+            return f"; it went on from step {attempt.first_step} although {given} was given"
         case _:
             # An attempt without a step shows only what it was given.
             return f", resumed from {name}" if attempt.first_step is not None else f", given {name}"
@@ -142,8 +144,8 @@ def _met(incident: IncidentView, attempt: Attempt) -> str:
 def _evidence(incident: IncidentView) -> str:
     """How it is known, where the summary itself does not quote it."""
     lines = zip(incident.evidence, incident.witnesses, strict=False)
-    said = [str(line) for line, witness in lines if witness in _QUOTED]
-    return f"Evidence: {'; '.join(said[:2])}." if said else ""
+    quoted = [str(line) for line, witness in lines if witness in _QUOTED]
+    return f"Evidence: {'; '.join(quoted[:2])}." if quoted else ""
 
 
 def _stopped(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
@@ -184,17 +186,16 @@ def _all_costs(costs: Mapping[int, Cost] | None) -> str:
     return f"Its {together.incidents} incidents together cost {least}{in_words(together)}."
 
 
-def _standing(run: Run, attempts: Sequence[Attempt], now: float, *, is_told: bool) -> str:
-    """How it stands; ``is_told``: its reason is that of an incident or decision, which an attempt's
-    paragraph has."""
+def _state(run: Run, attempts: Sequence[Attempt], now: float, *, is_explained: bool) -> str:
+    """The run's state; ``is_explained``: an attempt's paragraph has the reason, an incident or a decision."""
     count = len(attempts)
     tries = f"{count} attempt" + ("" if count == 1 else "s")
     match run.state:
         case RunState.SUCCEEDED:
-            took = "" if run.ended_at is None else f" {duration(run.ended_at - run.created_at)} after its launch"
-            return f"The run succeeded{took}, with {tries}."
+            took = ended_seconds(attempts)
+            return f"The run succeeded with {tries}" + (f" that took {duration(took)}." if took else ".")
         case RunState.FAILED | RunState.STOPPED:
-            return f"The run {run.state} after {tries}{_because(None if is_told else run.told_reason)}."
+            return f"The run {run.state} after {tries}{_because(None if is_explained else run.told_reason)}."
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
         case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:

@@ -1,6 +1,6 @@
 """Python tracebacks found in log text. Pure.
 
-Only what stands where an interpreter writes it counts: at the start of a line (behind the prefixes that PyTorch and
+A message counts only where an interpreter writes it: at the start of a line (behind the prefixes that PyTorch and
 torchrun put there), after the header and its frames. A line that merely quotes an exception is none.
 """
 
@@ -20,7 +20,7 @@ MAX_FRAMES = 30
 _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
 _RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
-# The library rich draws a box around the frames; below it stands the exception as usual.
+# The library rich draws a box around the frames; the exception follows below it as usual.
 _BOX_HEADER = re.compile(r"^╭─+ Traceback \(most recent call last\) ─+╮")
 _BOX = ("│", "╰")
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S.*))?$')
@@ -239,7 +239,7 @@ def _exception(line: str) -> tuple[str, str]:
 
 
 def _linked(lines: list[_Line], header: int, end: int) -> bool:
-    """Whether between two tracebacks stands that the one follows from the other."""
+    """Whether the text between two tracebacks says that one follows from the other."""
     between = [line.text for line in lines[end:header] if line.text]
     return len(between) == 1 and between[0] in _LINKS
 

@@ -44,7 +44,7 @@ def is_wrapper_line(line: str) -> bool:
 
 
 def wrapped_code(text: str) -> int | None:
-    """How the innermost process ended whose end a wrapper reports: negative for a signal, None where none does."""
+    """How the innermost process ended whose end a wrapper reports: negative for a signal, None if none does."""
     for line in lines_of(text):
         if (match := _MAKE.match(line)) is not None:
             if match["code"] is not None:

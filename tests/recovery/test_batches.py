@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gputui.recovery.actions import AppliedAction, SkippedAction, shrink_batch
 from gputui.recovery.batches import Grain, Pair, fit, shrink
 from gputui.recovery.classify import Incident
+from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.machine_actions import Case, for_fewer_ranks
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.checkpoint_contents import has_same_content, steps_inside
 from gputui.recovery.checkpoint_ledger import FoundCheckpoint, Rows, StepSpan
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoint_words import checkpoints_sentence, checkpoints_shape
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.store.checkpoints import CheckpointRow, Neighbour
+from tests.texts import mentions
 
 SECOND = 10**9
 
@@ -81,6 +86,43 @@ def test_the_step_is_that_of_the_metrics_when_it_was_written() -> None:
     assert rows[0].step == 150
 
 
+def test_where_lines_are_read_after_the_file_was_written_its_name_or_content_tells_the_step() -> None:
+    """A line without a time has that at which it was read: at the file's own time only step 93 was known."""
+    attempts = [span(1, 100.0, 200.0)]
+
+    def step_of(name: str, *inside: int) -> int | None:
+        rows = ledger.entered(
+            (),
+            [found(name, 150.0)],
+            attempts,
+            now=1000.0,
+            step_at=lambda _, at: 93 if at <= 150.0 else 104,
+            steps_inside=lambda _: inside,
+        )
+        return rows[0].step
+
+    assert (step_of("step_100.pt"), step_of("step_5000.pt"), step_of("step_50.pt")) == (100, 93, 93)
+    assert (step_of("ckpt.pt"), step_of("ckpt.pt", 100, 7, 5000), step_of("ckpt.pt", 105)) == (93, 100, 105)
+    assert step_of("ckpt.pt", 92) == 93
+
+
+def test_the_steps_inside_a_checkpoint_are_read_without_loading_it(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "loaded"),)
+
+    states = {"state": {0: {"step": 300}}, "iter_num": 70_000, "epoch": 3, "best": Bomb()}
+    for protocol in (2, 4):
+        path = tmp_path / f"ckpt-{protocol}.pt"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("ckpt/data.pkl", pickle.dumps(states, protocol))
+            archive.writestr("ckpt/data/0", bytes(8))
+        assert steps_inside(path) == {300, 70_000}
+    (tmp_path / "other").write_bytes(b"PK\x03\x04 cut short")
+    assert steps_inside(tmp_path / "other") == steps_inside(tmp_path / "none") == frozenset()
+    assert not (tmp_path / "loaded").exists()
+
+
 def test_a_file_that_is_written_again_is_another_one() -> None:
     attempts = [span(1, 100.0, 200.0), span(2, 300.0, None, None)]
     rows = enter((), found("last.pt", 150.0), attempts=attempts[:1])
@@ -89,6 +131,75 @@ def test_a_file_that_is_written_again_is_another_one() -> None:
     rows = enter(rows, found("last.pt", 350.0), attempts=attempts)
     assert [(row.attempt, row.verdict) for row in rows] == [(2, "unexamined")]
     assert usable(rows, attempts) == ["last.pt"]
+
+
+def steps_of(*since: tuple[int, float, int]) -> ledger.StepAt:
+    """A step a second of each attempt: (its number, when it began, the step it began from)."""
+    begun = {number: (at, step) for number, at, step in since}
+
+    def step_at(number: int, at: float) -> int | None:
+        began, step = begun[number]
+        return None if at < began else step + int(at - began)
+
+    return step_at
+
+
+def test_what_was_struck_off_does_not_come_back_by_a_touch() -> None:
+    step_at = steps_of((1, 100.0, 0), (2, 200.0, 10))
+    first = [span(1, 100.0, 140.0, last=40)]
+    lying = [found("step_10.pt", 110.0), found("step_30.pt", 130.0)]
+    rows = ledger.entered((), lying, first, now=140.0, step_at=step_at)
+    rows = ledger.attempt_ended(rows, first, 1, "nan_loss", 20)
+    both = [*first, span(2, 200.0, base="/c/step_10.pt")]
+    rows = ledger.attempt_begins(rows, first, 2, "/c/step_10.pt")
+    touched = [lying[0], found("step_30.pt", 205.0)]
+    rows = ledger.entered(rows, touched, both, now=206.0, step_at=step_at)
+    assert usable(rows, both) == ["step_10.pt"] and "trouble" in whys(rows, both)["step_30.pt"]
+    # Once the attempt comes to that step it writes its own.
+    rows = ledger.entered(rows, [lying[0], found("step_30.pt", 220.0)], both, now=221.0, step_at=step_at)
+    assert usable(rows, both) == ["step_30.pt", "step_10.pt"]
+    assert [(row.attempt, row.step) for row in rows if row.name == "step_30.pt"] == [(2, 30)]
+
+
+def test_a_folder_whose_deletion_was_cut_short_is_not_the_newest() -> None:
+    step_at = steps_of((1, 100.0, 0))
+    attempts = [span(1, 100.0, last=33)]
+    lying = [found("checkpoint-10", 110.0, 50), found("checkpoint-30", 130.0, 50)]
+    rows = ledger.entered((), lying, attempts, now=131.0, step_at=step_at)
+    rows = ledger.entered(rows, [found("checkpoint-10", 133.0, 20), lying[1]], attempts, now=134.0, step_at=step_at)
+    assert usable(rows, attempts) == ["checkpoint-30"] and "step 33" in whys(rows, attempts)["checkpoint-10"]
+
+
+def test_a_copy_of_what_was_there_before_the_restart_is_not_of_the_new_training(tmp_path: Path) -> None:
+    last, copy, own = tmp_path / "last.pt", tmp_path / "last_prev.pt", tmp_path / "first.pt"
+    for path, text in ((last, "old"), (copy, "old"), (own, "new")):
+        path.write_text(text)
+    lying = [FoundCheckpoint(str(path), at * SECOND, 3) for path, at in ((last, 130), (copy, 201), (own, 202))]
+    first = [span(1, 100.0, 140.0, last=40)]
+    both = [*first, span(2, 200.0, last=5)]
+    step_at = steps_of((1, 100.0, 0), (2, 205.0, 0))
+    rows = ledger.entered((), lying[:1], first, now=140.0, step_at=step_at)
+
+    def same(one: str, other: str) -> bool:
+        return has_same_content(Path(one), Path(other))
+
+    rows = ledger.entered(rows, lying, both, now=210.0, step_at=step_at, has_same_content=same)
+    assert usable(rows, both) == ["first.pt"] and "copy of last.pt" in whys(rows, both)["last_prev.pt"]
+
+
+def test_names_that_count_samples_are_not_struck_off_with_later_steps() -> None:
+    attempts = [span(1, 100.0, 140.0, last=40)]
+    lying = [found("ckpt_6400.pt", 110.0), found("ckpt_12800.pt", 120.0), found("ckpt_25600.pt", 140.0)]
+    rows = ledger.entered((), lying, attempts, now=140.0, step_at=steps_of((1, 100.0, 0)))
+    rows = ledger.attempt_ended(rows, attempts, 1, "nan_loss", 40)
+    assert usable(rows, attempts) == ["ckpt_12800.pt", "ckpt_6400.pt"]
+
+
+def test_the_clock_of_a_file_server_may_be_ahead_at_the_end() -> None:
+    attempts = [span(1, 100.0, 140.0)]
+    assert usable(enter((), found("step_30.pt", 155.0), attempts=attempts, now=141.0), attempts) == ["step_30.pt"]
+    # Long after the end it may be of anybody.
+    assert usable(enter((), found("step_30.pt", 955.0), attempts=attempts, now=941.0), attempts) == []
 
 
 def test_two_runs_that_live_at_once_cannot_share_a_folder() -> None:
@@ -149,7 +260,7 @@ def test_a_restart_from_the_start_leaves_what_was() -> None:
     attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0)]
     rows = enter((), found("step_100.pt", 190.0), attempts=attempts)
     assert usable(rows, attempts) == []
-    assert "attempt 2 began from the start" in whys(rows, attempts)["step_100.pt"]
+    assert mentions(whys(rows, attempts)["step_100.pt"], "attempt 2", "start")
 
 
 def test_another_runs_checkpoints_in_a_fixed_folder_are_not_taken() -> None:
@@ -181,10 +292,9 @@ def test_a_person_resumes_from_where_a_rollback_went_back_to() -> None:
     rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/step_20.pt")
     rows = enter(rows, *lying, found("step_60.pt", 350.0), attempts=attempts)
     assert usable(rows, attempts) == ["step_60.pt", "step_20.pt"]
-    assert whys(rows, attempts) == {
-        "step_90.pt": "was written after the trouble began at step 70",
-        "step_40.pt": "was left by a rollback",
-    }
+    refused = whys(rows, attempts)
+    assert refused.keys() == {"step_90.pt", "step_40.pt"}
+    assert mentions(refused["step_90.pt"], "after", "step 70") and mentions(refused["step_40.pt"], "rollback")
 
 
 def test_numbers_in_names_order_nothing_and_contradictions_are_told() -> None:
@@ -206,7 +316,7 @@ def test_a_checkpoint_from_which_no_step_was_made_is_passed_over() -> None:
     rows = ledger.attempt_begins(rows, attempts[:1], 2, "/c/checkpoint-40")
     rows = ledger.attempt_ended(rows, attempts, 2, "user_exception", None)
     assert usable(rows, attempts) == ["checkpoint-30", "checkpoint-40"]
-    assert "ended before its first step" in whys(rows, attempts)["checkpoint-40"]
+    assert mentions(whys(rows, attempts)["checkpoint-40"], "before its first step")
     # Once an attempt went on from the one before, it is left for good.
     rows = ledger.attempt_begins(rows, attempts, 3, "/c/checkpoint-30")
     attempts.append(span(3, 500.0, 600.0, "/c/checkpoint-30", last=35))
@@ -357,7 +467,7 @@ def test_it_is_told_what_is_passed_over_and_why() -> None:
     attempts = [span(1, 100.0, 200.0), span(2, 300.0, 400.0)]
     rows = enter((), found("step_100.pt", 190.0), found("step_20.pt", 350.0), attempts=attempts)
     said = checkpoints_sentence(rows, attempts)
-    assert "step_20.pt (step 20, attempt 2)" in said and "step_100.pt is of the training that was left" in said
+    assert mentions(said, "step_20.pt (step 20, attempt 2)") and mentions(said, "step_100.pt", "left")
     newest, older = checkpoints_shape(rows, attempts)
     assert (newest["path"], newest["attempt"], newest["refused"]) == ("/c/step_20.pt", 2, None)
     assert older["refused"] and older["verdict"] == "unexamined"

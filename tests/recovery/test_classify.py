@@ -22,7 +22,7 @@ from gputui.recovery.evidence import (
     collect,
 )
 from gputui.recovery.kinds import KINDS
-from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
+from tests.recovery.attempts import PEER_LOST, Case, lay_out, process_ended, rank_failed, report, traceback
 
 
 def error_file(message: str, at: int, callstack: str = "") -> str:
@@ -445,3 +445,24 @@ def test_a_script_that_ends_itself_with_its_ranks_is_not_the_one_that_was_killed
     record = ExitRecord.from_json({"signal": 9, "pid": 70, "killed_ranks": killed})
     incident = classify(collect(tmp_path, exit=record, ended_at=None, launcher="python"))
     assert (incident.kind, incident.rank) == ("killed", 2)
+
+
+RAISED = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/a.py", line 3\n[rank1]: KeyError: 3\n'
+NODES = {
+    "attempt.json": '{"asks": {"ranks": 1}}',
+    "nodes/0/output.log": report({0: 1}, root=0),
+    "nodes/0/ranks/a-1.1_x/attempt_0/0/stderr.log": PEER_LOST.format(rank=0),
+    "nodes/1/output.log": report({1: 1}, root=1),
+    "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": RAISED,
+}
+
+
+def test_launchers_of_several_nodes_each_report_their_own_ranks(tmp_path: Path) -> None:
+    """Their stamps are of one second, so that only the ranks' own messages tell which was first."""
+    case = Case("nodes", "", None, 4, "torchrun", {"code": 1}, NODES)
+    incident = classify(case.evidence(tmp_path / "one"))
+    assert (incident.kind, incident.rank) == ("user_exception", 1)
+    # No rank left early where the report of another node names it.
+    lost = {**NODES, "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": PEER_LOST.format(rank=1)}
+    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "two"))
+    assert (incident.kind, incident.rank) == ("peer_lost", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputui.recovery.cost import Cost, costs, in_words, total
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 from tests.recovery.test_history import attempt, decision, incident
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gputui.recovery.decide import PastDecision
 from gputui.recovery.history import past_decisions, person_started_at, progress_of
-from gputui.recovery.policy import PastDecision
+from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.runs import Attempt, DecisionView, IncidentView, TransitionView
+from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 
 
 def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:

@@ -48,7 +48,7 @@ _held = operator.attrgetter("held_bytes")
 
 
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
-    """The leak that samples of one attempt, in their order, show; None where there is none that matters."""
+    """The leak that samples of one attempt, in their order, show; None if there is none that matters."""
     while True:
         leak = _steady(samples)
         half = samples[len(samples) // 2 :]

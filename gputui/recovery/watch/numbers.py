@@ -1,4 +1,4 @@
-"""Numbers that go wrong while a run goes on: a loss that is no number, one that jumped, gradients that explode, a rank
+"""Numbers that go wrong in a live run: a loss that is no number, one that jumped, gradients that explode, a rank
 that is slower than the others. Each detector is fed line by line and speaks once. Pure."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Levels:
 class Spike:
     """A value that rose far above its recent course and stays there. Most jumps end by themselves: one counts only when
     it lasts ``persistence`` lines. It must exceed the median ``times`` over, and by SPIKE_DEVIATIONS, and lie above
-    every level that the run has had since its first tenth: a learning rate that starts anew brings the loss back to
+    every level that the run has had since its first tenth: a learning rate that restarts brings the loss back to
     where it was."""
 
     kind: str
@@ -148,13 +148,13 @@ def gradient_spike() -> Spike:
 class Straggler:
     """A rank that needs much longer for its own part of a step (step_time less comm_time) than the others.
 
-    A window is over when every rank has told its times anew; of what a rank told several times in it the median counts.
+    A window is complete when each rank has reported its times again; the median of a rank's reports counts.
     How much longer than the others' median a rank took is summed up over its windows, in units of its own noise and
     less the limit, and never below zero (Page's cumulative sum, 1954): the more the work of ranks differs from step to
     step, as with samples of different lengths, the longer it takes to be sure.
     """
 
-    told: dict[int, list[float]] = field(default_factory=dict)
+    reported: dict[int, list[float]] = field(default_factory=dict)
     ranks: dict[int, _Ratios] = field(default_factory=dict)
 
     def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Anomaly | None:
@@ -162,11 +162,11 @@ class Straggler:
         step_time, comm_time = values.get("step_time"), values.get("comm_time")
         if size < 2 or step_time is None or comm_time is None or not math.isfinite(step_time - comm_time):
             return None
-        self.told.setdefault(rank, []).append(max(step_time - comm_time, 0.0))
-        if len(self.told) < size:
+        self.reported.setdefault(rank, []).append(max(step_time - comm_time, 0.0))
+        if len(self.reported) < size:
             return None
-        own = {number: statistics.median(times) for number, times in self.told.items()}
-        self.told = {}
+        own = {number: statistics.median(times) for number, times in self.reported.items()}
+        self.reported = {}
         found = None
         for number, seconds in own.items():
             others = statistics.median(time for other, time in own.items() if other != number)

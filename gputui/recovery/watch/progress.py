@@ -32,7 +32,7 @@ _LAST_EVENTS = frozenset({"end", "stop"})
 
 @dataclass(frozen=True, slots=True)
 class ProgressLine:
-    """What one metrics line says of progress. ``at`` is in UTC unix seconds, None where the line tells no time."""
+    """What one metrics line says of progress. ``at`` is in UTC unix seconds, None if the line tells no time."""
 
     step: int | None
     at: float | None
@@ -41,7 +41,7 @@ class ProgressLine:
 
 @dataclass(slots=True)
 class StepPace:
-    """What one run's history explains; None where there is none. Attempts are added in their order."""
+    """What one run's history explains; None if there is none. Attempts are added in their order."""
 
     longest_start: float | None = None
     longest_early: float | None = None
@@ -61,7 +61,7 @@ class StepPace:
 
 
 @dataclass(slots=True)
-class Course:
+class StepProgress:
     """One attempt's progress as its lines tell it. ``phase`` is where it is now."""
 
     pace: StepPace
@@ -73,7 +73,7 @@ class Course:
     def add(self, lines: Iterable[ProgressLine], at_most: float = LONGEST_GAP_SECONDS) -> bool:
         """Take the next lines. True when one of them is progress: another step than before, or an event. Lines of a
         side thread that repeat a step are none. ``at_most`` is the longest silence that can lie before or between
-        them, whatever their clock says."""
+        them, independent of their clock."""
         moved = False
         for line in lines:
             if line.event is None and (line.step is None or line.step == self.step):
@@ -138,8 +138,8 @@ def allowed_seconds(pace: StepPace, phase: Phase, hang_after: float) -> float:
     return max(floor, HISTORY_FACTOR * seen)
 
 
-def silence(course: Course, seconds: float, hang_after: float) -> ProgressSilence:
-    """How an attempt's silence of so many seconds stands."""
+def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
+    """The state of an attempt's silence of so many seconds."""
     phase = course.phase
     evident = max(hang_after * EVIDENT_SHARE, (course.pace.longest_gap or 0.0) * IDLE_SHARE)
     allowed = allowed_seconds(course.pace, phase, hang_after)

@@ -20,7 +20,7 @@ STOPPED_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a silence is. ``hang`` and ``rank_left_early`` call for an end; ``slow`` and ``paused`` are only told.
+    """What a silence is. ``hang`` and ``rank_left_early`` call for an end; ``slow`` and ``paused`` are only reported.
     ``for_seconds``: for so long it must be seen, where history explains the silence so far."""
 
     kind: Literal["hang", "rank_left_early", "slow", "paused"]
@@ -47,7 +47,7 @@ def judge(
 
     ``ranks`` is what each rank does; a run that is one process has the rank None. ``launcher_stopped``: whoever
     started the ranks is stopped too. ``meets``: the run has written metrics before, or its ranks wait for each other,
-    so that doing nothing is known to be wrong; a program that may be meant to wait is only told. ``alone_seconds``:
+    so that doing nothing is known to be wrong; a program that may be meant to wait is only reported. ``alone_seconds``:
     since several ranks were last seen at work in this silence, if ever. ``is_closed``: no rank has a connection beyond
     this machine that it could wait for. ``is_patient``: ranks that wait get all the time that history explains.
     """
@@ -59,20 +59,20 @@ def judge(
             return None
         verdict = _evident(silence, ranks, stopped, silence.evident_seconds, is_closed)
         return None if verdict is not None and verdict.rank is None and is_patient else verdict
-    said = _said(silence)
+    quiet = _quiet(silence)
     if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
-        return Verdict("paused", None, f"all of it is stopped by a signal, {said}")
+        return Verdict("paused", None, f"all of it is stopped by a signal, {quiet}")
     busy = [rank for rank, what in ranks.items() if not what.is_stuck]
     if not busy:
         if not meets:
-            return Verdict("slow", None, f"it neither computes nor reads or writes, {said}")
-        return _hang(ranks, stopped, said)
+            return Verdict("slow", None, f"it neither computes nor reads or writes, {quiet}")
+        return _hang(ranks, stopped, quiet)
     if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
         if min(silence.seconds, alone_seconds) > longest:
-            return Verdict("hang", busy[0], f"it computes while all others wait for it, {said}")
+            return Verdict("hang", busy[0], f"it computes while all others wait for it, {quiet}")
     name = "it" if busy[0] is None else f"rank {busy[0]}"
-    return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{said}; {name} {ranks[busy[0]]}")
+    return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{quiet}; {name} {ranks[busy[0]]}")
 
 
 def _evident(
@@ -82,29 +82,29 @@ def _evident(
     for_seconds: float,
     is_closed: bool,
 ) -> Verdict | None:
-    """What is told by the ranks alone: one that is stopped while its launcher is not, or ranks of which each waits for
+    """The verdict from the ranks alone: one that is stopped while its launcher is not, or ranks of which each waits for
     another one, as nothing else is left that could wake them."""
-    said = f"nothing new for {units.duration(silence.seconds)}"
+    quiet = f"nothing new for {units.duration(silence.seconds)}"
     if stopped and len(stopped) < len(ranks):
-        return replace(_hang(ranks, stopped, said), for_seconds=STOPPED_SECONDS)
+        return replace(_hang(ranks, stopped, quiet), for_seconds=STOPPED_SECONDS)
     is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
     if all(what.is_stuck for what in ranks.values()) and not stopped and (is_closed or is_spinning):
-        return replace(_hang(ranks, stopped, said), for_seconds=for_seconds)
+        return replace(_hang(ranks, stopped, quiet), for_seconds=for_seconds)
     return None
 
 
-def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], said: str) -> Verdict:
+def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], quiet: str) -> Verdict:
     if stopped:
-        return Verdict("hang", stopped[0], f"stopped by a signal (SIGSTOP), {said}")
+        return Verdict("hang", stopped[0], f"stopped by a signal (SIGSTOP), {quiet}")
     gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
     if gone and len(gone) < len(ranks):
-        return Verdict("rank_left_early", gone[0], f"the others wait for it, {said}")
+        return Verdict("rank_left_early", gone[0], f"the others wait for it, {quiet}")
     if len(ranks) == 1:
-        return Verdict("hang", None, f"it neither computes nor reads or writes, {said}")
-    return Verdict("hang", None, f"no rank computes, reads or writes, {said}")
+        return Verdict("hang", None, f"it neither computes nor reads or writes, {quiet}")
+    return Verdict("hang", None, f"no rank computes, reads or writes, {quiet}")
 
 
-def _said(silence: ProgressSilence) -> str:
+def _quiet(silence: ProgressSilence) -> str:
     what = "no first step" if silence.phase == "start" else "nothing new"
     explained = units.duration(silence.allowed_seconds)
     return f"{what} for {units.duration(silence.seconds)} where its history explains {explained}"

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
-from gputui.recovery.watch.progress import Course, ProgressLine, ProgressSilence, StepPace, allowed_seconds, silence
+from gputui.recovery.watch.progress import (
+    ProgressLine,
+    ProgressSilence,
+    StepPace,
+    StepProgress,
+    allowed_seconds,
+    silence,
+)
 from gputui.recovery.watch.verdict import judge
 from gputui.runs.process_readings import ProcessReading
 
@@ -15,13 +22,13 @@ OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
-def course(*gaps: float, pace: StepPace | None = None) -> Course:
+def course(*gaps: float, pace: StepPace | None = None) -> StepProgress:
     """An attempt whose steps came with these gaps between them."""
     at, lines = 0.0, [ProgressLine(0, 0.0)]
     for step, gap in enumerate(gaps, 1):
         at += gap
         lines.append(ProgressLine(step, at))
-    made = Course(pace or StepPace())
+    made = StepProgress(pace or StepPace())
     made.add(lines)
     return made
 
@@ -44,7 +51,7 @@ def test_a_silence_is_explained_by_the_longest_that_ended_well() -> None:
 def test_slow_first_steps_explain_first_steps_only() -> None:
     compiled = course(200.0, *[0.1] * 20)
     assert silence(compiled, 61.0, 60).is_overdue
-    again = Course(compiled.pace)
+    again = StepProgress(compiled.pace)
     again.add([ProgressLine(21, 1000.0)])
     assert again.phase == "first steps" and not silence(again, 500.0, 60).is_overdue
 

@@ -19,13 +19,14 @@ from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.machine_actions import Case, MachineContext
 from gputui.recovery.policies import Policy, Rung
-from gputui.recovery.resume import ResumePoint, resume_points
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
 
+# Of checkpoints that cannot be resumed from.
+MOST_SHOWN = 3
 # A run without metrics that lived this long is past its set-up.
 SETTLED_SECONDS = 60.0
-# How a script ends that refuses its parameters; whatever else happens at a start has other reasons.
+# How a script ends that refuses its parameters; other ends at a start have other causes.
 REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
 SHRINK = "shrink_batch"
 EXCLUDE = "exclude_gpu"
@@ -116,6 +117,64 @@ class RecoveryPlan:
         return [action.to_json() for action in self.actions]
 
 
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The checkpoints that may be resumed from, the best first, and why others are not among them.
+
+    ``configured`` says whether the profile names checkpoints at all.
+    """
+
+    usable: tuple[CheckpointInfo, ...]
+    rejected: tuple[SkippedAction, ...]
+    configured: bool
+
+    def path(self, back: int) -> str | None:
+        """The checkpoint ``back`` places before the best, None if there is none: the beginning."""
+        return str(self.usable[back].path) if back < len(self.usable) else None
+
+    def rollback(self, count: int) -> tuple[Result, int]:
+        """Going back ``count`` checkpoints further than the best, or as far as there are any that are older."""
+        if not self.configured:
+            return SkippedAction("rollback", "the profile names no checkpoints"), 0
+        older = [place for place in range(1, len(self.usable)) if self._is_older(place)]
+        if not older:
+            return SkippedAction("rollback", "there is no older valid checkpoint"), 0
+        back = min(count, len(older))
+        steps = "one checkpoint" if back == 1 else f"{back} checkpoints"
+        return AppliedAction("rollback", f"went back {steps} before the newest usable one"), older[back - 1]
+
+    def _is_older(self, place: int) -> bool:
+        best, other = self.usable[0].modified_at, self.usable[place].modified_at
+        return best is None or other is None or other <= best
+
+    def describe(self, back: int) -> str:
+        """Where the next attempt begins, as the end of a sentence."""
+        if back < len(self.usable):
+            return f"resuming from {self.usable[back].path.name}"
+        if not self.configured:
+            return "starting from the beginning because the profile names no checkpoints"
+        return "starting from the beginning because there is no valid checkpoint"
+
+
+def resume_points(checkpoints: Sequence[CheckpointInfo], spec: RunSpec) -> ResumePoint:
+    """``checkpoints`` as `gputui.recovery.checkpoint_search.choose` gives them: the usable ones in the order in which
+    they may be taken, and those that are passed over, with the reason."""
+    usable = tuple(info for info in checkpoints if info.valid)
+    rejected = [
+        SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in checkpoints if not info.valid
+    ]
+    return ResumePoint(usable, _summed_up(rejected), spec.checkpoints is not None)
+
+
+def _summed_up(rejected: Sequence[SkippedAction]) -> tuple[SkippedAction, ...]:
+    """A folder may hold thousands of unusable files; the reason of each would be noise."""
+    shown, rest = tuple(rejected[:MOST_SHOWN]), rejected[MOST_SHOWN:]
+    if not rest:
+        return shown
+    noun = "one more" if len(rest) == 1 else f"{len(rest)} more"
+    return (*shown, SkippedAction(f"resuming from {noun}", "of the last one, " + rest[-1].why))
+
+
 def chance_of(run_id: str, attempt: int) -> float:
     """A number in [0, 1) that looks like chance and is always the same for one attempt of one run."""
     digest = hashlib.sha256(f"{run_id}\n{attempt}".encode()).digest()
@@ -174,7 +233,7 @@ def decide(
         return stop(
             "unreadable",
             f"its checkpoints cannot be read now ({unreadable}), and the beginning would lose what they hold; "
-            f"gputui resume {run_id} when they can",
+            f"gputui resume {run_id} when they can, gputui restart {run_id} without them",
         )
     points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
@@ -315,7 +374,7 @@ def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
 
 def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
     """How many attempts in a row, this one included, ended without getting further. One that began with other
-    parameters begins the count anew: it was no repetition."""
+    parameters restarts the count: it was no repetition."""
     if progress.made:
         return 0
     count = 1

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from gputui.recovery.action_results import SkippedAction
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
+from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, chance_of, decide
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, STOP, Backoff, Policy, policy_from
-from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, chance_of, decide
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
+from tests.texts import mentions
 
 PARAMS: dict[str, Scalar] = {
     "batch_size": 16,
@@ -91,10 +92,7 @@ def test_out_of_memory_first_shrinks_the_batch() -> None:
     assert plan.params == {**PARAMS, **plan.changed}
     assert plan.resume_from == "/c/step_00000040.pt"
     assert plan.delay_seconds == 0.0
-    assert plan.reason == (
-        "lowered batch_size 16 → 12 and raised grad_accum 3 → 4, so that the effective batch stays 48 per rank, "
-        "resuming from step_00000040.pt"
-    )
+    assert mentions(plan.reason, "batch_size 16 → 12", "grad_accum 3 → 4", "48 per rank", "step_00000040.pt")
 
 
 def test_then_checkpoints_gradients_then_stops() -> None:
@@ -271,7 +269,7 @@ def test_a_wait_is_told_before_what_it_is_for() -> None:
 def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:
     plan = plan_for(checkpoints=[checkpoint(60, False, "is empty")])
     assert plan.resume_from is None
-    assert "there is no valid checkpoint" in plan.reason
+    assert plan.resume_from is None and mentions(plan.reason, "no valid checkpoint")
     unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
     assert unnamed.resume_from is None and "names no checkpoints" in unnamed.reason
 
